@@ -1,0 +1,181 @@
+"""Exceptions that hetero raises, and the exit codes that its commands return.
+
+    HeteroError
+    |- ConfigError (also ValueError)        |- DataPlaneError
+    |- ClusterError                         |  |- EndpointUnavailableError
+    |- ChildFailedError                     |  |- BatchTimeoutError (also TimeoutError)
+    |- ShutdownError                        |  |- ProtocolError
+    `- DatasetError                         |  `- AuthenticationError
+
+Each takes one record: a message, or a frozen dataclass whose ``str`` is the
+message. One argument is what makes an exception survive the trip between
+processes (`copyreg` rebuilds it from ``args``).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = [
+    "AuthenticationError",
+    "BatchTimeoutError",
+    "ChildFailedError",
+    "ChildFailure",
+    "ClusterError",
+    "ConfigError",
+    "DataPlaneError",
+    "DatasetError",
+    "EndpointUnavailableError",
+    "ExitCode",
+    "HeteroError",
+    "ProtocolError",
+    "SampleFailure",
+    "ShutdownError",
+]
+
+
+class ExitCode(enum.IntEnum):
+    """Exit status of every hetero command; 128 + N means ended by signal N."""
+
+    help_text: str
+
+    def __new__(cls, value: int, help_text: str) -> ExitCode:
+        """Attach the sentence that documentation and ``hetero --help`` show."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.help_text = help_text
+        return member
+
+    OK = 0, "The job finished."
+    USAGE = 2, "The command line or a configuration value is wrong."
+    CLUSTER = 10, "The description of the cluster is missing, malformed or ambiguous."
+    DISAGREEMENT = 11, "Hosts disagree about version, script or data set."
+    DATA_HOSTS_MISSING = 20, "Data hosts could not be reached before the start timeout."
+    TRAINER_HOSTS_MISSING = 21, "Trainer hosts never came."
+    AUTHENTICATION = 22, "A token is missing, unreadable or wrong."
+    PORT = 23, "A port is taken or an address cannot be bound."
+    RESOURCES = 24, "Descriptors, memory or disk do not suffice."
+    SCRIPT_FAILED = 30, "The training script failed."
+    DATA_PLANE_LOST = 31, "Every endpoint was lost for longer than the data timeout."
+    ORPHANED = 32, "The trainer hosts fell silent."
+    DATASET_FAILED = 34, "The data set's code failed on a data host."
+    CORRUPTION = 35, "A batch arrived damaged three times."
+    INTERNAL = 40, "An error inside hetero; please report it."
+    SHUTDOWN_OVERRAN = 41, "Processes did not end within their grace."
+
+
+class HeteroError(Exception):
+    """Base of everything that hetero raises on purpose.
+
+    Args:
+        record: What happened, as a message or as a dataclass with ``__str__``.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+    def __init__(self, record: object) -> None:
+        super().__init__(record)
+        self.record = record
+
+    def __str__(self) -> str:
+        return str(self.record)
+
+
+class ConfigError(HeteroError, ValueError):
+    """A value that the user wrote is unknown, malformed or out of range."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ClusterError(HeteroError):
+    """The description of the cluster is missing, malformed or ambiguous."""
+
+    exit_code = ExitCode.CLUSTER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildFailure:
+    """How a child process ended."""
+
+    name: str
+    """What the child is, for example ``rank 1``."""
+    exit_status: int
+    """As `subprocess` gives it: negative for a signal."""
+    explanation: str
+    """One line: what this status means."""
+    last_lines: tuple[str, ...] = ()
+    """The end of its output."""
+
+    def __str__(self) -> str:
+        tail = "".join(f"\n    {line}" for line in self.last_lines)
+        return f"{self.name} {self.explanation}{tail}"
+
+
+class ChildFailedError(HeteroError):
+    """A process that the launcher started failed; carries a `ChildFailure`."""
+
+    exit_code = ExitCode.SCRIPT_FAILED
+
+
+class ShutdownError(HeteroError):
+    """Processes did not end within the grace that they were given."""
+
+    exit_code = ExitCode.SHUTDOWN_OVERRAN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFailure:
+    """An exception in the user's data set code, as it looked where it happened."""
+
+    dataset: str
+    """The registered name."""
+    host: str
+    """Host and endpoint, for example ``algo-2/0``; ``local`` in the trainer."""
+    stage: str
+    """``build``, ``describe``, ``sample``, ``collate``, ``encode`` or ``purity``."""
+    sample_index: str
+    """The index that was asked for; empty if the failure has none."""
+    exception: str
+    """Type and message of the original exception."""
+    traceback: str
+    """The formatted remote traceback."""
+
+    def __str__(self) -> str:
+        where = f" at sample {self.sample_index}" if self.sample_index else ""
+        head = f"data set {self.dataset!r} failed on {self.host} in {self.stage}{where}"
+        trace = "".join(f"\n    {line}" for line in self.traceback.rstrip().splitlines())
+        return f"{head}: {self.exception}{trace}"
+
+
+class DatasetError(HeteroError):
+    """The user's data set code raised; carries a `SampleFailure`."""
+
+    exit_code = ExitCode.DATASET_FAILED
+
+
+class DataPlaneError(HeteroError):
+    """Batches cannot be had."""
+
+    exit_code = ExitCode.DATA_PLANE_LOST
+
+
+class EndpointUnavailableError(DataPlaneError):
+    """No endpoint could be reached for the data timeout."""
+
+
+class BatchTimeoutError(DataPlaneError, TimeoutError):
+    """A batch did not arrive within its bound although endpoints are there."""
+
+
+class ProtocolError(DataPlaneError):
+    """Bytes from the network break the protocol: version, shape, dtype or limit."""
+
+    exit_code = ExitCode.CORRUPTION
+
+
+class AuthenticationError(DataPlaneError):
+    """A token is missing, unreadable or wrong."""
+
+    exit_code = ExitCode.AUTHENTICATION
