@@ -1,0 +1,339 @@
+"""CPU, memory, network and GPU use of a host, sampled by a thread.
+
+Scope ``host`` is the whole machine. Scope ``tree`` is one process and its
+descendants: simulated hosts share a machine, and each has one launcher at the
+root of all its processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from hetero.errors import ConfigError
+from hetero.metrics.records import decode, encode, limits
+
+__all__ = ["SCOPES", "GpuReading", "HostReading", "HostSampler", "HostUsage"]
+
+logger = logging.getLogger(__name__)
+
+SCOPES = ("host", "tree")
+_MAX_CPU_PERCENT = 1e7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUsage:
+    """What a host used while it was sampled. What could not be read is None."""
+
+    host: str
+    """Host name in the cluster, for example ``algo-1``."""
+    scope: str = field(metadata=limits(choices=SCOPES))
+    """``host``: the whole machine; ``tree``: one process and its descendants."""
+    duration_s: float
+    """Seconds between the first and the last reading."""
+    num_readings: int
+    """Readings taken, the first included."""
+    num_cpus: int = field(metadata=limits(minimum=1, maximum=1e6))
+    """Logical CPUs of the machine (not of the instance type that it may stand for)."""
+    cpu_seconds: float
+    """CPU time used."""
+    cpu_percent_mean: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
+    """100 is one logical CPU, as in CloudWatch: a full host of 8 shows 800."""
+    cpu_percent_peak: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
+    """Highest value over one interval between readings."""
+    memory_basis: str = field(metadata=limits(choices=("used", "rss")))
+    """``used``: total - available; ``rss``: sum over processes, in which shared pages count once per process."""
+    memory_mean_bytes: float
+    memory_peak_bytes: int
+    memory_total_bytes: int
+    network_sent_bytes: int | None
+    """All interfaces but loopback; None in scope ``tree`` (Linux counts per interface, not per process)."""
+    network_received_bytes: int | None
+    num_gpus: int = field(default=0, metadata=limits(maximum=1024))
+    """GPUs that NVML shows; 0 also where pynvml is not installed."""
+    gpu_name: str | None = None
+    gpu_percent_mean: float | None = field(default=None, metadata=limits(maximum=100))
+    """Mean over GPUs and readings of NVML's utilisation (time with any kernel running); the whole machine's."""
+    gpu_percent_peak: float | None = field(default=None, metadata=limits(maximum=100))
+    gpu_memory_peak_bytes: int | None = None
+    """Highest sum over the GPUs."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the usage as JSON values."""
+        result: dict[str, object] = encode(self)
+        return result
+
+    @classmethod
+    def from_json(cls, value: object, *, path: str = "") -> HostUsage:
+        """Read a usage from parsed JSON.
+
+        Raises:
+            ConfigError: If a key is unknown or missing or a value is out of range.
+        """
+        return decode(cls, value, path=path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """One look at the GPUs of the machine."""
+
+    name: str
+    percents: tuple[float, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReading:
+    """One look at the counters; CPU and network values are totals since some fixed past."""
+
+    cpu_total_s: float
+    memory_bytes: int
+    network_sent_bytes: int | None = None
+    network_received_bytes: int | None = None
+    gpus: GpuReading | None = None
+
+
+class HostSampler:
+    """Sample the resources of a host until stopped. A context manager; `stop` is idempotent.
+
+    Args:
+        host: Host name in the cluster.
+        scope: ``host`` or ``tree``.
+        pid: Root of the tree; default this process. Ignored in scope ``host``.
+        interval_s: Seconds between readings, in [0.05, 600].
+        read: Takes a reading; default psutil and, where `pynvml` is installed, NVML.
+        clock: Monotonic clock in seconds.
+
+    Raises:
+        ConfigError: If ``scope`` or ``interval_s`` is out of range.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        scope: str = "host",
+        pid: int | None = None,
+        interval_s: float = 1.0,
+        read: Callable[[], HostReading] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if scope not in SCOPES:
+            raise ConfigError(f"scope is {scope!r}; it must be one of {', '.join(SCOPES)}")
+        if not 0.05 <= interval_s <= 600:
+            raise ConfigError(f"interval_s is {interval_s}; it must be in [0.05, 600] seconds")
+        self.host = host
+        self.scope = scope
+        self._interval_s = interval_s
+        self._clock = clock
+        self._gpus = _Gpus() if read is None else None
+        self._read = read or _reader(scope, pid or os.getpid(), self._gpus)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._totals = _Totals()
+
+    def start(self) -> HostSampler:
+        """Take the first reading and begin sampling; returns self."""
+        assert self._thread is None, "a HostSampler starts once"
+        self.sample()
+        self._thread = threading.Thread(target=self._run, name=f"hetero-usage-{self.host}", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self, timeout_s: float = 5.0) -> HostUsage:
+        """Take a last reading and end the thread; at most ``timeout_s``. Idempotent."""
+        if not self._wake.is_set():
+            self._wake.set()
+            if self._thread is not None:
+                self._thread.join(timeout_s)
+            self.sample()
+            if self._gpus is not None:
+                self._gpus.close()
+        return self.usage()
+
+    def sample(self) -> None:
+        """Take one reading now. Thread-safe; a source that fails is skipped."""
+        with self._lock:
+            try:
+                reading = self._read()
+            except (psutil.Error, OSError) as error:  # The tree's root may be gone already.
+                logger.debug("no reading of %s: %s", self.host, error)
+                return
+            self._totals.add(reading, self._clock(), self._interval_s / 4)
+
+    def usage(self) -> HostUsage:
+        """Return what was used so far. Thread-safe."""
+        with self._lock:
+            return self._totals.usage(self.host, self.scope)
+
+    def __enter__(self) -> HostSampler:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._wake.wait(self._interval_s):
+            self.sample()
+
+
+class _Totals:
+    """Sums and peaks over readings; no clock, no I/O."""
+
+    def __init__(self) -> None:
+        self._first: HostReading | None = None
+        self._last: HostReading | None = None
+        self._first_at = self._last_at = 0.0
+        self._num_readings = 0
+        self._cpu_s = 0.0
+        self._cpu_peak: float | None = None
+        self._memory_sum = 0
+        self._memory_peak = 0
+        self._gpu_sum = 0.0
+        self._gpu_readings = 0
+        self._gpu_peak: float | None = None
+        self._gpu_memory_peak = 0
+
+    def add(self, reading: HostReading, now: float, min_interval_s: float) -> None:
+        if self._last is None:
+            self._first, self._first_at = reading, now
+        else:
+            # In a tree the total falls when a process ends whose parent does not reap it: its time
+            # since the last reading is lost, what was counted before stays.
+            used_s = max(0.0, reading.cpu_total_s - self._last.cpu_total_s)
+            self._cpu_s += used_s
+            interval_s = now - self._last_at
+            # CPU counters tick in 10 ms; over a very short last interval the quotient says nothing.
+            if interval_s >= min_interval_s > 0:
+                self._cpu_peak = max(self._cpu_peak or 0.0, 100 * used_s / interval_s)
+        self._last, self._last_at = reading, now
+        self._num_readings += 1
+        self._memory_sum += reading.memory_bytes
+        self._memory_peak = max(self._memory_peak, reading.memory_bytes)
+        if reading.gpus is not None and reading.gpus.percents:
+            percent = min(100.0, sum(reading.gpus.percents) / len(reading.gpus.percents))
+            self._gpu_sum += percent
+            self._gpu_readings += 1
+            self._gpu_peak = max(self._gpu_peak or 0.0, percent)
+            self._gpu_memory_peak = max(self._gpu_memory_peak, reading.gpus.memory_bytes)
+
+    def usage(self, host: str, scope: str) -> HostUsage:
+        first, last = self._first, self._last
+        duration_s = self._last_at - self._first_at
+        gpus = last.gpus if last is not None else None
+        return HostUsage(
+            host=host,
+            scope=scope,
+            duration_s=duration_s,
+            num_readings=self._num_readings,
+            num_cpus=psutil.cpu_count() or 1,
+            cpu_seconds=self._cpu_s,
+            cpu_percent_mean=100 * self._cpu_s / duration_s if duration_s > 0 else None,
+            cpu_percent_peak=self._cpu_peak,
+            memory_basis="used" if scope == "host" else "rss",
+            memory_mean_bytes=self._memory_sum / self._num_readings if self._num_readings else 0.0,
+            memory_peak_bytes=self._memory_peak,
+            memory_total_bytes=psutil.virtual_memory().total,
+            network_sent_bytes=_growth(first, last, "network_sent_bytes"),
+            network_received_bytes=_growth(first, last, "network_received_bytes"),
+            num_gpus=len(gpus.percents) if gpus is not None else 0,
+            gpu_name=gpus.name if gpus is not None else None,
+            gpu_percent_mean=self._gpu_sum / self._gpu_readings if self._gpu_readings else None,
+            gpu_percent_peak=self._gpu_peak,
+            gpu_memory_peak_bytes=self._gpu_memory_peak if self._gpu_readings else None,
+        )
+
+
+def _growth(first: HostReading | None, last: HostReading | None, name: str) -> int | None:
+    before, after = getattr(first, name, None), getattr(last, name, None)
+    return None if before is None or after is None else max(0, after - before)
+
+
+def _reader(scope: str, pid: int, gpus: _Gpus | None) -> Callable[[], HostReading]:
+    root = psutil.Process(pid) if scope == "tree" else None
+
+    def read() -> HostReading:
+        look = gpus.read() if gpus is not None else None
+        return _read_host(look) if root is None else _read_tree(root, look)
+
+    return read
+
+
+def _read_host(gpus: GpuReading | None) -> HostReading:
+    cpu = psutil.cpu_times()
+    # guest time is part of user time already; steal and iowait are not ours.
+    busy_s = cpu.user + cpu.nice + cpu.system + getattr(cpu, "irq", 0.0) + getattr(cpu, "softirq", 0.0)
+    memory = psutil.virtual_memory()
+    interfaces = psutil.net_io_counters(pernic=True)
+    counters = [counter for name, counter in interfaces.items() if name != "lo"]
+    return HostReading(
+        cpu_total_s=busy_s,
+        memory_bytes=memory.total - memory.available,
+        network_sent_bytes=sum(counter.bytes_sent for counter in counters),
+        network_received_bytes=sum(counter.bytes_recv for counter in counters),
+        gpus=gpus,
+    )
+
+
+def _read_tree(root: psutil.Process, gpus: GpuReading | None) -> HostReading:
+    cpu_s, memory_bytes = 0.0, 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            with process.oneshot():
+                cpu = process.cpu_times()
+                memory_bytes += process.memory_info().rss
+        except psutil.Error:  # Ended between listing and reading.
+            continue
+        # children_* is the time of descendants that ended and were reaped; living ones are listed themselves.
+        cpu_s += cpu.user + cpu.system + cpu.children_user + cpu.children_system
+    return HostReading(cpu_total_s=cpu_s, memory_bytes=memory_bytes, gpus=gpus)
+
+
+class _Gpus:
+    """NVML behind `pynvml`, or nothing: a missing library or driver is normal on data hosts."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        try:
+            nvml: Any = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            self._nvml = nvml
+            self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            name = nvml.nvmlDeviceGetName(self._handles[0]) if self._handles else ""
+            self._name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        except Exception as error:  # noqa: BLE001 - pynvml's own tree, and it differs between its versions
+            logger.debug("no GPU figures: %s", error)
+            self._handles = []
+
+    def read(self) -> GpuReading | None:
+        if not self._handles:
+            return None
+        try:
+            percents = tuple(float(self._nvml.nvmlDeviceGetUtilizationRates(h).gpu) for h in self._handles)
+            memory_bytes = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(h).used) for h in self._handles)
+        except Exception as error:  # noqa: BLE001 - as above; MIG slices have no utilisation
+            logger.debug("no GPU figures: %s", error)
+            self._handles = []
+            return None
+        return GpuReading(name=self._name, percents=percents, memory_bytes=memory_bytes)
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            try:
+                self._nvml.nvmlShutdown()
+            except Exception as error:  # noqa: BLE001 - as above
+                logger.debug("NVML did not shut down: %s", error)
+            self._nvml, self._handles = None, []

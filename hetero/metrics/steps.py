@@ -1,0 +1,260 @@
+"""Step time and data wait, measured by the loader itself.
+
+A *step* runs from one delivery to the next: the compute on a batch, then the
+data wait for the following one. What lies between two passes over a loader
+(validation, a checkpoint) is no step: the clock stands still from `pause` to
+the next `begin_wait`. The wait for the first batch of the next pass is kept,
+though, as the data wait of the step that the last batch began. Leaving it out
+would flatter short epochs: requests that run in parallel all land on that
+wait, and the batches behind it come for nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hetero.errors import ConfigError
+from hetero.metrics.records import decode, encode, limits
+
+__all__ = ["DEFAULT_WARMUP_STEPS", "StepSummary", "StepTimer", "percentile"]
+
+DEFAULT_WARMUP_STEPS = 5
+"""Steps left out at the start; a loader with a longer window should leave out its window."""
+MAX_STEP_WAIT_S = 3600.0
+_CAPACITY = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """What one `StepTimer` saw. A figure whose definition does not hold is None."""
+
+    name: str
+    """The loader, for example ``photos/train``."""
+    num_steps: int = field(metadata=limits(maximum=2**53))
+    """Batches delivered, warm-up included."""
+    num_samples: int = field(metadata=limits(maximum=2**53))
+    """Samples delivered, warm-up included."""
+    batch_samples: int = field(metadata=limits(maximum=2**53))
+    """Samples in the largest batch: the batch size of this rank."""
+    warmup_steps: int = field(metadata=limits(maximum=2**53))
+    """Steps at the start that no figure below counts."""
+    num_steps_measured: int = field(metadata=limits(maximum=2**53))
+    """Whole steps after the warm-up: the base of every figure below."""
+    num_samples_measured: int = field(metadata=limits(maximum=2**53))
+    """Samples computed on in the measured steps."""
+    compute_total_s: float
+    """Time between delivery and the next request, summed over the measured steps."""
+    data_wait_total_s: float
+    """Time blocked in ``next()``, summed over the measured steps."""
+    step_time_mean_s: float | None
+    step_time_p50_s: float | None
+    step_time_p95_s: float | None
+    data_wait_mean_s: float | None
+    data_wait_p50_s: float | None
+    data_wait_p95_s: float | None
+    utilisation: float | None = field(metadata=limits(maximum=1.0))
+    """Compute / (compute + data wait), in [0, 1]."""
+    samples_per_s: float | None
+    """Samples per second of this rank over the measured steps."""
+    percentiles_exact: bool
+    """False when the percentiles come from a random sample of the steps (more than 100,000 measured)."""
+    step_wait_s: float | None = field(default=None, metadata=limits(maximum=MAX_STEP_WAIT_S))
+    """Emulated accelerator time per step; None: the compute is real."""
+    num_emulation_overruns: int = field(default=0, metadata=limits(maximum=2**53))
+    """Steps whose real compute took longer than `step_wait_s`, so that the emulation does not hold for them."""
+
+    @property
+    def total_s(self) -> float:
+        """Measured time in seconds: compute and data wait."""
+        return self.compute_total_s + self.data_wait_total_s
+
+    def to_json(self) -> dict[str, object]:
+        """Return the summary as JSON values."""
+        result: dict[str, object] = encode(self)
+        return result
+
+    @classmethod
+    def from_json(cls, value: object, *, path: str = "") -> StepSummary:
+        """Read a summary from parsed JSON.
+
+        Raises:
+            ConfigError: If a key is unknown or missing or a value is out of range.
+        """
+        return decode(cls, value, path=path)
+
+
+class StepTimer:
+    """Measure the steps of one loader on one rank.
+
+    One thread calls `begin_wait`, `end_wait` and `pause`; `summary` may be called from any.
+    Holds at most 100,000 steps (1.6 MB): the sums are exact for ever, the percentiles up to there
+    and from a uniform random sample of the steps beyond.
+
+    Args:
+        name: The loader, for reports.
+        warmup_steps: Steps left out at the start, >= 0.
+        step_wait_s: Emulated accelerator: seconds that every step's compute shall last,
+            in (0, 3600]; None leaves the compute as it is.
+        clock: Monotonic clock in seconds.
+        sleep: Waits the given number of seconds; may return early.
+
+    Raises:
+        ConfigError: If ``warmup_steps`` or ``step_wait_s`` is out of range.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        warmup_steps: int = DEFAULT_WARMUP_STEPS,
+        step_wait_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if warmup_steps < 0:
+            raise ConfigError(f"warmup_steps is {warmup_steps}; it must be at least 0")
+        if step_wait_s is not None and not 0 < step_wait_s <= MAX_STEP_WAIT_S:
+            raise ConfigError(f"step_wait_s is {step_wait_s}; it must be in (0, {MAX_STEP_WAIT_S:g}] seconds")
+        self.name = name
+        self.warmup_steps = warmup_steps
+        self.step_wait_s = step_wait_s
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._delivered_at: float | None = None
+        self._begun_at: float | None = None
+        self._compute_s: float | None = None  # of the last batch, until its data wait is known
+        self._current_samples = 0
+        self._num_steps = 0
+        self._num_samples = 0
+        self._batch_samples = 0
+        self._num_complete = 0
+        self._num_samples_measured = 0
+        self._compute_total_s = 0.0
+        self._data_wait_total_s = 0.0
+        self._num_overruns = 0
+        self._computes_s = array("d")
+        self._waits_s = array("d")
+        # Its own generator: the process-wide one belongs to the user's sampling.
+        self._random = random.Random(0)
+
+    def begin_wait(self) -> None:
+        """Note that ``next()`` was entered; with an emulated accelerator, first wait out the step."""
+        if self._begun_at is not None:  # The wait before this one failed: its step has no end.
+            self._compute_s = None
+        now = self._clock()
+        if self._delivered_at is not None:
+            if self.step_wait_s is not None:
+                now = self._wait_out_step(self._delivered_at, self.step_wait_s, now)
+            self._compute_s = now - self._delivered_at
+            self._delivered_at = None
+        self._begun_at = now
+
+    def end_wait(self, num_samples: int) -> None:
+        """Note that a batch of ``num_samples`` samples is being delivered."""
+        assert self._begun_at is not None, "end_wait without begin_wait"
+        now = self._clock()
+        with self._lock:
+            if self._compute_s is not None:
+                self._record(self._compute_s, now - self._begun_at)
+            self._num_steps += 1
+            self._num_samples += num_samples
+            self._batch_samples = max(self._batch_samples, num_samples)
+        self._current_samples = num_samples
+        self._begun_at = self._compute_s = None
+        self._delivered_at = now
+
+    def pause(self) -> None:
+        """Stop the clock: the loader is exhausted (inside ``next()``) or was left (outside it). Idempotent.
+
+        After exhaustion the last batch's compute is known and waits for the first data wait of the
+        next pass. After a ``break`` it is not known, and that step is dropped.
+        """
+        self._begun_at = None
+        self._delivered_at = None
+
+    def summary(self) -> StepSummary:
+        """Return the figures so far. Thread-safe."""
+        with self._lock:
+            computes_s, waits_s = array("d", self._computes_s), array("d", self._waits_s)
+            num_measured = max(0, self._num_complete - self.warmup_steps)
+            num_samples_measured = self._num_samples_measured
+            compute_s, wait_s = self._compute_total_s, self._data_wait_total_s
+            counts = (self._num_steps, self._num_samples, self._batch_samples, self._num_overruns)
+        total_s = compute_s + wait_s
+        steps_s = sorted(compute + wait for compute, wait in zip(computes_s, waits_s, strict=True))
+        sorted_waits_s = sorted(waits_s)
+        return StepSummary(
+            name=self.name,
+            num_steps=counts[0],
+            num_samples=counts[1],
+            batch_samples=counts[2],
+            warmup_steps=self.warmup_steps,
+            num_steps_measured=num_measured,
+            num_samples_measured=num_samples_measured,
+            compute_total_s=compute_s,
+            data_wait_total_s=wait_s,
+            step_time_mean_s=total_s / num_measured if num_measured else None,
+            step_time_p50_s=percentile(steps_s, 50),
+            step_time_p95_s=percentile(steps_s, 95),
+            data_wait_mean_s=wait_s / num_measured if num_measured else None,
+            data_wait_p50_s=percentile(sorted_waits_s, 50),
+            data_wait_p95_s=percentile(sorted_waits_s, 95),
+            utilisation=compute_s / total_s if total_s > 0 else None,
+            samples_per_s=num_samples_measured / total_s if total_s > 0 else None,
+            percentiles_exact=num_measured <= _CAPACITY,
+            step_wait_s=self.step_wait_s,
+            num_emulation_overruns=counts[3],
+        )
+
+    def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:
+        if now - start > step_wait_s:
+            with self._lock:
+                self._num_overruns += 1
+            return now
+        while (remaining_s := start + step_wait_s - now) > 0:
+            self._sleep(remaining_s)
+            now = self._clock()
+        return now
+
+    def _record(self, compute_s: float, wait_s: float) -> None:
+        self._num_complete += 1
+        num_measured = self._num_complete - self.warmup_steps
+        if num_measured <= 0:
+            return
+        self._compute_total_s += compute_s
+        self._data_wait_total_s += wait_s
+        self._num_samples_measured += self._current_samples
+        if num_measured <= _CAPACITY:
+            self._computes_s.append(compute_s)
+            self._waits_s.append(wait_s)
+            return
+        # Reservoir sampling. Keeping every n-th step would be simpler, but waits come in bursts as
+        # long as there are slots, often a power of two, and a fixed stride sees one phase of them.
+        slot = self._random.randrange(num_measured)
+        if slot < _CAPACITY:
+            self._computes_s[slot] = compute_s
+            self._waits_s[slot] = wait_s
+
+
+def percentile(ordered: list[float], percent: float) -> float | None:
+    """Return a percentile by linear interpolation between the closest ranks (NumPy's default).
+
+    Args:
+        ordered: Values in ascending order.
+        percent: In [0, 100].
+
+    Returns:
+        The percentile, or None if there are no values.
+    """
+    if not ordered:
+        return None
+    position = (len(ordered) - 1) * percent / 100
+    lower = int(position)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (ordered[upper] - ordered[lower]) * (position - lower)

@@ -1,0 +1,147 @@
+"""Host sampler: sums and peaks from fake readings, and one look at the real machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.metrics import HostSampler, HostUsage
+from hetero.metrics.hosts import GpuReading, HostReading
+
+
+def make_sampler(readings: list[HostReading], times: list[float], **options: object) -> HostSampler:
+    source, clock = iter(readings), iter(times)
+    return HostSampler("algo-1", read=lambda: next(source), clock=lambda: next(clock), **options)
+
+
+def test_usage_over_readings_gives_means_and_peaks() -> None:
+    gpu = [GpuReading(name="H", percents=(p, p), memory_bytes=m) for p, m in ((50, 5), (100, 7), (0, 6))]
+    sampler = make_sampler(
+        [
+            HostReading(
+                cpu_total_s=10.0, memory_bytes=100, network_sent_bytes=1000, network_received_bytes=50, gpus=gpu[0]
+            ),
+            HostReading(
+                cpu_total_s=12.0, memory_bytes=300, network_sent_bytes=1500, network_received_bytes=60, gpus=gpu[1]
+            ),
+            HostReading(
+                cpu_total_s=13.0, memory_bytes=200, network_sent_bytes=1600, network_received_bytes=70, gpus=gpu[2]
+            ),
+        ],
+        [0.0, 1.0, 3.0],
+    )
+    for _ in range(3):
+        sampler.sample()
+    usage = sampler.usage()
+    assert (usage.duration_s, usage.num_readings, usage.cpu_seconds) == (3.0, 3, 3.0)
+    assert usage.cpu_percent_mean == pytest.approx(100.0)
+    assert usage.cpu_percent_peak == pytest.approx(200.0)
+    assert (usage.memory_mean_bytes, usage.memory_peak_bytes) == (200.0, 300)
+    assert (usage.network_sent_bytes, usage.network_received_bytes) == (600, 20)
+    assert (usage.num_gpus, usage.gpu_percent_mean, usage.gpu_percent_peak) == (2, 50.0, 100.0)
+    assert usage.gpu_memory_peak_bytes == 7
+
+
+def test_usage_when_a_process_vanishes_keeps_what_was_counted() -> None:
+    totals = [10.0, 14.0, 2.0, 3.0]
+    sampler = make_sampler([HostReading(cpu_total_s=t, memory_bytes=1) for t in totals], [0.0, 1.0, 2.0, 3.0])
+    for _ in totals:
+        sampler.sample()
+    assert sampler.usage().cpu_seconds == pytest.approx(5.0)
+
+
+def test_usage_over_a_very_short_interval_is_no_peak() -> None:
+    sampler = make_sampler(
+        [HostReading(cpu_total_s=t, memory_bytes=1) for t in (0.0, 1.0, 1.5)], [0.0, 1.0, 1.001], interval_s=1.0
+    )
+    for _ in range(3):
+        sampler.sample()
+    assert sampler.usage().cpu_percent_peak == pytest.approx(100.0)
+
+
+def test_usage_without_readings_refuses_rates() -> None:
+    sampler = make_sampler([], [])
+    usage = sampler.usage()
+    assert usage.cpu_percent_mean is usage.network_sent_bytes is usage.gpu_percent_mean is None
+    assert HostUsage.from_json(json.loads(json.dumps(usage.to_json()))) == usage
+
+
+def test_sampler_when_the_tree_is_gone_skips_the_reading() -> None:
+    def read() -> HostReading:
+        raise psutil.NoSuchProcess(1)
+
+    with HostSampler("algo-1", read=read) as sampler:
+        pass
+    assert sampler.stop().num_readings == 0
+
+
+def test_sampler_as_context_manager_ends_its_thread_and_stop_is_idempotent() -> None:
+    with HostSampler("algo-1", scope="host", interval_s=0.05) as sampler:
+        thread = sampler._thread
+        assert thread is not None
+        assert thread.is_alive()
+    assert not thread.is_alive()
+    first = sampler.stop()
+    assert sampler.stop() == first
+    assert first.num_readings >= 2
+    assert first.memory_basis == "used"
+    assert first.network_sent_bytes is not None
+    assert HostUsage.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+@pytest.fixture
+def busy_child() -> Iterator[Callable[[], None]]:
+    """A tree of two: its grandchild uses CPU, ends and is reaped when asked."""
+    script = (
+        "import subprocess, sys\n"
+        "sys.stdin.readline()\n"
+        "subprocess.run([sys.executable, '-S', '-c', 'sum(i * i for i in range(2_000_000))'], check=True)\n"
+        "print('done', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-S", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+
+        def work() -> None:
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "done\n"
+
+        yield work
+        child.stdin.close()
+
+
+def test_sampler_of_a_tree_counts_descendants_that_ended(busy_child: Callable[[], None]) -> None:
+    sampler = HostSampler("algo-2", scope="tree", pid=os.getpid())
+    sampler.sample()
+    busy_child()
+    sampler.sample()
+    usage = sampler.stop()
+    assert usage.cpu_seconds > 0.02
+    assert usage.memory_basis == "rss"
+    assert usage.memory_peak_bytes > 0
+    assert usage.network_sent_bytes is None
+
+
+@pytest.mark.parametrize("options", [{"scope": "machine"}, {"interval_s": 0}])
+def test_sampler_option_out_of_range_raises(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        HostSampler("algo-1", **options)
+
+
+@pytest.mark.parametrize(
+    "change", [{"scope": "elsewhere"}, {"num_cpus": 0}, {"memory_peak_bytes": -1}, {"gpu_percent_mean": 101}]
+)
+def test_usage_from_bad_json_names_the_key(change: dict[str, object]) -> None:
+    value = make_sampler([], []).usage().to_json() | change
+    with pytest.raises(ConfigError, match=f"hosts.0.{next(iter(change))}: found"):
+        HostUsage.from_json(value, path="hosts.0")

@@ -1,0 +1,216 @@
+"""Step timer: what is a step, what is warm-up, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.metrics import StepSummary, StepTimer, steps
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def make_timer(**options: object) -> tuple[StepTimer, FakeClock]:
+    clock = FakeClock()
+    options.setdefault("warmup_steps", 0)
+    return StepTimer("train", clock=clock, sleep=clock.sleep, **options), clock
+
+
+def deliver(timer: StepTimer, clock: FakeClock, wait_s: float, compute_s: float = 0.0, num_samples: int = 4) -> None:
+    timer.begin_wait()
+    clock.now += wait_s
+    timer.end_wait(num_samples)
+    clock.now += compute_s
+
+
+def test_timer_steady_state_counts_compute_and_following_wait() -> None:
+    timer, clock = make_timer()
+    deliver(timer, clock, wait_s=9.0, compute_s=0.3)  # the very first wait has no compute before it: no step
+    deliver(timer, clock, wait_s=0.1, compute_s=0.3)
+    deliver(timer, clock, wait_s=0.2, compute_s=0.3)
+    summary = timer.summary()
+    assert (summary.num_steps, summary.num_steps_measured) == (3, 2)
+    assert (summary.num_samples, summary.num_samples_measured, summary.batch_samples) == (12, 8, 4)
+    assert summary.step_time_mean_s == pytest.approx(0.45)
+    assert summary.data_wait_mean_s == pytest.approx(0.15)
+    assert summary.step_time_p50_s == pytest.approx(0.45)
+    assert summary.step_time_p95_s == pytest.approx(0.495)
+    assert summary.utilisation == pytest.approx(0.6 / 0.9)
+    assert summary.samples_per_s == pytest.approx(8 / 0.9)
+    assert summary.total_s == pytest.approx(0.9)
+
+
+def test_timer_warmup_steps_are_excluded_from_every_figure() -> None:
+    timer, clock = make_timer(warmup_steps=2)
+    for wait_s in (5.0, 4.0, 3.0, 0.1, 0.1):
+        deliver(timer, clock, wait_s=wait_s, compute_s=0.1)
+    summary = timer.summary()
+    assert summary.num_steps_measured == 2
+    assert summary.step_time_mean_s == pytest.approx(0.2)
+    assert summary.data_wait_p95_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 3])
+def test_timer_without_a_measured_step_refuses_figures(num_batches: int) -> None:
+    timer, clock = make_timer(warmup_steps=2)
+    for _ in range(num_batches):
+        deliver(timer, clock, wait_s=1.0, compute_s=1.0)
+    summary = timer.summary()
+    assert summary.num_steps == num_batches
+    assert summary.num_steps_measured == 0
+    assert summary.step_time_mean_s is summary.step_time_p95_s is summary.utilisation is summary.samples_per_s is None
+
+
+def test_timer_between_epochs_leaves_out_the_gap_and_keeps_the_next_first_wait() -> None:
+    timer, clock = make_timer()
+    deliver(timer, clock, wait_s=1.0, compute_s=0.2)
+    timer.begin_wait()
+    clock.now += 0.001  # until StopIteration
+    timer.pause()
+    timer.pause()
+    clock.now += 1000  # validation
+    deliver(timer, clock, wait_s=0.5)
+    summary = timer.summary()
+    assert summary.num_steps_measured == 1
+    assert summary.compute_total_s == pytest.approx(0.2)
+    assert summary.data_wait_total_s == pytest.approx(0.5)
+
+
+def test_timer_after_break_drops_the_step_whose_compute_is_unknown() -> None:
+    timer, clock = make_timer()
+    deliver(timer, clock, wait_s=1.0, compute_s=0.2)
+    timer.pause()  # outside next(): the loop was left
+    clock.now += 1000
+    deliver(timer, clock, wait_s=0.5, compute_s=0.2)
+    assert timer.summary().num_steps_measured == 0
+    deliver(timer, clock, wait_s=0.1)
+    assert timer.summary().step_time_mean_s == pytest.approx(0.3)
+
+
+def test_timer_after_failed_wait_drops_that_step() -> None:
+    timer, clock = make_timer()
+    deliver(timer, clock, wait_s=1.0, compute_s=0.2)
+    timer.begin_wait()
+    clock.now += 50
+    deliver(timer, clock, wait_s=0.1, compute_s=0.2)
+    deliver(timer, clock, wait_s=0.1)
+    summary = timer.summary()
+    assert summary.num_steps_measured == 1
+    assert summary.step_time_mean_s == pytest.approx(0.3)
+
+
+def test_timer_emulated_step_waits_out_the_stated_compute() -> None:
+    timer, clock = make_timer(step_wait_s=0.5)
+    deliver(timer, clock, wait_s=1.0, compute_s=0.2)
+    deliver(timer, clock, wait_s=0.1, compute_s=0.5)
+    deliver(timer, clock, wait_s=0.1, compute_s=0.7)  # longer than the emulated accelerator
+    deliver(timer, clock, wait_s=0.1)
+    summary = timer.summary()
+    assert summary.compute_total_s == pytest.approx(0.5 + 0.5 + 0.7)
+    assert summary.num_emulation_overruns == 1
+    assert summary.step_wait_s == 0.5
+
+
+def test_timer_sums_stay_exact_beyond_the_stored_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_CAPACITY", 64)
+    timer, clock = make_timer()
+    for i in range(1001):
+        deliver(timer, clock, wait_s=1.0 if i % 2 else 3.0, compute_s=1.0)
+    summary = timer.summary()
+    assert summary.step_time_mean_s == pytest.approx(3.0)
+    assert summary.percentiles_exact is False
+    # A stride of two would see only one of the two waits.
+    assert (summary.data_wait_p50_s, summary.data_wait_p95_s) != (1.0, 1.0)
+    assert summary.data_wait_p95_s == pytest.approx(3.0)
+    assert len(timer._waits_s) == 64
+
+
+def test_timer_summary_from_another_thread_is_consistent() -> None:
+    timer, clock = make_timer()
+    done = threading.Event()
+    seen: list[StepSummary] = []
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.append(timer.summary())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    for _ in range(500):
+        deliver(timer, clock, wait_s=0.25, compute_s=0.25)
+    done.set()
+    thread.join(10)
+    assert all(s.step_time_mean_s in (None, 0.5) for s in seen)
+
+
+@pytest.mark.parametrize("options", [{"warmup_steps": -1}, {"step_wait_s": 0}, {"step_wait_s": math.nan}])
+def test_timer_option_out_of_range_raises(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        make_timer(**options)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([], 50, None),
+        ([3.0], 95, 3.0),
+        ([1.0, 2.0], 50, 1.5),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 95, 4.8),
+        ([1.0, 2.0], 100, 2.0),
+        ([1.0, 2.0], 0, 1.0),
+    ],
+)
+def test_percentile_interpolates_linearly(values: list[float], percent: float, expected: float | None) -> None:
+    result = steps.percentile(values, percent)
+    assert result == (expected if expected is None else pytest.approx(expected))
+
+
+def test_summary_survives_json() -> None:
+    timer, clock = make_timer(step_wait_s=0.5)
+    for _ in range(4):
+        deliver(timer, clock, wait_s=0.1, compute_s=0.1)
+    summary = timer.summary()
+    assert StepSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_steps": -1}, "ranks.0.num_steps: found -1"),
+        ({"num_steps": 1.5}, "expected an integer"),
+        ({"num_steps": True}, "expected an integer"),
+        ({"num_steps": 10**30}, "expected a number from 0"),
+        ({"utilisation": 1.2}, "utilisation: found 1.2"),
+        ({"compute_total_s": math.nan}, "expected a finite number"),
+        ({"name": "x" * 5000}, "at most 4096"),
+        ({"name": None}, "expected a string"),
+        ({"percentiles_exact": 1}, "expected true or false"),
+        ({"extra": 1}, "extra: unknown key"),
+    ],
+)
+def test_summary_from_bad_json_names_the_key(change: dict[str, object], message: str) -> None:
+    value = make_timer()[0].summary().to_json() | change
+    with pytest.raises(ConfigError, match=message):
+        StepSummary.from_json(value, path="ranks.0")
+
+
+def test_summary_from_json_without_a_key_names_it() -> None:
+    value = make_timer()[0].summary().to_json()
+    del value["num_samples"]
+    with pytest.raises(ConfigError, match="num_samples: missing"):
+        StepSummary.from_json(value)
+    with pytest.raises(ConfigError, match="expected an object"):
+        StepSummary.from_json([value])
