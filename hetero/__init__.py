@@ -1,0 +1,68 @@
+"""Train on accelerators, preprocess on cheap CPU machines of the same job.
+
+A training script needs three names: `dataset` registers what can be served,
+`hetero.torch.DataLoader` reads it, and `on_stop` saves a checkpoint when the
+platform stops the job. Everything else here is what they raise and return.
+
+Names are resolved when they are first used, so that ``import hetero`` loads
+neither NumPy nor gRPC nor a deep learning framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from hetero.version import __version__
+
+if TYPE_CHECKING:
+    from hetero.control.session import on_stop
+    from hetero.datasets import DatasetSpec, dataset
+    from hetero.errors import (
+        AuthenticationError,
+        BatchTimeoutError,
+        ChildFailedError,
+        ClusterError,
+        ConfigError,
+        DataPlaneError,
+        DatasetError,
+        EndpointUnavailableError,
+        ExitCode,
+        HeteroError,
+        ProtocolError,
+        ShutdownError,
+    )
+
+__all__ = [
+    "AuthenticationError",
+    "BatchTimeoutError",
+    "ChildFailedError",
+    "ClusterError",
+    "ConfigError",
+    "DataPlaneError",
+    "DatasetError",
+    "DatasetSpec",
+    "EndpointUnavailableError",
+    "ExitCode",
+    "HeteroError",
+    "ProtocolError",
+    "ShutdownError",
+    "__version__",
+    "dataset",
+    "on_stop",
+]
+
+_HOMES = {"DatasetSpec": "hetero.datasets", "dataset": "hetero.datasets", "on_stop": "hetero.control.session"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its module the first time it is used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'hetero' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES.get(name, "hetero.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
