@@ -1,0 +1,61 @@
+# make test    the whole suite: lint, types, generated code, tests
+# make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
+# make protos  regenerate hetero/wire/proto from protos/
+#
+# Needs Linux, GNU make and Python 3.10 or newer; everything else goes into .venv and .venv-protos. Variables:
+#   PYTHON=/path/to/python3     the interpreter of the environments (default: the first that works of those below)
+#   TORCH_INDEX=URL             where pip finds PyTorch's CPU builds (the "CPU" choice on PyTorch's install page). Without
+#                               it, and on a machine without such a wheel, pip takes the CUDA builds: several GB.
+#   PIP_FLAGS="..."             anything else for pip, for example --find-links DIR
+#   PYTEST_FLAGS="..."          for example -k cluster
+
+.DELETE_ON_ERROR:
+.PHONY: test lint types protos protos-check pytest demo clean
+
+# Candidates are run, not just looked up: a version manager's shim may exist without its Python.
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
+	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$candidate && break; done)
+PIP_INSTALL = -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(PIP_FLAGS)
+
+ENV = .venv/bin
+DEV = .venv/.installed-dev
+DEMO = .venv/.installed-demo
+PROTOS = .venv-protos/.installed
+
+test: lint types protos-check pytest
+
+lint: $(DEV)
+	$(ENV)/ruff check .
+	$(ENV)/ruff format --check .
+
+types: $(DEV)
+	$(ENV)/mypy
+
+pytest: $(DEV)
+	$(ENV)/python -m pytest $(PYTEST_FLAGS)
+
+protos: $(PROTOS)
+	.venv-protos/bin/python protos/generate.py
+
+protos-check: $(PROTOS)
+	.venv-protos/bin/python protos/generate.py --check
+
+demo: $(DEMO)
+	$(ENV)/python examples/photos/demo.py
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "error: found no Python 3.10 or newer; install one, or say PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+$(DEV) $(DEMO): .venv/.installed-%: pyproject.toml constraints.txt | .venv/bin/python
+	$(ENV)/python $(PIP_INSTALL) -c constraints.txt -e '.[$*]'
+	@touch $@
+
+# The generator needs protobuf 4, which nothing else here uses: see protos/generate.py.
+$(PROTOS): | .venv/bin/python
+	.venv/bin/python -m venv .venv-protos
+	.venv-protos/bin/python $(PIP_INSTALL) --only-binary :all: grpcio-tools==1.62.3 'setuptools<81'
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
