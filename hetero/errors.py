@@ -3,9 +3,10 @@
     HeteroError
     |- ConfigError (also ValueError)        |- DataPlaneError
     |- ClusterError                         |  |- EndpointUnavailableError
-    |- ChildFailedError                     |  |- BatchTimeoutError (also TimeoutError)
-    |- ShutdownError                        |  |- ProtocolError
-    `- DatasetError                         |  `- AuthenticationError
+    |- PortError                            |  |- BatchTimeoutError (also TimeoutError)
+    |- ChildFailedError                     |  |- ProtocolError
+    |- ShutdownError                        |  `- AuthenticationError
+    `- DatasetError
 
 Each takes one record: a message, or a frozen dataclass whose ``str`` is the
 message. One argument is what makes an exception survive the trip between
@@ -27,9 +28,11 @@ __all__ = [
     "ConfigError",
     "DataPlaneError",
     "DatasetError",
+    "DatasetMismatchError",
     "EndpointUnavailableError",
     "ExitCode",
     "HeteroError",
+    "PortError",
     "ProtocolError",
     "SampleFailure",
     "ShutdownError",
@@ -95,6 +98,12 @@ class ClusterError(HeteroError):
     exit_code = ExitCode.CLUSTER
 
 
+class PortError(ClusterError):
+    """An address or port cannot be bound."""
+
+    exit_code = ExitCode.PORT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildFailure:
     """How a child process ended."""
@@ -111,6 +120,12 @@ class ChildFailure:
     def __str__(self) -> str:
         tail = "".join(f"\n    {line}" for line in self.last_lines)
         return f"{self.name} {self.explanation}{tail}"
+
+
+class PortError(HeteroError):
+    """A port is taken or an address cannot be bound."""
+
+    exit_code = ExitCode.PORT
 
 
 class ChildFailedError(HeteroError):
@@ -167,6 +182,12 @@ class EndpointUnavailableError(DataPlaneError):
 
 class BatchTimeoutError(DataPlaneError, TimeoutError):
     """A batch did not arrive within its bound although endpoints are there."""
+
+
+class DatasetMismatchError(DataPlaneError):
+    """Two data hosts hold different data sets under one specification."""
+
+    exit_code = ExitCode.DISAGREEMENT
 
 
 class ProtocolError(DataPlaneError):
