@@ -4,9 +4,9 @@
     |- ConfigError (also ValueError)        |- DataPlaneError
     |- ClusterError                         |  |- EndpointUnavailableError
     |- PortError                            |  |- BatchTimeoutError (also TimeoutError)
-    |- ChildFailedError                     |  |- ProtocolError
-    |- ShutdownError                        |  `- AuthenticationError
-    `- DatasetError
+    |- ChildFailedError                     |  |- DatasetMismatchError
+    |- ShutdownError                        |  |- ProtocolError
+    `- DatasetError                         |  `- AuthenticationError
 
 Each takes one record: a message, or a frozen dataclass whose ``str`` is the
 message. One argument is what makes an exception survive the trip between
@@ -96,12 +96,6 @@ class ClusterError(HeteroError):
     """The description of the cluster is missing, malformed or ambiguous."""
 
     exit_code = ExitCode.CLUSTER
-
-
-class PortError(ClusterError):
-    """An address or port cannot be bound."""
-
-    exit_code = ExitCode.PORT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,103 @@
+"""Facts about processes that every part which starts one needs: parents, statuses, limits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hetero.errors import ExitCode
+
+__all__ = ["describe_exit_status", "die_with_parent", "limit_threads", "thread_limits"]
+
+_PR_SET_PDEATHSIG = 1
+
+_MEMORY_FILES = (
+    ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory.max"),
+    ("/sys/fs/cgroup/memory/memory.max_usage_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+def die_with_parent(expected_parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    Call it first thing in the child. A parent that ended before the call is
+    noticed by comparing ``getppid``; the process then ends at once.
+
+    Args:
+        expected_parent_pid: The parent's process id, taken in the parent.
+
+    Raises:
+        OSError: The kernel refuses (not Linux).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if os.getppid() != expected_parent_pid:
+        os._exit(ExitCode.ORPHANED)
+
+
+def describe_exit_status(status: int) -> str:
+    """Say in one line what an exit status means.
+
+    Args:
+        status: As `subprocess.Popen.returncode` gives it: negative for a signal.
+    """
+    if status < 0:
+        return _describe_signal(-status)
+    if status == 0:
+        return "ended normally"
+    known = {int(code): code.help_text for code in ExitCode if code >= ExitCode.CLUSTER}
+    if status in known:
+        return f"exited with {status} (HET-{status}): {known[status]}"
+    if status > 128 and status - 128 in {int(member) for member in signal.Signals}:
+        return f"exited with {status}, as a shell reports {signal.Signals(status - 128).name}"
+    return f"exited with {status}"
+
+
+def thread_limits() -> dict[str, str]:
+    """Return the environment that keeps numerical libraries at one thread.
+
+    One preprocessing process stands for one core: pools of their own would
+    fight over it, and results may depend on how many threads share a sum.
+    """
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+def limit_threads() -> None:
+    """Keep the libraries that are already imported at one thread, see `thread_limits`."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)  # 0 is OpenCV's "no threads"; 1 still keeps a pool
+
+
+def _describe_signal(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if number == signal.SIGKILL:
+        return f"killed by {name}, likely out of memory{_describe_memory()}"
+    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
+        return f"killed by {name}: a crash in native code"
+    return f"killed by {name}"
+
+
+def _describe_memory() -> str:
+    for peak_path, limit_path in _MEMORY_FILES:
+        peak, limit = _read_number(peak_path), _read_number(limit_path)
+        if peak is not None:
+            bound = f" of {limit / 2**30:.1f} GiB allowed" if limit is not None and limit < 2**60 else ""
+            return f" (peak of its control group: {peak / 2**30:.1f} GiB{bound})"
+    return ""
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,134 @@
+"""Options of gRPC channels and servers, each with its reason.
+
+Import this module before ``grpc``: fork support has to be off when the library
+starts. hetero forks only where no channel exists, and gRPC's fork handlers
+deadlock or abort in processes that fork for other reasons.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hetero.errors import PortError
+
+if TYPE_CHECKING:
+    import grpc
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+__all__ = ["MAX_FRAME_MESSAGE_BYTES", "MAX_REQUEST_BYTES", "bind", "client_options", "server_options", "short_details"]
+
+MAX_FRAME_MESSAGE_BYTES = 4 * 2**20
+"""One message of a stream; a batch is sent in frames far smaller than this."""
+MAX_REQUEST_BYTES = 2**20
+"""One request to a server: index lists and facts, never payload."""
+
+Option = tuple[str, int]
+
+
+def client_options(*, single_threaded_streams: bool = False) -> tuple[Option, ...]:
+    """Return the options of a channel to an endpoint or launcher.
+
+    Args:
+        single_threaded_streams: Read server streams in the thread that iterates. Without it every channel
+            has a thread of its own that hands each message over: the same 1.4 GB/s on loopback, one more
+            thread per endpoint, one more hand-over of the interpreter lock per message. Calls
+            made with it cannot be used as futures.
+    """
+    options = [
+        # Frames are small: whatever is larger than this is not ours.
+        ("grpc.max_receive_message_length", MAX_FRAME_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+        # A silent peer (power loss, partition, SIGSTOP) is noticed in 15 s instead of the kernel's quarter of an hour.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        # Also between calls: a stalled trainer must find out before it asks again.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # The default backs off to 120 s, far longer than an endpoint needs to restart.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        # Doubles as the bound of one connection attempt; the default of 20 s hides a host that swallows packets.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
+        # http_proxy and friends hijack connections between hosts of the job (grpc issues 9989, 11896, 15942).
+        ("grpc.enable_http_proxy", 0),
+        # No TXT look-ups for a service config: addresses here are plain numbers.
+        ("grpc.service_config_disable_resolution", 1),
+        # Retries are ours: they go to another endpoint.
+        ("grpc.enable_retries", 0),
+        # A connection of its own for every channel: closing one never disturbs another.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if single_threaded_streams:
+        options.append(("SingleThreadedUnaryStream", 1))
+    return tuple(options)
+
+
+def server_options(*, max_streams: int = 1024, max_receive_bytes: int = MAX_REQUEST_BYTES) -> tuple[Option, ...]:
+    """Return the options of a server.
+
+    Args:
+        max_streams: Calls in progress on one connection, >= 1.
+        max_receive_bytes: Largest message from a client.
+    """
+    return (
+        # Two servers on one port share its connections silently; we want the second bind to fail.
+        ("grpc.so_reuseport", 0),
+        # Requests are tiny; a small bound shrinks what a stranger can make us hold.
+        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_send_message_length", MAX_FRAME_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.max_concurrent_streams", max_streams),
+        # Must allow the clients' keepalive (10 s), else the server answers it with GOAWAY too_many_pings.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Drop connections whose client fell silent, with all their calls.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
+
+
+def bind(server: grpc.Server, address: str, port: int = 0) -> int:
+    """Bind a server to one address.
+
+    Args:
+        server: A server that was not started yet.
+        address: Numeric address of this host, never all interfaces.
+        port: 0 picks a free one.
+
+    Returns:
+        The port.
+
+    Raises:
+        PortError: The address is not this host's, or the port is taken; names the process that has it if possible.
+    """
+    target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    try:
+        bound = server.add_insecure_port(target)
+    except RuntimeError as error:
+        raise PortError(f"cannot bind {target}{_owner(port)}: {error}") from error
+    if bound == 0 or (port and bound != port):
+        raise PortError(f"cannot bind {target}{_owner(port)}")
+    return bound
+
+
+def short_details(error: grpc.RpcError) -> str:
+    """Return what a failed call says about itself, on one line of at most 200 characters."""
+    details = getattr(error, "details", None)
+    text = " ".join(str((details() if callable(details) else None) or error).split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _owner(port: int) -> str:
+    if port == 0:
+        return ""
+    import psutil
+
+    try:
+        listening = [entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN]
+        pids = [entry.pid for entry in listening if entry.laddr and entry.laddr[1] == port and entry.pid]
+        return f", process {pids[0]} ({psutil.Process(pids[0]).name()}) listens on it" if pids else ""
+    except (psutil.Error, OSError):
+        return ""
