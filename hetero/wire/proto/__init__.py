@@ -1,0 +1,1 @@
+"""Protobuf messages, generated from ``protos/`` by ``make protos``. Do not edit."""

@@ -1,0 +1,172 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HostState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HOST_STATE_UNSPECIFIED: _ClassVar[HostState]
+    INIT: _ClassVar[HostState]
+    WAIT_PEERS: _ClassVar[HostState]
+    SERVING: _ClassVar[HostState]
+    TRAINING: _ClassVar[HostState]
+    DRAINING: _ClassVar[HostState]
+    DONE: _ClassVar[HostState]
+    FAILED: _ClassVar[HostState]
+HOST_STATE_UNSPECIFIED: HostState
+INIT: HostState
+WAIT_PEERS: HostState
+SERVING: HostState
+TRAINING: HostState
+DRAINING: HostState
+DONE: HostState
+FAILED: HostState
+
+class Endpoint(_message.Message):
+    __slots__ = ("endpoint_id", "address", "incarnation", "num_slots")
+    ENDPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    endpoint_id: str
+    address: str
+    incarnation: str
+    num_slots: int
+    def __init__(self, endpoint_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_slots: _Optional[int] = ...) -> None: ...
+
+class Cause(_message.Message):
+    __slots__ = ("host", "summary", "detail", "exit_code", "by_signal")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    BY_SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    summary: str
+    detail: str
+    exit_code: int
+    by_signal: bool
+    def __init__(self, host: _Optional[str] = ..., summary: _Optional[str] = ..., detail: _Optional[str] = ..., exit_code: _Optional[int] = ..., by_signal: bool = ...) -> None: ...
+
+class FailReply(_message.Message):
+    __slots__ = ("decided",)
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    decided: Cause
+    def __init__(self, decided: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+
+class HostStatus(_message.Message):
+    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_decided", "stop_step", "usage_json", "ranks", "num_endpoint_restarts", "progress", "auth_failures", "rendezvous_port")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    STOP_DECIDED_FIELD_NUMBER: _ClassVar[int]
+    STOP_STEP_FIELD_NUMBER: _ClassVar[int]
+    USAGE_JSON_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENDPOINT_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    AUTH_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_PORT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    version: str
+    script_digest: str
+    host: str
+    incarnation: str
+    state: HostState
+    endpoints: _containers.RepeatedCompositeFieldContainer[Endpoint]
+    failure: Cause
+    decided: Cause
+    stop_requested: bool
+    stop_decided: bool
+    stop_step: int
+    usage_json: bytes
+    ranks: _containers.RepeatedCompositeFieldContainer[RankReport]
+    num_endpoint_restarts: int
+    progress: int
+    auth_failures: int
+    rendezvous_port: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_decided: bool = ..., stop_step: _Optional[int] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., num_endpoint_restarts: _Optional[int] = ..., progress: _Optional[int] = ..., auth_failures: _Optional[int] = ..., rendezvous_port: _Optional[int] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("rank", "world_size", "pid")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    world_size: int
+    pid: int
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class RegisterReply(_message.Message):
+    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps")
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
+    DATA_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    EMULATE_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PURITY_CHECKS_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    remote: bool
+    data_timeout_s: float
+    prepare_timeout_s: float
+    emulate_step_s: float
+    purity_checks: int
+    warmup_steps: int
+    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+
+class DirectoryEntry(_message.Message):
+    __slots__ = ("host", "endpoint")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    endpoint: Endpoint
+    def __init__(self, host: _Optional[str] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ...) -> None: ...
+
+class RankUpdate(_message.Message):
+    __slots__ = ("endpoints", "stop_requested", "stop_decided", "stop_step")
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    STOP_DECIDED_FIELD_NUMBER: _ClassVar[int]
+    STOP_STEP_FIELD_NUMBER: _ClassVar[int]
+    endpoints: _containers.RepeatedCompositeFieldContainer[DirectoryEntry]
+    stop_requested: bool
+    stop_decided: bool
+    stop_step: int
+    def __init__(self, endpoints: _Optional[_Iterable[_Union[DirectoryEntry, _Mapping]]] = ..., stop_requested: bool = ..., stop_decided: bool = ..., stop_step: _Optional[int] = ...) -> None: ...
+
+class RankReport(_message.Message):
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters_json", "stop_vote", "failure", "finished")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEPS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    SUMMARIES_JSON_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_JSON_FIELD_NUMBER: _ClassVar[int]
+    STOP_VOTE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    steps_started: int
+    summaries_json: _containers.RepeatedScalarFieldContainer[bytes]
+    counters_json: bytes
+    stop_vote: bool
+    failure: Cause
+    finished: bool
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[int] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters_json: _Optional[bytes] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ...) -> None: ...
+
+class RankReportReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

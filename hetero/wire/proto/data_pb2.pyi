@@ -1,0 +1,268 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DTYPE_UNSPECIFIED: _ClassVar[DType]
+    U8: _ClassVar[DType]
+    U16: _ClassVar[DType]
+    U32: _ClassVar[DType]
+    U64: _ClassVar[DType]
+    I8: _ClassVar[DType]
+    I16: _ClassVar[DType]
+    I32: _ClassVar[DType]
+    I64: _ClassVar[DType]
+    F16: _ClassVar[DType]
+    BF16: _ClassVar[DType]
+    F32: _ClassVar[DType]
+    F64: _ClassVar[DType]
+    BOOL: _ClassVar[DType]
+    BYTES: _ClassVar[DType]
+    UTF8: _ClassVar[DType]
+
+class Container(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTAINER_UNSPECIFIED: _ClassVar[Container]
+    TENSOR: _ClassVar[Container]
+    ARRAY: _ClassVar[Container]
+    SCALAR: _ClassVar[Container]
+    LIST: _ClassVar[Container]
+DTYPE_UNSPECIFIED: DType
+U8: DType
+U16: DType
+U32: DType
+U64: DType
+I8: DType
+I16: DType
+I32: DType
+I64: DType
+F16: DType
+BF16: DType
+F32: DType
+F64: DType
+BOOL: DType
+BYTES: DType
+UTF8: DType
+CONTAINER_UNSPECIFIED: Container
+TENSOR: Container
+ARRAY: Container
+SCALAR: Container
+LIST: Container
+
+class DatasetSpec(_message.Message):
+    __slots__ = ("name", "arguments_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arguments_json: str
+    def __init__(self, name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("protocol", "dataset")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    dataset: DatasetSpec
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("failure", "num_slots", "build_time_s")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BUILD_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    failure: Failure
+    num_slots: int
+    build_time_s: float
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_slots: _Optional[int] = ..., build_time_s: _Optional[float] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("protocol", "dataset")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    dataset: DatasetSpec
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("failure", "num_samples", "fingerprint", "environment")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    failure: Failure
+    num_samples: int
+    fingerprint: str
+    environment: _containers.ScalarMap[str, str]
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Key(_message.Message):
+    __slots__ = ("integer", "text", "integers")
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    INTEGERS_FIELD_NUMBER: _ClassVar[int]
+    integer: int
+    text: str
+    integers: IntegerTuple
+    def __init__(self, integer: _Optional[int] = ..., text: _Optional[str] = ..., integers: _Optional[_Union[IntegerTuple, _Mapping]] = ...) -> None: ...
+
+class IntegerTuple(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    COLLATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    dataset: DatasetSpec
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    keys: _containers.RepeatedCompositeFieldContainer[Key]
+    occurrences: _containers.RepeatedScalarFieldContainer[int]
+    seed: int
+    epoch: int
+    position: int
+    collate: bool
+    step: int
+    verify: bool
+    max_batch_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("header", "payload", "failure")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    header: BatchHeader
+    payload: bytes
+    failure: Failure
+    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("dataset", "host", "stage", "sample_index", "exception", "traceback")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    host: str
+    stage: str
+    sample_index: str
+    exception: str
+    traceback: str
+    def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+
+class BatchHeader(_message.Message):
+    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    structure: bytes
+    payload_bytes: int
+    checksum: int
+    num_queued: int
+    compute_time_s: float
+    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ...) -> None: ...
+
+class Structure(_message.Message):
+    __slots__ = ("root", "leaves")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    root: Node
+    leaves: _containers.RepeatedCompositeFieldContainer[Leaf]
+    def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ..., leaves: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ...) -> None: ...
+
+class Leaf(_message.Message):
+    __slots__ = ("dtype", "container", "shape", "nbytes")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    dtype: DType
+    container: Container
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    nbytes: int
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., container: _Optional[_Union[Container, str]] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("leaf", "list", "tuple", "mapping", "record", "none", "boolean", "integer", "real", "text", "binary")
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_FIELD_NUMBER: _ClassVar[int]
+    MAPPING_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BINARY_FIELD_NUMBER: _ClassVar[int]
+    leaf: int
+    list: Children
+    tuple: Children
+    mapping: Mapping
+    record: Record
+    none: bool
+    boolean: bool
+    integer: int
+    real: float
+    text: str
+    binary: bytes
+    def __init__(self, leaf: _Optional[int] = ..., list: _Optional[_Union[Children, _Mapping]] = ..., tuple: _Optional[_Union[Children, _Mapping]] = ..., mapping: _Optional[_Union[Mapping, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., binary: _Optional[bytes] = ...) -> None: ...
+
+class Children(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, items: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+
+class Mapping(_message.Message):
+    __slots__ = ("keys", "values", "ordered")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[Node]
+    values: _containers.RepeatedCompositeFieldContainer[Node]
+    ordered: bool
+    def __init__(self, keys: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., ordered: bool = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("module", "qualified_name", "fields", "values")
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    QUALIFIED_NAME_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    module: str
+    qualified_name: str
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    values: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, module: _Optional[str] = ..., qualified_name: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
