@@ -1,0 +1,11 @@
+"""Batches as pure functions of (data set, indices, seed, epoch, position); no network.
+
+    seeds.py      keys, and the generators that they seed
+    build.py      a data set built from its spec, ready to be fetched from
+    fetch.py      the pure function, and what a data set looks like on this host
+    purity.py     bit-exact comparison and digest of nested batches
+    failures.py   the user's exceptions as records that can travel
+    structure.py  nested batch <-> tree and flat leaves
+
+torch is imported lazily, only where the user's data set or its collation needs it.
+"""

@@ -1,0 +1,222 @@
+"""A data set built from its spec, with what is needed to fetch from it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hetero.batches.failures import dataset_error
+from hetero.batches.seeds import build_key, preserved_generators, seed_generators
+from hetero.datasets import DatasetSpec, Seeding, get_factory
+from hetero.errors import ConfigError
+
+__all__ = ["BuiltDataset"]
+
+
+class BuiltDataset:
+    """A map-style data set in this process, ready for `fetch`. One thread at a time may use it.
+
+    Attributes:
+        name: Registered name, or the class of an unregistered object.
+        dataset: The user's object.
+        collate_fn: The user's, or None for torch's ``default_collate``.
+        seeding: ``"sample"`` or ``"batch"``.
+        fingerprint: The factory's ``fingerprint=``.
+        worker_index: What ``torch.utils.data.get_worker_info().id`` says inside the data set.
+        num_workers: Of this host; 0 in the trainer itself, where there is no worker info.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        name: str,
+        collate_fn: Callable[[Any], Any] | None = None,
+        seeding: Seeding = "sample",
+        fingerprint: Callable[[Any], str] | str | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+        info_seed: int = 0,
+    ) -> None:
+        self.name = name
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.seeding: Seeding = seeding
+        self.fingerprint = fingerprint
+        self.worker_index = 0
+        self.num_workers = 0
+        self._worker_init_fn = worker_init_fn
+        # Equal on all hosts: a data set that uses get_worker_info().seed must not differ between them.
+        self._info_seed = info_seed
+        self._on_seed = tuple(_find_hooks(dataset))
+
+    @classmethod
+    def build(
+        cls, spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_workers: int = 0
+    ) -> BuiltDataset:
+        """Run the factory and make this process a worker; may take minutes.
+
+        The generators are seeded from the spec before, so that a factory that draws
+        (``random_split``) builds the same data set everywhere, and put back after.
+
+        Args:
+            spec: What to build.
+            host: Named in errors.
+            worker_index: In ``[0, num_workers)``.
+            num_workers: Processes that serve this data set on this host; 0 for the trainer itself,
+                where as in torch ``worker_init_fn`` is not called and ``get_worker_info()`` is None.
+
+        Raises:
+            ConfigError: If no factory of that name is registered.
+            DatasetError: If the factory or ``worker_init_fn`` raises, or the result is no map-style data set.
+        """
+        built = cls.prebuild(spec, host=host)
+        if num_workers:
+            built.become_worker(worker_index, num_workers, host=host)
+        return built
+
+    @classmethod
+    def prebuild(cls, spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
+        """Run the factory only: for a process that forks the workers, see `become_worker`."""
+        factory = get_factory(spec.name)
+        arguments = spec.arguments
+        key = build_key(spec.name, spec.arguments_json)
+        with preserved_generators():
+            try:
+                seed_generators(key)
+                dataset = factory.function(**arguments)
+            except Exception as exc:
+                raise dataset_error(exc, dataset=spec.name, host=host, stage="build") from exc
+        if problem := _not_map_style(dataset):
+            raise dataset_error(
+                f"ConfigError: the factory returned {problem}", dataset=spec.name, host=host, stage="build"
+            )
+        return cls(
+            dataset,
+            name=spec.name,
+            collate_fn=factory.collate_fn,
+            seeding=factory.seeding,
+            fingerprint=factory.fingerprint,
+            worker_init_fn=factory.worker_init_fn,
+            info_seed=key >> 1,
+        )
+
+    @classmethod
+    def from_object(
+        cls, dataset: Any, *, collate_fn: Callable[[Any], Any] | None = None, seeding: Seeding = "sample"
+    ) -> BuiltDataset:
+        """Wrap a data set object that no factory built; it can be used in this process only.
+
+        Raises:
+            ConfigError: If it is no map-style data set.
+        """
+        if problem := _not_map_style(dataset):
+            raise ConfigError(f"the data set is {problem}")
+        return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding)
+
+    def become_worker(self, worker_index: int, num_workers: int, *, host: str = "local") -> None:
+        """Provide worker info from now on, and call ``worker_init_fn``; once per process.
+
+        Raises:
+            ConfigError: If ``worker_index`` is out of range.
+            DatasetError: If ``worker_init_fn`` raises.
+        """
+        if not 0 <= worker_index < num_workers:
+            raise ConfigError(f"worker index {worker_index} is out of range, expected 0 to {num_workers - 1}")
+        self.worker_index, self.num_workers = worker_index, num_workers
+        if self._worker_init_fn is None:
+            return
+        with preserved_generators(), self.worker_info():
+            try:
+                seed_generators(self._info_seed)
+                self._worker_init_fn(worker_index)
+            except Exception as exc:
+                raise dataset_error(
+                    exc, dataset=self.name, host=host, stage="build", note=" (in worker_init_fn)"
+                ) from exc
+
+    def __len__(self) -> int:
+        """Return the number of samples.
+
+        Raises:
+            TypeError: If the data set has no length.
+        """
+        if self.num_samples is None:
+            raise TypeError(f"data set {self.name!r} has no len()")
+        return self.num_samples
+
+    @functools.cached_property
+    def num_samples(self) -> int | None:
+        """Length of the data set, asked once; None if it has none."""
+        if not hasattr(type(self.dataset), "__len__"):
+            return None
+        try:
+            return len(self.dataset)
+        except NotImplementedError:
+            return None
+
+    def seed(self, key: int) -> None:
+        """Seed the global generators, and those of the data set through its ``on_seed(key)``."""
+        seed_generators(key)
+        for hook in self._on_seed:
+            hook(key)
+
+    @contextmanager
+    def worker_info(self) -> Iterator[None]:
+        """Make ``torch.utils.data.get_worker_info()`` work for the code inside, as in torch's own workers.
+
+        Not for collation: there ``default_collate`` takes worker info as the order to put
+        tensors into shared memory. Inside torch's own worker that is right, and what was
+        set there is back after this context.
+        """
+        torch_data = sys.modules.get("torch.utils.data")
+        if torch_data is None or not self.num_workers:
+            yield
+            return
+        module: Any = torch_data._utils.worker
+        before = module._worker_info
+        module._worker_info = module.WorkerInfo(
+            id=self.worker_index, num_workers=self.num_workers, seed=self._info_seed, dataset=self.dataset
+        )
+        try:
+            yield
+        finally:
+            module._worker_info = before
+
+
+def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
+    """Yield the ``on_seed`` methods of a data set and of those that torch's wrappers hold."""
+    hook = getattr(dataset, "on_seed", None)
+    if callable(hook):
+        yield hook
+        return
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    if torch_data is None:
+        return
+    if isinstance(dataset, torch_data.Subset):
+        yield from _find_hooks(dataset.dataset)
+    elif isinstance(dataset, torch_data.ConcatDataset | torch_data.StackDataset):
+        inner = dataset.datasets
+        for part in inner.values() if isinstance(inner, dict) else inner:
+            yield from _find_hooks(part)
+
+
+def _not_map_style(dataset: object) -> str:
+    """Return what is wrong with the object as a map-style data set; empty if nothing is."""
+    kind = type(dataset)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if dataset is None:
+        return "None; return the data set from the decorated function"
+    if isinstance(dataset, DatasetSpec):
+        return f"a DatasetSpec; build {dataset.name!r} with get_factory({dataset.name!r}).function(...)"
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
+    if iterable or not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
+        what = "an iterable data set" if iterable or hasattr(kind, "__iter__") else "not a data set"
+        return (
+            f"{what} ({name}); only map-style data sets are supported for now: "
+            "give it __getitem__(index) and __len__(), so that any host can compute any batch"
+        )
+    return ""

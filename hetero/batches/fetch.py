@@ -1,0 +1,365 @@
+"""The pure function: one batch from a data set, its indices, seed, epoch and position."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib import import_module
+from operator import index as to_integer
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import dataset_error
+from hetero.batches.purity import IMPURITY_ADVICE, compare, outline, sketch
+from hetero.batches.seeds import batch_key, preserved_generators, sample_key
+from hetero.datasets import DatasetSpec, Index
+from hetero.errors import ConfigError, DatasetError
+
+__all__ = ["BatchRequest", "BuiltDataset", "Cancelled", "Description", "as_indices", "describe", "fetch"]
+
+logger = logging.getLogger(__name__)
+
+Indices = npt.NDArray[np.int64] | tuple[Index, ...]
+
+_NUM_PROBES = 8
+
+
+class Cancelled(Exception):
+    """`fetch` stopped between two samples because ``cancelled()`` was true."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchRequest:
+    """Everything that a batch depends on, and how to compute it."""
+
+    spec: DatasetSpec
+    """The data set."""
+    indices: Indices
+    """What the sampler yielded: int64 array, or a tuple if there are other keys; see `as_indices`."""
+    occurrences: npt.NDArray[np.uint32] | None = None
+    """Per index, how often it came before in the epoch's global order; None: all 0."""
+    seed: int
+    """The loader's, signed 64-bit."""
+    epoch: int
+    """At least 0."""
+    position: int
+    """Of this batch in the epoch's global order, at least 0."""
+    collate: bool = True
+    """False: exactly one index, and the sample itself, as torch's ``batch_size=None``."""
+    step: int = 0
+    """Of the rank that asks; lower ones are served first. No part of the batch."""
+    verify: bool = False
+    """Compute twice and compare: the purity check."""
+
+    def __post_init__(self) -> None:
+        if self.occurrences is not None and len(self.occurrences) != len(self.indices):
+            raise ConfigError(f"{len(self.indices)} indices but {len(self.occurrences)} occurrences; expected as many")
+        if not self.collate and len(self.indices) != 1:
+            raise ConfigError(f"a request without collation has {len(self.indices)} indices, expected exactly 1")
+
+
+def as_indices(indices: Iterable[Any]) -> Indices:
+    """Return what a sampler yielded in the form that `BatchRequest` takes.
+
+    Args:
+        indices: Integers (Python's, NumPy's, or tensors without dimensions), strings, or tuples of integers.
+
+    Returns:
+        An int64 array if all are integers, else a tuple.
+
+    Raises:
+        ConfigError: If one is of another type or does not fit 64 bits.
+    """
+    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
+        return indices.astype(np.int64, copy=False)
+    plain: list[Index] = []
+    for index in indices:
+        try:
+            if isinstance(index, str):
+                plain.append(index)
+            elif isinstance(index, tuple):
+                plain.append(tuple(to_integer(part) for part in index))
+            else:
+                plain.append(to_integer(index))
+        except TypeError:
+            raise ConfigError(
+                f"the sampler yielded {index!r:.60} of type {type(index).__name__}; "
+                "expected an integer, a string or a tuple of integers"
+            ) from None
+    if any(isinstance(index, str | tuple) for index in plain):
+        return tuple(plain)
+    try:
+        return np.array(plain, dtype=np.int64)
+    except OverflowError as exc:
+        raise ConfigError(f"the sampler yielded an index beyond 64 bits: {exc}") from exc
+
+
+def fetch(
+    built: BuiltDataset,
+    request: BatchRequest,
+    *,
+    host: str = "local",
+    cancelled: Callable[[], bool] | None = None,
+) -> Any:
+    """Compute one batch: the same in every process for the same request.
+
+    Seeds and uses the process's global generators, so only one thread of a
+    process may be in here; inside a trainer wrap it in `preserved_generators`.
+
+    Args:
+        built: The data set of ``request.spec``.
+        request: What to compute.
+        host: Named in errors.
+        cancelled: Polled before every sample.
+
+    Returns:
+        What ``collate_fn`` returned; ``default_collate`` where the user gave none. Without
+        collation the sample, through the user's ``collate_fn`` or torch's ``default_convert``.
+
+    Raises:
+        Cancelled: If ``cancelled()`` was true between two samples.
+        DatasetError: If the user's code raises, an index is out of range, or with
+            ``request.verify`` if the batch differs from itself.
+        ConfigError: If seed, epoch or position are out of range.
+    """
+    samples = _compute_samples(built, request, host, cancelled)
+    batch = _collate(built, samples, request, host)
+    if not request.verify:
+        return batch
+    again = _compute_samples(built, request, host, cancelled)
+    difference = compare(batch, _collate(built, again, request, host))
+    if difference is None:
+        return batch
+    differing = [
+        index for index, one, other in zip(_plain(request.indices), samples, again, strict=True) if compare(one, other)
+    ]
+    raise dataset_error(
+        f"computed twice, {difference}. {IMPURITY_ADVICE}",
+        dataset=built.name,
+        host=host,
+        stage="purity",
+        sample_index=differing[0] if differing else "",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a data set looks like from one host; equal on all hosts that have the same data."""
+
+    num_samples: int | None
+    """None if the data set has no length."""
+    fingerprint: str
+    """Hexadecimal digest of length and probed samples, or the factory's own text."""
+    environment: dict[str, str]
+    """Versions and settings that may change a sample's bytes."""
+
+
+def describe(built: BuiltDataset, *, host: str = "local") -> Description:
+    """Return length, fingerprint and environment.
+
+    Unless the factory has a ``fingerprint=``, up to 8 samples from the first to the last are
+    computed twice under a fixed seed. One that differs from itself, or raises, adds that fact and
+    nothing else to the fingerprint: what is wrong with it is for the purity check and `fetch` to say.
+
+    Raises:
+        DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
+    """
+    with preserved_generators():
+        try:
+            num_samples = built.num_samples
+            if callable(built.fingerprint):
+                fingerprint = str(built.fingerprint(built.dataset))
+            else:
+                fingerprint = built.fingerprint or _probe(built, num_samples, host)
+        except Exception as exc:
+            raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
+    return Description(num_samples=num_samples, fingerprint=fingerprint, environment=_environment())
+
+
+def _compute_samples(
+    built: BuiltDataset, request: BatchRequest, host: str, cancelled: Callable[[], bool] | None
+) -> Sequence[Any]:
+    """Return the samples in order."""
+    _check_range(built, request.indices, host)
+
+    def poll() -> None:
+        if cancelled is not None and cancelled():
+            raise Cancelled
+
+    compute = _compute_together if built.seeding == "batch" else _compute_each
+    had_torch = "torch" in sys.modules
+    with built.worker_info():
+        samples = compute(built, request, host, poll)
+    if not had_torch and "torch" in sys.modules:
+        # A sample imported torch, whose generator had not been seeded for it.
+        with built.worker_info():
+            samples = compute(built, request, host, poll)
+    return samples
+
+
+def _compute_each(built: BuiltDataset, request: BatchRequest, host: str, poll: Callable[[], None]) -> Sequence[Any]:
+    """Seed for every sample."""
+    dataset, seed, epoch = built.dataset, request.seed, request.epoch
+    indices = _plain(request.indices)
+    occurrences = [0] * len(indices) if request.occurrences is None else request.occurrences.tolist()
+    samples = []
+    for index, occurrence in zip(indices, occurrences, strict=True):
+        poll()
+        key = sample_key(seed, epoch, index, occurrence)
+        try:
+            built.seed(key)
+            samples.append(dataset[index])
+        except Exception as exc:
+            raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
+    return samples
+
+
+def _compute_together(built: BuiltDataset, request: BatchRequest, host: str, poll: Callable[[], None]) -> Sequence[Any]:
+    """Seed once, and use the data set's ``__getitems__`` if it has one."""
+    indices = _plain(request.indices)
+    key = batch_key(request.seed, request.epoch, request.position, request.indices)
+    poll()
+    index: Index | str = ""  # of the sample that raises, where that is known
+    try:
+        built.seed(key)
+        dataset, inner_indices = _unwrap_subset(built.dataset, indices)
+        if hasattr(dataset, "__getitems__"):
+            samples = list(dataset.__getitems__(inner_indices))
+            if len(samples) == len(indices):
+                return samples
+            raise ValueError(f"__getitems__ returned {len(samples)} samples for {len(indices)} indices")
+        samples = []
+        for index, inner_index in zip(indices, inner_indices, strict=True):  # noqa: B007
+            poll()
+            samples.append(dataset[inner_index])
+    except Cancelled:
+        raise
+    except Exception as exc:
+        raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
+    return samples
+
+
+def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[Any]]:
+    """Return what a chain of torch's ``Subset`` wraps, and the indices into that.
+
+    ``Subset`` always has ``__getitems__``, whether or not the data set inside has; only a look
+    inside tells whether samples can be computed one by one, cancelled and named in errors.
+    """
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    inner: list[Any] = list(indices)
+    while torch_data is not None and type(dataset) is torch_data.Subset:
+        inner = [dataset.indices[index] for index in inner]
+        dataset = dataset.dataset
+    return dataset, inner
+
+
+def _collate(built: BuiltDataset, samples: Sequence[Any], request: BatchRequest, host: str) -> Any:
+    """Make the batch, under a key of its own if samples had theirs."""
+    function = built.collate_fn
+    try:
+        if function is None:
+            function = _default_function(collate=request.collate)
+        if built.seeding == "sample":
+            built.seed(batch_key(request.seed, request.epoch, request.position, request.indices))
+        return function(samples if request.collate else samples[0])
+    except Exception as exc:
+        raise dataset_error(
+            exc, dataset=built.name, host=host, stage="collate", note=_compare_outlines(samples, request)
+        ) from exc
+
+
+def _default_function(*, collate: bool) -> Callable[[Any], Any]:
+    """Return torch's function for users who gave none."""
+    try:
+        torch_data: Any = import_module("torch.utils.data")
+    except ImportError:
+        if not collate:
+            return lambda sample: sample
+        raise ConfigError(
+            "torch is not installed, so there is no default_collate; pass @hetero.dataset(collate_fn=...)"
+        ) from None
+    return cast("Callable[[Any], Any]", torch_data.default_collate if collate else torch_data.default_convert)
+
+
+def _check_range(built: BuiltDataset, indices: Indices, host: str) -> None:
+    """Raise for the first integer outside of the data set; keys of other types pass."""
+    try:
+        num_samples = built.num_samples
+    except Exception as exc:
+        raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
+    if num_samples is None:
+        return
+    wrong = [index for index in _plain(indices) if isinstance(index, int) and not 0 <= index < num_samples]
+    if wrong:
+        raise dataset_error(
+            f"IndexError: index {wrong[0]} is out of range: the data set has {num_samples} samples, "
+            f"expected 0 <= index < {num_samples}",
+            dataset=built.name,
+            host=host,
+            stage="sample",
+            sample_index=wrong[0],
+        )
+
+
+def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
+    """Return types and shapes of the first sample and of the first one that differs."""
+    outlines = [outline(sample) for sample in samples]
+    if not outlines:
+        return ""
+    other = next((position for position, text in enumerate(outlines) if text != outlines[0]), None)
+    indices = _plain(request.indices)
+    note = f" (sample {indices[0]!r} is {outlines[0]}"
+    return note + (")" if other is None else f"; sample {indices[other]!r} is {outlines[other]})")
+
+
+def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
+    """Return a digest of the length and of a few samples."""
+    hasher = blake2b(struct.pack("<q", -1 if num_samples is None else num_samples), digest_size=16)
+    count = num_samples or 0
+    spec = DatasetSpec("probe")
+    for probe in sorted(
+        {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else ()
+    ):
+        request = BatchRequest(spec=spec, indices=np.array([probe]), seed=0, epoch=0, position=0)
+        try:
+            first = _compute_samples(built, request, host, None)[0]
+            mark = sketch(first)  # now: the second time may reuse the first one's memory
+            pure = compare(first, _compute_samples(built, request, host, None)[0]) is None
+        except DatasetError as exc:
+            logger.warning("sample %d of data set %r could not be probed: %s", probe, built.name, exc)
+            hasher.update(b"raised")
+        else:
+            hasher.update(mark if pure else b"impure")
+    return hasher.hexdigest()
+
+
+def _environment() -> dict[str, str]:
+    """Return versions of what is imported here, and settings that change bytes."""
+    facts = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
+    }
+    for name in ("numpy", "torch", "torchvision", "cv2", "PIL"):
+        module = sys.modules.get(name)
+        if module is not None:
+            facts[name] = str(getattr(module, "__version__", "unknown"))
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+        facts["torch_threads"] = str(torch.get_num_threads())
+    return facts
+
+
+def _plain(indices: Indices) -> Sequence[Index]:
+    """Return Python's own integers, which is what samplers hand to data sets."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else indices

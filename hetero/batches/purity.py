@@ -1,0 +1,186 @@
+"""Nested samples and batches compared bit for bit, and told apart across hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+import numpy as np
+
+__all__ = ["IMPURITY_ADVICE", "Difference", "compare", "outline", "sketch"]
+
+IMPURITY_ADVICE = (
+    "A sample may depend on its index and on the global generators of random, NumPy and torch only. Typical causes: "
+    "a generator of the data set's own (seed it in a method on_seed(self, key)), os.urandom or uuid4, the time, "
+    "the order of a set, a counter or cache that changes what a sample is, threads that share a generator."
+)
+"""What to look for when a batch differs from itself."""
+
+_MAX_DEPTH = 64
+_OPAQUE_DEPTH = 16  # what an object of unknown type counts for, so that graphs of them end soon
+
+_Part: TypeAlias = "tuple[str, str, bytes | np.ndarray[Any, Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where two values are not the same."""
+
+    path: str
+    """Inside the value, for example ``['image'][0]``; empty for the value itself."""
+    what: str
+    """Both sides, briefly."""
+
+    def __str__(self) -> str:
+        return f"batch{self.path}: {self.what}"
+
+
+def compare(first: object, second: object) -> Difference | None:
+    """Return where two nested values differ, or None if they are the same bit for bit.
+
+    Types, dtypes, shapes, the order of dictionary keys, NaN payloads and the
+    sign of zero all count. Objects of unknown types are compared as arrays if NumPy
+    can view them, else by their attributes or their own ``repr``.
+    """
+    # A container's part comes first and holds its length: the walks part where one ends early.
+    for (path, head, body), (_, other_head, other_body) in zip(_walk(first, "", 0), _walk(second, "", 0), strict=False):
+        if head != other_head:
+            return Difference(path, f"{head} against {other_head}")
+        one, other = (part if isinstance(part, bytes) else part.tobytes() for part in (body, other_body))
+        if one != other:
+            return Difference(path, f"{head}, {_describe_change(one, other)}")
+    return None
+
+
+def sketch(value: object) -> bytes:
+    """Return a 16-byte hash that tells samples apart, but not roundings.
+
+    Structure, dtypes, shapes, texts, bytes and wide integers count exactly. Of
+    floating point and narrow integer arrays only coarse statistics do, because their last
+    bits depend on the CPU that computed them (NumPy, OpenCV and torch choose code by
+    it), and hosts of different types must agree that they have the same data.
+    """
+    hasher = blake2b(digest_size=16)
+    for _path, head, body in _walk(value, "", 0):
+        content = body if isinstance(body, bytes) else _coarse(body)
+        for part in (head.encode("utf-8", "surrogatepass"), content):
+            hasher.update(len(part).to_bytes(8, "little"))
+            hasher.update(part)
+    return hasher.digest()
+
+
+def outline(value: Any, depth: int = 0) -> str:
+    """Return types and shapes of a sample in brief, for messages."""
+    name = type(value).__name__
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{name} {value.dtype}{list(value.shape)}"
+    if depth < 3 and isinstance(value, Mapping):
+        parts = [f"{key!r:.30}: {outline(item, depth + 1)}" for key, item in list(value.items())[:8]]
+        return f"{name} of {len(value)} {{{', '.join(parts)}}}"
+    if depth < 3 and isinstance(value, list | tuple):
+        return f"{name} of {len(value)} ({', '.join(outline(item, depth + 1) for item in value[:8])})"
+    return name
+
+
+def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield (path, type and shape, content) of every part, depth first."""
+    name = type(value).__name__
+    if depth > _MAX_DEPTH:
+        yield path, "nested too deep", b""
+    elif isinstance(value, np.generic | np.ndarray):
+        yield from _walk_array(value, path, depth)
+    elif isinstance(value, str):
+        yield path, name, value.encode("utf-8", "surrogatepass")
+    elif isinstance(value, bytes | bytearray | memoryview):
+        yield path, name, bytes(value)
+    elif isinstance(value, float):
+        yield path, name, np.array([value])
+    elif value is None or isinstance(value, int | complex):
+        yield path, name, repr(value).encode()
+    elif isinstance(value, Mapping):
+        yield path, f"{name} of {len(value)}", b""
+        for key in value:
+            yield from _walk(key, f"{path}.keys()", depth + 1)
+            yield from _walk(value[key], f"{path}[{key!r:.60}]", depth + 1)
+    elif isinstance(value, list | tuple):
+        yield path, f"{name} of {len(value)}", b""
+        for position, item in enumerate(value):
+            yield from _walk(item, f"{path}[{position}]", depth + 1)
+    else:
+        yield from _walk_object(value, path, depth)
+
+
+def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield a NumPy array or scalar; the elements one by one if they are objects."""
+    array = np.asarray(value)
+    head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}"
+    if array.dtype.hasobject or array.dtype.kind == "T":
+        yield path, head, b""
+        yield from _walk(array.tolist(), path, depth + 1)
+    else:
+        yield path, head, array
+
+
+def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield what is neither of Python's nor of NumPy's basic types."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        yield from _walk_tensor(torch, value, path)
+    elif dataclasses.is_dataclass(kind):
+        yield path, name, b""
+        for field in dataclasses.fields(kind):
+            yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}", depth + 1)
+    elif isinstance(value, set | frozenset):
+        yield path, f"{name} of {len(value)}", b"".join(sorted(sketch(item) for item in value))
+    elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):  # a PIL image, for one
+        yield path, name, b""
+        yield from _walk_array(np.asarray(value), path, depth)
+    elif hasattr(value, "__dict__"):
+        yield path, name, b""
+        for attribute, item in vars(value).items():
+            yield from _walk(item, f"{path}.{attribute}", depth + _OPAQUE_DEPTH)
+    else:
+        text = repr(value)
+        yield path, name, b"" if " at 0x" in text else text.encode("utf-8", "surrogatepass")
+
+
+def _walk_tensor(torch: Any, value: Any, path: str) -> Iterator[_Part]:
+    """Yield a tensor of any dtype."""
+    head = f"{type(value).__name__} {value.dtype}{list(value.shape)}".replace("torch.", "")
+    if value.layout is not torch.strided:
+        head = f"{head} {value.layout}"
+        value = value.to_dense()
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    try:
+        yield path, head, flat.numpy()
+    except TypeError:  # NumPy has no bfloat16
+        yield path, head, flat.view(torch.uint8).numpy()
+
+
+def _describe_change(first: bytes, second: bytes) -> str:
+    """Say how two parts of one type differ."""
+    if len(first) != len(second) or len(first) <= 16:
+        return f"{first[:40]!r} against {second[:40]!r}"
+    changed = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
+    return f"{np.count_nonzero(changed)} of {changed.size} bytes differ, the first at {int(changed.argmax())}"
+
+
+def _coarse(array: np.ndarray[Any, Any]) -> bytes:
+    """Return exact bytes of an array that no rounding touches, else its magnitude and the means of four quarters."""
+    rounded = array.dtype.kind in "fc" or (array.dtype.kind in "iu" and array.dtype.itemsize < 4)
+    if not rounded or not array.size:
+        return array.tobytes()
+    flat = np.abs(array.ravel()) if array.dtype.kind == "c" else array.ravel()
+    flat = np.nan_to_num(flat.astype(np.float64), posinf=0.0, neginf=0.0)
+    magnitude = math.sqrt(float(np.mean(np.square(flat))))
+    if not (0 < magnitude < math.inf):
+        return str(magnitude).encode()
+    means = [round(float(part.mean()) / magnitude * 16) for part in np.array_split(flat, min(4, flat.size))]
+    return repr((round(math.log2(magnitude) * 8), means)).encode()

@@ -1,0 +1,338 @@
+"""Data set factories registered by name, and the specs that name what they build.
+
+Calling a registered factory builds nothing. It returns a `DatasetSpec`, a name
+and JSON arguments, which any process that imported the same script can turn
+into the data set. Nothing else about a data set ever crosses the wire.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import json
+import math
+import re
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, overload
+
+from hetero.errors import ConfigError
+
+__all__ = [
+    "MAX_ARGUMENTS_BYTES",
+    "DatasetFactory",
+    "DatasetSpec",
+    "Index",
+    "Seeding",
+    "dataset",
+    "get_factory",
+    "registered",
+    "set_describer",
+]
+
+Index: TypeAlias = int | str | tuple[int, ...]
+"""What a sampler yields: a position, or the key of a data set that takes keys."""
+
+Seeding: TypeAlias = Literal["sample", "batch"]
+"""How often the random generators are seeded."""
+
+MAX_ARGUMENTS_BYTES = 64 * 1024
+"""Bound on a spec's arguments: every request carries them."""
+
+_MAX_DEPTH = 32
+_NAME = re.compile(r"[\w.\-]{1,128}")
+
+_lock = threading.Lock()
+_factories: dict[str, DatasetFactory] = {}
+_describer: Callable[[DatasetSpec], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """Which registered data set, with which arguments; hashable and cheap to send.
+
+    ``len(spec)`` makes it a valid ``data_source`` of torch's samplers.
+    """
+
+    name: str
+    """The registered name."""
+    arguments_json: str = "{}"
+    """Canonical JSON object: sorted keys, no white space, at most 64 KiB."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"data set name {self.name[:140]!r} is not 1 to 128 letters, digits, dots, dashes or underscores"
+            )
+        if (size := len(self.arguments_json.encode(errors="replace"))) > MAX_ARGUMENTS_BYTES:
+            raise ConfigError(
+                f"arguments of data set {self.name!r} take {size} bytes, at most {MAX_ARGUMENTS_BYTES} are allowed\n"
+                "  Pass the path of a file that holds them instead."
+            )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments, decoded; a new dictionary each time.
+
+        Raises:
+            ConfigError: If ``arguments_json`` is no JSON object.
+        """
+        try:
+            decoded = json.loads(self.arguments_json)
+        except (ValueError, RecursionError) as exc:
+            raise ConfigError(f"arguments of data set {self.name!r} are not valid JSON: {exc}") from exc
+        if not isinstance(decoded, dict):
+            raise ConfigError(f"arguments of data set {self.name!r} are a {type(decoded).__name__}, not a JSON object")
+        return decoded
+
+    def __len__(self) -> int:
+        """Return the number of samples; the first call may build or ask for the data set.
+
+        Raises:
+            TypeError: If the data set has no length.
+        """
+        describer = _describer
+        return _local_length(self) if describer is None else describer(self)
+
+    def __str__(self) -> str:
+        text = self.arguments_json[1:-1]
+        return f"{self.name}({text if len(text) <= 60 else text[:57] + '...'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFactory:
+    """A registered function that builds a data set; calling it returns a `DatasetSpec`."""
+
+    name: str
+    """The registered name."""
+    function: Callable[..., Any]
+    """Builds the map-style data set; runs where the data is needed."""
+    seeding: Seeding = "sample"
+    """Seed the generators for every sample, or once per batch."""
+    collate_fn: Callable[[Any], Any] | None = None
+    """Makes a batch of a list of samples; None is torch's ``default_collate``."""
+    worker_init_fn: Callable[[int], object] | None = None
+    """Called with the worker's index, once per process, after the data set was built."""
+    fingerprint: Callable[[Any], str] | str | None = None
+    """Identity of the data instead of probed samples: a text, or a function of the data set."""
+    fork_built: bool = False
+    """Whether a host may build it once and share it with forked endpoints."""
+    place: str = field(default="", compare=False)
+    """File and line of the function, for messages."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DatasetSpec:
+        """Bind the arguments, defaults included, and return the spec; build nothing.
+
+        Raises:
+            ConfigError: If the arguments do not fit the signature or are not JSON values.
+        """
+        signature = inspect.signature(self.function)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise ConfigError(f"data set {self.name!r}: {exc}; its signature is {self.name}{signature}") from exc
+        bound.apply_defaults()
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.update(value)
+            else:
+                arguments[name] = value
+        checked = {name: _to_json(value, f"{self.name}({name})", 0) for name, value in arguments.items()}
+        return DatasetSpec(self.name, json.dumps(checked, sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+
+@overload
+def dataset(function: Callable[..., Any], /) -> DatasetFactory: ...
+
+
+@overload
+def dataset(
+    *,
+    name: str | None = None,
+    seeding: Seeding = "sample",
+    collate_fn: Callable[[Any], Any] | None = None,
+    worker_init_fn: Callable[[int], object] | None = None,
+    fingerprint: Callable[[Any], str] | str | None = None,
+    fork_built: bool = False,
+) -> Callable[[Callable[..., Any]], DatasetFactory]: ...
+
+
+def dataset(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    seeding: Seeding = "sample",
+    collate_fn: Callable[[Any], Any] | None = None,
+    worker_init_fn: Callable[[int], object] | None = None,
+    fingerprint: Callable[[Any], str] | str | None = None,
+    fork_built: bool = False,
+) -> DatasetFactory | Callable[[Callable[..., Any]], DatasetFactory]:
+    """Register a function that builds a map-style data set.
+
+    Use it at the top level of the training script, so that data hosts, which
+    import the script without running its ``main``, register it too.
+
+    Args:
+        function: The factory. Its arguments must be JSON values; tuples arrive as lists.
+        name: Registered name; the function's own by default.
+        seeding: ``"sample"`` seeds `random`, NumPy's and torch's global generators for
+            every sample; ``"batch"`` once per batch, for samples cheaper than that (7 us)
+            and for data sets with torch's ``__getitems__``.
+        collate_fn: As torch's; None is ``default_collate``.
+        worker_init_fn: As torch's.
+        fingerprint: A text, or a function of the data set, that identifies the data on
+            a host. By default a few samples are fetched and hashed.
+        fork_built: Allow a host to build the data set once and fork its endpoints from
+            there. Only for data sets without open files, threads or connections.
+
+    Returns:
+        The registered factory; calling it returns a `DatasetSpec`.
+
+    Raises:
+        ConfigError: If the name is taken, or the function cannot be called by JSON arguments.
+    """
+    if function is None:
+        return functools.partial(
+            _register,
+            name=name,
+            seeding=seeding,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            fingerprint=fingerprint,
+            fork_built=fork_built,
+        )
+    return _register(function, name=name)
+
+
+def get_factory(name: str) -> DatasetFactory:
+    """Return the factory registered as ``name``.
+
+    Raises:
+        ConfigError: If there is none; the message lists the known names.
+    """
+    factory = _factories.get(name)
+    if factory is not None:
+        return factory
+    close = difflib.get_close_matches(name, _factories, n=1)
+    known = ", ".join(registered()) or "none"
+    raise ConfigError(
+        f"no data set named {name[:60]!r} is registered"
+        + (f"; did you mean {close[0]!r}?" if close else "")
+        + f"\n  Registered: {known}.\n  Register it with @hetero.dataset at the top level of the training script."
+    )
+
+
+def registered() -> tuple[str, ...]:
+    """Return the registered names, sorted."""
+    return tuple(sorted(_factories))
+
+
+def set_describer(describer: Callable[[DatasetSpec], int] | None) -> None:
+    """Choose what answers ``len(spec)``; None: build the data set in this process.
+
+    The describer should cache: samplers ask often.
+    """
+    global _describer
+    _describer = describer
+
+
+def _register(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    seeding: Seeding = "sample",
+    collate_fn: Callable[[Any], Any] | None = None,
+    worker_init_fn: Callable[[int], object] | None = None,
+    fingerprint: Callable[[Any], str] | str | None = None,
+    fork_built: bool = False,
+) -> DatasetFactory:
+    """Check the function and put it into the registry."""
+    if isinstance(function, type) or not callable(function):
+        raise ConfigError(
+            f"@hetero.dataset decorates a function that returns the data set, not {function!r:.80}\n"
+            "  Write a function next to it: def photos(root: str): return PhotoDataset(root)"
+        )
+    if seeding not in ("sample", "batch"):
+        raise ConfigError(f"seeding is {seeding!r}, expected 'sample' or 'batch'")
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
+            raise ConfigError(
+                f"data set factory at {place}: parameter {parameter} cannot be passed by name; make it a keyword"
+            )
+    factory = DatasetFactory(
+        name=getattr(function, "__name__", "") if name is None else name,
+        function=function,
+        seeding=seeding,
+        collate_fn=collate_fn,
+        worker_init_fn=worker_init_fn,
+        fingerprint=fingerprint,
+        fork_built=fork_built,
+        place=place,
+    )
+    DatasetSpec(factory.name)  # checks the name
+    with _lock:
+        other = _factories.get(factory.name)
+        # One file may be imported twice, as __main__ and by its name; a notebook runs a cell again.
+        interactive = not hasattr(sys.modules.get("__main__"), "__file__") and function.__module__ == "__main__"
+        if other is not None and other.place != place and not interactive:
+            raise ConfigError(
+                f"two data sets are named {factory.name!r}\n"
+                f"  First:  {other.place}\n  Second: {place}\n"
+                "  Give one of them another name: @hetero.dataset(name=...)."
+            )
+        _factories[factory.name] = factory
+    return factory
+
+
+@functools.lru_cache(maxsize=256)
+def _local_length(spec: DatasetSpec) -> int:
+    """Build the data set here and return its length."""
+    return len(get_factory(spec.name).function(**spec.arguments))
+
+
+def _to_json(value: object, path: str, depth: int) -> object:
+    """Return ``value`` in JSON's types, or raise a `ConfigError` that names the path."""
+    if depth > _MAX_DEPTH:
+        raise ConfigError(f"argument {path} is nested deeper than {_MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # the value of a str enum, not its name
+    if isinstance(value, int | float):
+        return _number_to_json(value, path)
+    if isinstance(value, list | tuple):
+        return [_to_json(item, f"{path}[{position}]", depth + 1) for position, item in enumerate(value)]
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"argument {path} has the key {key!r:.40} of type {type(key).__name__}, expected str")
+        return {str.__str__(key): _to_json(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+    if hasattr(value, "__fspath__"):
+        advice = "pass str(path)"
+    elif hasattr(value, "item"):
+        advice = "pass .item() or .tolist()"
+    else:
+        advice = "build it inside the data set's function"
+    kind = type(value)
+    raise ConfigError(
+        f"argument {path} is a {kind.__module__}.{kind.__qualname__}, not a JSON value\n"
+        f"  A data set's arguments travel to other hosts as JSON: {advice}."
+    )
+
+
+def _number_to_json(value: float, path: str) -> float:
+    """Return an int or float of exactly that type."""
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise ConfigError(f"argument {path} is an integer of {value.bit_length()} bits, expected at most 64")
+        return int(value)
+    if not math.isfinite(value):
+        raise ConfigError(f"argument {path} is {value}, which JSON cannot express; pass a finite number or None")
+    return float(value)
