@@ -1,0 +1,8 @@
+"""Instance types, their prices where someone has stated them, and cost arithmetic."""
+
+from __future__ import annotations
+
+from hetero.pricing.catalog import Catalogue, InstanceTypeInfo, Price
+from hetero.pricing.tables import list_text, show_text
+
+__all__ = ["Catalogue", "InstanceTypeInfo", "Price", "list_text", "show_text"]

@@ -1,0 +1,247 @@
+"""The catalogue: what an instance type is, and what it costs if a price was given.
+
+hetero ships facts (vCPUs, memory, accelerators, network) and no current
+prices: those differ by region and change. A price comes from the user's
+``--price TYPE=USD``, from a price file, or from a named profile, in this
+order. A price file is JSON or YAML::
+
+    region: eu-west-1              # optional, like as_of and source
+    as_of: 2026-03-01
+    source: our contract
+    hourly_usd:
+      ml.c5.9xlarge: 1.93
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hetero.errors import ConfigError
+
+__all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price"]
+
+MAX_HOURLY_USD = 1000.0
+"""No instance costs this much an hour; more is a slip of the decimal point."""
+_MAX_FILE_BYTES = 1 << 20
+_PREFIX, _SUFFIX = "prices_", ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What an instance costs, and who says so."""
+
+    hourly_usd: float
+    """USD per instance and hour, in (0, 1000)."""
+    region: str | None = None
+    as_of: str | None = None
+    """ISO date, or only its year; None: not stated."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceTypeInfo:
+    """One instance type. What is not known is None."""
+
+    instance_type: str
+    vcpus: int | None
+    memory_gib: float | None
+    num_accelerators: int | None
+    accelerator: str | None
+    """For example ``NVIDIA A100`` or ``AWS Trainium``."""
+    network_gbps: float | None
+    """Sustained, not burst; None also where AWS only says "high"."""
+    as_of: str
+    """Date of these facts."""
+    source: str
+    """Where these facts are from."""
+    price: Price | None = None
+
+    @property
+    def hourly_usd(self) -> float | None:
+        """USD per instance and hour, or None."""
+        return self.price.hourly_usd if self.price else None
+
+
+class Catalogue:
+    """Instance types by name. Immutable; make one with `load`."""
+
+    def __init__(self, infos: Mapping[str, InstanceTypeInfo]) -> None:
+        self._infos = dict(infos)
+
+    @classmethod
+    def load(
+        cls,
+        profile: str | None = None,
+        *,
+        region: str | None = None,
+        price_file: str | Path | None = None,
+        overrides: Sequence[str] = (),
+    ) -> Catalogue:
+        """Read the shipped instance types and put prices on them.
+
+        Args:
+            profile: A shipped price profile, see `profiles`; None for no prices.
+            region: The region that the job runs in; prices stated for another one are refused.
+            price_file: JSON or YAML; beats the profile.
+            overrides: ``TYPE=USD``, as given to ``--price``; beat the file.
+
+        Raises:
+            ConfigError: If the profile is unknown, the file unreadable or malformed, a price not in
+                (0, 1000) or of another region; names the file and the key.
+        """
+        infos = _shipped_types()
+        prices: dict[str, Price] = {}
+        if profile is not None:
+            if profile not in (known := cls.profiles()):
+                raise ConfigError(f"price profile {profile!r} is unknown; there is {', '.join(known)}")
+            text = _data().joinpath(f"{_PREFIX}{profile}{_SUFFIX}").read_text(encoding="utf-8")
+            prices.update(_parse_prices(json.loads(text), where=f"profile {profile}", region=region))
+        if price_file is not None:
+            content = _read_price_file(Path(price_file))
+            prices.update(_parse_prices(content, where=str(price_file), region=region))
+        for override in overrides:
+            name, price = _parse_override(override, region)
+            prices[name] = price
+        for name, price in prices.items():
+            infos[name] = dataclasses.replace(infos.get(name) or _bare(name, price), price=price)
+        return cls(infos)
+
+    @staticmethod
+    def profiles() -> tuple[str, ...]:
+        """Return the names of the shipped price profiles."""
+        names = (entry.name for entry in _data().iterdir())
+        return tuple(sorted(name[len(_PREFIX) : -len(_SUFFIX)] for name in names if name.startswith(_PREFIX)))
+
+    def types(self) -> tuple[InstanceTypeInfo, ...]:
+        """Return every type in the order of the catalogue (by family, then size)."""
+        return tuple(self._infos.values())
+
+    def find(self, instance_type: str) -> InstanceTypeInfo | None:
+        """Return a type, or None if it is unknown; `explain` says what to do then."""
+        return self._infos.get(instance_type)
+
+    def get(self, instance_type: str) -> InstanceTypeInfo:
+        """Return a type.
+
+        Raises:
+            ConfigError: If it is unknown; with the closest known names.
+        """
+        info = self.find(instance_type)
+        if info is None:
+            raise ConfigError(
+                f"instance type {instance_type!r} is not in the catalogue{self._suggestion(instance_type)}"
+            )
+        return info
+
+    def explain(self, instance_type: str) -> str | None:
+        """Return why this type has no price and what to do, in one line; None if it has one."""
+        info = self.find(instance_type)
+        if info is not None and info.price is not None:
+            return None
+        hint = self._suggestion(instance_type) if info is None else ""
+        return f"no price for {instance_type}; pass --price {instance_type}=USD{hint}"
+
+    def _suggestion(self, instance_type: str) -> str:
+        close = difflib.get_close_matches(instance_type.lower(), self._infos, n=2, cutoff=0.75)
+        return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def _data() -> Any:
+    return resources.files("hetero.pricing").joinpath("data")
+
+
+def _shipped_types() -> dict[str, InstanceTypeInfo]:
+    document = json.loads(_data().joinpath("instance_types.json").read_text(encoding="utf-8"))
+    common = {"as_of": document["as_of"], "source": document["source"]}
+    infos = (InstanceTypeInfo(**row, **common) for row in document["instances"])
+    return {info.instance_type: info for info in infos}
+
+
+def _bare(name: str, price: Price) -> InstanceTypeInfo:
+    return InstanceTypeInfo(
+        instance_type=name,
+        vcpus=None,
+        memory_gib=None,
+        num_accelerators=None,
+        accelerator=None,
+        network_gbps=None,
+        as_of=price.as_of or "",
+        source=price.source,
+    )
+
+
+def _read_price_file(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"price file {path}: {error.strerror or error}") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"price file {path}: over {_MAX_FILE_BYTES} bytes; it should hold a few prices")
+    parse: Callable[[bytes], object] = yaml.safe_load if path.suffix in (".yaml", ".yml") else json.loads
+    try:
+        return parse(content)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"price file {path}: not valid {'YAML' if parse is yaml.safe_load else 'JSON'}: {error}"
+        ) from error
+
+
+def _parse_prices(content: object, *, where: str, region: str | None) -> dict[str, Price]:
+    if not isinstance(content, dict) or not isinstance(content.get("hourly_usd"), dict):
+        raise ConfigError(f"{where}: hourly_usd: expected an object from instance type to USD, as in {{'ml.x': 1.5}}")
+    unknown = [key for key in content if key not in ("region", "as_of", "source", "hourly_usd")]
+    if unknown:
+        raise ConfigError(f"{where}: {unknown[0]}: unknown key; expected region, as_of, source or hourly_usd")
+    stated: dict[str, str | None] = {key: _parse_text(content, key, where) for key in ("region", "as_of", "source")}
+    if region is not None and stated["region"] not in (None, region):
+        raise ConfigError(f"{where}: region: prices of {stated['region']}, but the job runs in {region}")
+    return {
+        str(name): Price(
+            hourly_usd=_parse_usd(value, f"{where}: hourly_usd.{name}"),
+            region=stated["region"] or region,
+            as_of=stated["as_of"],
+            source=stated["source"] or where,
+        )
+        for name, value in content["hourly_usd"].items()
+    }
+
+
+def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
+    value = content.get(key)
+    if isinstance(value, (dt.date, int)) and not isinstance(value, bool):  # YAML reads dates and years as such.
+        value = str(value)
+    if value is not None and not (isinstance(value, str) and len(value) <= 200):
+        raise ConfigError(f"{where}: {key}: found {value!r:.60}, expected a short string")
+    return value
+
+
+def _parse_usd(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{where}: found {value!r:.60}, expected USD per hour as a number")
+    if not 0 < value < MAX_HOURLY_USD:
+        raise ConfigError(f"{where}: found {value!r:.60}, expected USD per hour above 0 and below {MAX_HOURLY_USD:g}")
+    return float(value)
+
+
+def _parse_override(override: str, region: str | None) -> tuple[str, Price]:
+    name, separator, text = override.partition("=")
+    name = name.strip()
+    if not separator or not name:
+        raise ConfigError(f"--price {override!r:.80}: expected TYPE=USD, for example ml.c5.9xlarge=1.836")
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"--price {override!r:.80}: {text!r:.40} is no number; expected TYPE=USD") from None
+    usd = _parse_usd(value, f"--price {name}")
+    return name, Price(hourly_usd=usd, region=region, source="--price")

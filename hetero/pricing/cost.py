@@ -1,0 +1,127 @@
+"""Cost arithmetic: pure functions of prices in USD per hour and times in seconds.
+
+A job is billed for every host of every group until the last one has exited,
+so ``hourly_usd`` is always the sum over all hosts of the job.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hetero.errors import ConfigError
+
+__all__ = [
+    "break_even_speedup",
+    "cost_per_1k_steps_usd",
+    "cost_per_million_samples_usd",
+    "cost_per_step_usd",
+    "job_cost_usd",
+    "predicted_step_time_s",
+    "relative_error",
+    "saving",
+    "speedup",
+    "vcpus_needed",
+]
+
+
+def job_cost_usd(hourly_usd: float, wall_s: float) -> float:
+    """Return the cost in USD of keeping all hosts for ``wall_s`` seconds."""
+    return _positive("hourly_usd", hourly_usd) * _positive("wall_s", wall_s) / 3600
+
+
+def cost_per_step_usd(hourly_usd: float, step_time_s: float) -> float:
+    """Return the cost in USD of one step of ``step_time_s`` seconds."""
+    return _positive("hourly_usd", hourly_usd) * _positive("step_time_s", step_time_s) / 3600
+
+
+def cost_per_1k_steps_usd(hourly_usd: float, step_time_s: float) -> float:
+    """Return the cost in USD of 1,000 steps of ``step_time_s`` seconds each."""
+    return 1000 * cost_per_step_usd(hourly_usd, step_time_s)
+
+
+def cost_per_million_samples_usd(hourly_usd: float, samples_per_s: float) -> float:
+    """Return the cost in USD of 10^6 samples at ``samples_per_s`` of all ranks together."""
+    return 1e6 * _positive("hourly_usd", hourly_usd) / 3600 / _positive("samples_per_s", samples_per_s)
+
+
+def saving(cost_usd: float, baseline_cost_usd: float) -> float:
+    """Return what is saved for the same work, as a fraction of the baseline; negative if dearer."""
+    return 1 - _positive("cost_usd", cost_usd) / _positive("baseline_cost_usd", baseline_cost_usd)
+
+
+def speedup(step_time_s: float, baseline_step_time_s: float) -> float:
+    """Return how many times faster the same step is than in the baseline."""
+    return _positive("baseline_step_time_s", baseline_step_time_s) / _positive("step_time_s", step_time_s)
+
+
+def break_even_speedup(hourly_usd: float, baseline_hourly_usd: float) -> float:
+    """Return the speed-up above which the dearer cluster is the cheaper job.
+
+    Cost is price times time, so it is cheaper if and only if
+    ``step_time / baseline_step_time < baseline_hourly / hourly``.
+    """
+    return _positive("hourly_usd", hourly_usd) / _positive("baseline_hourly_usd", baseline_hourly_usd)
+
+
+def predicted_step_time_s(
+    baseline_step_time_s: float, *, baseline_vcpus: float, vcpus: float, accelerator_step_time_s: float = 0.0
+) -> float:
+    """Predict the step time of a data-bound job with another number of vCPUs.
+
+    Preprocessing is taken to scale with vCPUs and to overlap with the accelerator, so the slower
+    of the two sets the pace: ``max(accelerator, baseline * baseline_vcpus / vcpus)``.
+
+    Args:
+        baseline_step_time_s: Step time where the vCPUs were the bottleneck.
+        baseline_vcpus: vCPUs that preprocessed there.
+        vcpus: vCPUs that would preprocess.
+        accelerator_step_time_s: Step time with data always ready; 0 if unknown, which makes the
+            result a lower bound.
+
+    Returns:
+        Seconds per step.
+
+    Raises:
+        ConfigError: If a value is not positive and finite (the accelerator's may be 0).
+    """
+    if not (math.isfinite(accelerator_step_time_s) and accelerator_step_time_s >= 0):
+        raise ConfigError(f"accelerator_step_time_s is {accelerator_step_time_s}; it must be finite and at least 0")
+    cpu_s = (
+        _positive("baseline_step_time_s", baseline_step_time_s)
+        * _positive("baseline_vcpus", baseline_vcpus)
+        / _positive("vcpus", vcpus)
+    )
+    return max(accelerator_step_time_s, cpu_s)
+
+
+def vcpus_needed(vcpus: float, utilisation: float) -> int:
+    """Return how many vCPUs would keep the accelerators of a data-bound job busy.
+
+    With ``vcpus`` they compute for a fraction ``utilisation`` of the time; preprocessing has to be
+    ``1 / utilisation`` times faster, and is taken to scale with vCPUs.
+
+    Args:
+        vcpus: vCPUs that preprocess now.
+        utilisation: Compute / (compute + data wait), in (0, 1].
+
+    Returns:
+        vCPUs in all, rounded up.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+    """
+    if not 0 < utilisation <= 1:
+        raise ConfigError(f"utilisation is {utilisation}; it must be in (0, 1]")
+    # A quotient such as 160.00000000000003 is 160: forgive what floating point adds.
+    return math.ceil(_positive("vcpus", vcpus) / utilisation - 1e-9)
+
+
+def relative_error(predicted: float, actual: float) -> float:
+    """Return ``predicted / actual - 1``: positive if the prediction was too high."""
+    return _positive("predicted", predicted) / _positive("actual", actual) - 1
+
+
+def _positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} is {value}; it must be finite and above 0")
+    return value

@@ -1,0 +1,89 @@
+"""Tables that read well as they are and as Markdown, and the text of ``hetero prices``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetero.pricing.catalog import Catalogue, InstanceTypeInfo
+
+__all__ = ["list_text", "markdown_table", "show_text"]
+
+_NOT_KNOWN = "-"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Return a Markdown table with its columns padded to equal width.
+
+    Args:
+        header: Column titles.
+        rows: Cells, already escaped; as many per row as there are titles.
+        right: Indices of the columns to align right.
+
+    Returns:
+        Lines without a final newline.
+    """
+    widths = [max(3, *(len(row[i]) for row in [header, *rows])) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+        return f"| {' | '.join(padded)} |"
+
+    rule = (f"{'-' * (w + 1)}:" if i in right else "-" * (w + 2) for i, w in enumerate(widths))
+    return "\n".join([line(header), f"|{'|'.join(rule)}|", *(line(row) for row in rows)])
+
+
+def list_text(catalogue: Catalogue) -> str:
+    """Return the catalogue as a table, for ``hetero prices list``."""
+    header = ("instance type", "USD/hour", "vCPU", "memory GiB", "accelerators", "network Gbit/s", "price as of")
+    rows = [
+        (
+            info.instance_type,
+            _number(info.hourly_usd),
+            _number(info.vcpus),
+            _number(info.memory_gib),
+            _accelerators(info),
+            _number(info.network_gbps),
+            (info.price and info.price.as_of) or _NOT_KNOWN,
+        )
+        for info in catalogue.types()
+    ]
+    table = markdown_table(header, rows, right=(1, 2, 3, 5))
+    num_priced = sum(info.price is not None for info in catalogue.types())
+    return f"{table}\n\n{num_priced} of {len(rows)} types have a price. {_HOW_TO_PRICE}\n"
+
+
+def show_text(catalogue: Catalogue, instance_type: str) -> str:
+    """Return everything known about one type, for ``hetero prices show``.
+
+    Raises:
+        ConfigError: If the type is unknown; with the closest known names.
+    """
+    info = catalogue.get(instance_type)
+    lines = [
+        f"{info.instance_type}",
+        f"  vCPU          {_number(info.vcpus)}",
+        f"  memory        {_number(info.memory_gib)} GiB",
+        f"  accelerators  {_accelerators(info)}",
+        f"  network       {_number(info.network_gbps)} Gbit/s sustained",
+        f"  facts         {info.source}, {info.as_of or 'no date'}",
+    ]
+    if info.price is None:
+        lines.append(f"  price         {catalogue.explain(instance_type)}")
+    else:
+        where = f" in {info.price.region}" if info.price.region else ""
+        lines.append(f"  price         {_number(info.hourly_usd)} USD/hour{where}")
+        lines.append(f"  price from    {info.price.source}, {info.price.as_of or 'no date'}")
+    return "\n".join(lines) + "\n"
+
+
+_HOW_TO_PRICE = "Give prices with --price TYPE=USD, --price-file FILE or --price-profile NAME."
+
+
+def _accelerators(info: InstanceTypeInfo) -> str:
+    if info.num_accelerators is None:
+        return _NOT_KNOWN
+    return f"{info.num_accelerators} x {info.accelerator}" if info.num_accelerators else "none"
+
+
+def _number(value: float | None) -> str:
+    return _NOT_KNOWN if value is None else f"{value:.10g}"
