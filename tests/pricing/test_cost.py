@@ -110,7 +110,7 @@ def test_canary_forecasts_give_published_errors_in_time_and_cost(
     for predicted, measured in zip(forecast, actual, strict=True):
         assert 100 * cost.relative_error(predicted, measured) == pytest.approx(error_percent, abs=0.5)
     hourly_usd = actual[1] / actual[0] * 3600
-    assert cost.job_cost_usd(hourly_usd, forecast[0]) == pytest.approx(forecast[1], rel=1e-3)
+    assert cost.job_cost_usd(hourly_usd, forecast[0]) == pytest.approx(forecast[1], rel=2e-3)
 
 
 def test_cost_per_million_samples_follows_from_the_rate() -> None:
