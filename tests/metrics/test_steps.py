@@ -163,19 +163,11 @@ def test_timer_option_out_of_range_raises(options: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
-        ([], 50, None),
-        ([3.0], 95, 3.0),
-        ([1.0, 2.0], 50, 1.5),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 95, 4.8),
-        ([1.0, 2.0], 100, 2.0),
-        ([1.0, 2.0], 0, 1.0),
-    ],
+    ("values", "expected"),
+    [([], (None, None)), ([3.0], (3.0, 3.0)), ([2.0, 1.0], (1.5, 1.95)), ([5.0, 1.0, 4.0, 2.0, 3.0], (3.0, 4.8))],
 )
-def test_percentile_interpolates_linearly(values: list[float], percent: float, expected: float | None) -> None:
-    result = steps.percentile(values, percent)
-    assert result == (expected if expected is None else pytest.approx(expected))
+def test_percentiles_interpolate_linearly(values: list[float], expected: tuple[float | None, float | None]) -> None:
+    assert steps._percentiles(values) == (pytest.approx(expected) if values else expected)
 
 
 def test_summary_survives_json() -> None:
