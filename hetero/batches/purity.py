@@ -178,9 +178,10 @@ def _coarse(array: np.ndarray[Any, Any]) -> bytes:
     if not rounded or not array.size:
         return array.tobytes()
     flat = np.abs(array.ravel()) if array.dtype.kind == "c" else array.ravel()
-    flat = np.nan_to_num(flat.astype(np.float64), posinf=0.0, neginf=0.0)
-    magnitude = math.sqrt(float(np.mean(np.square(flat))))
-    if not (0 < magnitude < math.inf):
-        return str(magnitude).encode()
-    means = [round(float(part.mean()) / magnitude * 16) for part in np.array_split(flat, min(4, flat.size))]
+    with np.errstate(all="ignore"):
+        flat = np.nan_to_num(flat.astype(np.float64), posinf=0.0, neginf=0.0)
+        magnitude = float(np.abs(flat).mean())
+        if not 0 < magnitude < math.inf:
+            return str(magnitude).encode()
+        means = [round(float(part.mean()) / magnitude * 16) for part in np.array_split(flat, min(4, flat.size))]
     return repr((round(math.log2(magnitude) * 8), means)).encode()

@@ -1,0 +1,545 @@
+"""The pure function, its failures, and descriptions."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero import datasets
+from hetero.batches.fetch import BatchRequest, BuiltDataset, Cancelled, as_indices, describe, fetch
+from hetero.batches.purity import compare
+from hetero.batches.seeds import batch_key, preserved_generators, sample_key
+from hetero.datasets import DatasetSpec, dataset
+from hetero.errors import ConfigError, DatasetError, SampleFailure
+
+torch = pytest.importorskip("torch")
+data = torch.utils.data
+
+
+@pytest.fixture(autouse=True)
+def empty_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(datasets, "_factories", {})
+    with preserved_generators():
+        yield
+
+
+class Augmented(data.Dataset[Any]):
+    """Draws from all three global generators."""
+
+    def __init__(self, size: int = 20) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index, "noise": torch.rand(3), "numpy": np.random.rand(2), "flip": random.random()}
+
+
+class Batched(Augmented):
+    """Has torch's batched protocol."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, float(np.random.rand()), len(indices)) for index in indices]
+
+
+class Seeded:
+    """Holds a generator of its own."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self.generator = np.random.default_rng()
+
+    def on_seed(self, key: int) -> None:
+        self.keys.append(key)
+        self.generator = np.random.default_rng(key)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.generator.random())
+
+
+def request(indices: Any = (3, 1, 4), **options: Any) -> BatchRequest:
+    options = {"seed": 17, "epoch": 2, "position": 5, **options}
+    return BatchRequest(spec=DatasetSpec("any"), indices=as_indices(indices), **options)
+
+
+def failure(raised: pytest.ExceptionInfo[DatasetError]) -> SampleFailure:
+    record = pickle.loads(pickle.dumps(raised.value)).record
+    assert isinstance(record, SampleFailure)
+    return record
+
+
+def same(first: Any, second: Any) -> bool:
+    return compare(first, second) is None
+
+
+# -- purity -----------------------------------------------------------------------------------------
+
+
+def test_fetch_after_any_state_repeats_the_batch() -> None:
+    built = BuiltDataset.from_object(Augmented())
+    first = fetch(built, request())
+    fetch(built, request((0, 1), epoch=9))
+    random.seed(99)
+    assert same(first, fetch(built, request()))
+    assert first["index"].tolist() == [3, 1, 4]
+    assert first["noise"].shape == (3, 3)
+
+
+@pytest.mark.parametrize("change", [{"seed": 18}, {"epoch": 3}, {"occurrences": np.array([0, 1, 0], np.uint32)}])
+def test_fetch_with_other_key_draws_otherwise(change: dict[str, Any]) -> None:
+    built = BuiltDataset.from_object(Augmented())
+    first, other = fetch(built, request()), fetch(built, request(**change))
+    assert not torch.equal(first["noise"][1], other["noise"][1])
+    assert torch.equal(first["noise"][0], other["noise"][0]) == ("occurrences" in change)
+
+
+def test_fetch_regrouped_draws_the_same_per_sample() -> None:
+    built = BuiltDataset.from_object(Augmented())
+    together = fetch(built, request((3, 1, 4)))
+    alone = fetch(built, request((1,), position=99))
+    assert torch.equal(together["noise"][1], alone["noise"][0])
+
+
+def test_fetch_with_random_collate_repeats_and_depends_on_position() -> None:
+    built = BuiltDataset.from_object(list(range(9)), collate_fn=lambda samples: (samples, random.random()))
+    assert fetch(built, request()) == fetch(built, request())
+    assert fetch(built, request()) != fetch(built, request(position=6))
+
+
+def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import random, sys
+            import numpy as np
+            import hetero.datasets
+            from hetero.batches.fetch import BatchRequest, BuiltDataset, as_indices, fetch
+            from hetero.datasets import dataset
+
+            class Lazy:
+                def __len__(self): return 20
+                def __getitem__(self, index):
+                    import torch  # only now: its generator must be seeded all the same
+                    return torch.rand(2).tolist(), np.random.rand(), random.random()
+
+            @dataset(collate_fn=list)
+            def lazy(): return Lazy()
+
+            if "early" in sys.argv:
+                import torch
+            assert ("torch" in sys.modules) == ("early" in sys.argv)
+            built = BuiltDataset.build(lazy(), worker_index=len(sys.argv) - 1, num_workers=9)
+            print(fetch(built, BatchRequest(spec=lazy(), indices=as_indices([5, 2]), seed=1, epoch=0, position=0)))
+        """)
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, script, *arguments], capture_output=True, text=True, timeout=100, check=True
+        ).stdout
+        for arguments in ([], ["early"])
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith("[([0.")
+
+
+def test_fetch_inside_preserved_generators_leaves_the_trainers_alone() -> None:
+    built = BuiltDataset.from_object(Augmented())
+    states = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index,union-attr]
+    with preserved_generators():
+        fetch(built, request())
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index,union-attr]
+
+
+def test_fetch_calls_on_seed_with_every_key() -> None:
+    inner = Seeded()
+    for outer in (inner, data.Subset(inner, list(range(8))), data.ConcatDataset([data.Subset(inner, list(range(8)))])):
+        inner.keys.clear()
+        fetch(BuiltDataset.from_object(outer), request((3, 1)))
+        expected = [sample_key(17, 2, 3, 0), sample_key(17, 2, 1, 0), batch_key(17, 2, 5, (3, 1))]
+        assert inner.keys == expected
+
+
+def test_fetch_verified_with_on_seed_passes() -> None:
+    fetch(BuiltDataset.from_object(Seeded()), request(verify=True))
+
+
+def test_fetch_verified_with_own_generator_names_sample_and_causes() -> None:
+    generator = np.random.default_rng()
+
+    class Impure(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            return index, (generator.random() if index == 1 else 0.0)
+
+    built = BuiltDataset.from_object(Impure())
+    fetch(built, request())
+    with pytest.raises(DatasetError, match=r"in purity at sample 1: .*batch\[1\]: .*on_seed") as raised:
+        fetch(built, request(verify=True), host="algo-1/0")
+    assert failure(raised).host == "algo-1/0"
+
+
+def test_fetch_verified_with_impure_collate_names_no_sample() -> None:
+    counter = iter(range(9))
+    built = BuiltDataset.from_object(list(range(9)), collate_fn=lambda samples: next(counter))
+    with pytest.raises(DatasetError, match=r"in purity: computed twice, batch: int"):
+        fetch(built, request(verify=True))
+
+
+# -- seeding="batch" --------------------------------------------------------------------------------
+
+
+def test_fetch_with_batch_seeding_uses_getitems_and_one_key() -> None:
+    built = BuiltDataset.from_object(Batched(), seeding="batch")
+    indices, draws, sizes = fetch(built, request())
+    np.random.seed(batch_key(17, 2, 5, (3, 1, 4)) >> 32)
+    assert draws.tolist() == np.random.rand(3).tolist()
+    assert (indices.tolist(), sizes.tolist()) == ([3, 1, 4], [3, 3, 3])
+
+
+def test_fetch_with_batch_seeding_and_nested_subset_maps_indices() -> None:
+    inner = data.Subset(data.Subset(Batched(), [5, 6, 7, 8, 9]), [4, 3, 2, 1, 0])
+    indices, _, sizes = fetch(BuiltDataset.from_object(inner, seeding="batch"), request())
+    assert (indices.tolist(), sizes.tolist()) == ([6, 8, 5], [3, 3, 3])
+
+
+def test_fetch_with_batch_seeding_and_subset_of_plain_names_outer_index() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            return 1 // (index - 8)
+
+    inner = data.Subset(Broken(), [5, 6, 7, 8, 9])
+    with pytest.raises(DatasetError, match="at sample 3: ZeroDivisionError"):
+        fetch(BuiltDataset.from_object(inner, seeding="batch"), request((0, 3)))
+
+
+def test_fetch_with_sample_seeding_and_subset_uses_outer_key() -> None:
+    inner = data.Subset(Augmented(), [5, 6, 7, 8, 9])
+    batch = fetch(BuiltDataset.from_object(inner), request((3, 1, 4)))
+    assert batch["index"].tolist() == [8, 6, 9]
+    assert torch.equal(batch["noise"], fetch(BuiltDataset.from_object(Augmented()), request((3, 1, 4)))["noise"])
+
+
+def test_fetch_with_getitems_of_wrong_length_raises() -> None:
+    class Short(Batched):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [0]
+
+    with pytest.raises(DatasetError, match="returned 1 samples for 3 indices"):
+        fetch(BuiltDataset.from_object(Short(), seeding="batch"), request())
+
+
+# -- indices ----------------------------------------------------------------------------------------
+
+
+def test_fetch_with_keys_passes_them_through() -> None:
+    class Keyed:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, key: Any) -> str:
+            return repr(key)
+
+    built = BuiltDataset.from_object(Keyed(), collate_fn=list)
+    assert fetch(built, request(["a", (1, 2), 1])) == ["'a'", "(1, 2)", "1"]
+
+
+@pytest.mark.parametrize("index", [-1, 20])
+def test_fetch_with_index_out_of_range_names_it_and_the_length(index: int) -> None:
+    with pytest.raises(
+        DatasetError, match=f"IndexError: index {index} .*20 samples, expected 0 <= index < 20"
+    ) as raised:
+        fetch(BuiltDataset.from_object(Augmented()), request((0, index)))
+    assert (failure(raised).stage, failure(raised).sample_index) == ("sample", str(index))
+
+
+def test_fetch_without_length_checks_no_range() -> None:
+    built = BuiltDataset.from_object(Keyless())
+    assert fetch(built, request((-5, 10**12))).tolist() == [-5, 10**12]
+    with pytest.raises(TypeError, match=r"has no len\(\)"):
+        len(built)
+
+
+class Keyless:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_as_indices_of_samplers_yields_plain_forms() -> None:
+    assert as_indices([1, np.int32(2), torch.tensor(3), True]).dtype == np.int64  # type: ignore[union-attr]
+    assert as_indices(np.array([1, 2], np.int16)).tolist() == [1, 2]  # type: ignore[union-attr]
+    assert as_indices(iter(["a", (np.int64(1), 2), 3])) == ("a", (1, 2), 3)
+    assert len(as_indices([])) == 0
+
+
+@pytest.mark.parametrize("index", [1.0, None, ("a",), torch.tensor([1, 2]), 2**63])
+def test_as_indices_of_other_types_raises(index: Any) -> None:
+    with pytest.raises(ConfigError, match="the sampler yielded"):
+        as_indices([0, index])
+
+
+def test_request_with_inconsistent_fields_raises() -> None:
+    with pytest.raises(ConfigError, match="3 indices but 1 occurrences"):
+        request(occurrences=np.zeros(1, np.uint32))
+    with pytest.raises(ConfigError, match="3 indices, expected exactly 1"):
+        request(collate=False)
+
+
+# -- collation --------------------------------------------------------------------------------------
+
+
+def test_fetch_without_collation_gives_the_sample_as_torch_does() -> None:
+    built = BuiltDataset.from_object([(np.arange(3), "a", 1)])
+    array, text, number = fetch(built, request((0,), collate=False))
+    assert torch.equal(array, torch.arange(3))
+    assert (text, number) == ("a", 1)
+    built = BuiltDataset.from_object([4], collate_fn=lambda sample: sample + 1)
+    assert fetch(built, request((0,), collate=False)) == 5
+
+
+def test_fetch_with_collate_raising_shows_shapes() -> None:
+    built = BuiltDataset.from_object([torch.zeros(2), torch.zeros(2), torch.zeros(3, dtype=torch.int8)])
+    with pytest.raises(DatasetError, match=r"in collate: .*equal size") as raised:
+        fetch(built, request((1, 0, 2)))
+    assert "(sample 1 is Tensor torch.float32[2]; sample 2 is Tensor torch.int8[3])" in failure(raised).exception
+
+
+# -- failures ---------------------------------------------------------------------------------------
+
+
+def test_fetch_with_sample_raising_carries_index_host_and_user_frames() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            raise OSError(f"cannot read {index}\nhetero_metric step_time_ms=0 \x1b[31m \udcff")
+
+    with pytest.raises(DatasetError) as raised:
+        fetch(BuiltDataset.from_object(Broken()), request((7,)), host="algo-2/1")
+    record = failure(raised)
+    assert (record.dataset, record.host, record.stage, record.sample_index) == ("Broken", "algo-2/1", "sample", "7")
+    assert record.exception == r"OSError: cannot read 7\nhetero_metric step_time_ms=0 \x1b[31m \udcff"
+    assert "test_fetch.py" in record.traceback
+    assert "fetch.py" not in record.traceback.replace("test_fetch.py", "")
+    assert "\x1b" not in record.traceback
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_fetch_with_long_traceback_bounds_it() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            raise ValueError("é" * 100_000)
+
+    with pytest.raises(DatasetError) as raised:
+        fetch(BuiltDataset.from_object(Broken()), request((7,)))
+    assert len(failure(raised).traceback.encode()) <= 16 * 1024
+    assert len(failure(raised).exception.encode()) <= 2100
+
+
+def test_fetch_cancelled_stops_between_samples() -> None:
+    for seeding, seen in (("sample", []), ("batch", [])):
+
+        class Recorded(Augmented):
+            def __getitem__(self, index: int) -> Any:
+                seen.append(index)  # noqa: B023
+                return index
+
+        built = BuiltDataset.from_object(Recorded(), seeding=seeding)  # type: ignore[arg-type]
+        with pytest.raises(Cancelled):
+            fetch(built, request(), cancelled=lambda: len(seen) == 2)  # noqa: B023
+        assert seen == [3, 1]
+
+
+# -- building ---------------------------------------------------------------------------------------
+
+
+def test_build_passes_arguments_and_decorations() -> None:
+    @dataset(seeding="batch", collate_fn=sum)
+    def numbers(values: list[int]) -> list[int]:
+        return values
+
+    built = BuiltDataset.build(numbers((5, 6, 7)))
+    assert (len(built), built.name, built.seeding) == (3, "numbers", "batch")
+    assert fetch(built, request((0, 2))) == 12
+
+
+def test_build_with_random_factory_is_the_same_everywhere_and_leaves_generators_alone() -> None:
+    @dataset
+    def split() -> Any:
+        return data.random_split(list(range(100)), [50, 50])[0]
+
+    state = torch.get_rng_state()
+    first = BuiltDataset.build(split()).dataset.indices
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(3)
+    assert BuiltDataset.build(split()).dataset.indices == first
+
+
+def test_build_with_factory_raising_names_stage_and_host() -> None:
+    @dataset
+    def broken(root: str) -> Any:
+        raise FileNotFoundError(root)
+
+    with pytest.raises(
+        DatasetError, match="data set 'broken' failed on algo-1/0 in build: FileNotFoundError: /x"
+    ) as raised:
+        BuiltDataset.build(broken("/x"), host="algo-1/0")
+    assert "in broken" in failure(raised).traceback
+
+
+class Stream(data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (Stream, "an iterable data set .*only map-style"),
+        (lambda: iter([1]), "an iterable data set .*only map-style"),
+        (lambda: None, "None; return the data set"),
+        (lambda: DatasetSpec("other"), "a DatasetSpec; build 'other'"),
+        (lambda: 3, "not a data set"),
+    ],
+)
+def test_build_with_unfit_result_says_what_to_do(make: Callable[[], Any], expected: str) -> None:
+    spec = dataset(name="unfit")(make)() if not isinstance(make, type) else dataset(name="unfit")(lambda: make())()
+    with pytest.raises(DatasetError, match=f"in build: ConfigError: the factory returned {expected}"):
+        BuiltDataset.build(spec)
+    with pytest.raises(ConfigError, match=expected):
+        BuiltDataset.from_object(make())
+
+
+def test_build_as_worker_calls_worker_init_fn_once_with_info() -> None:
+    calls: list[Any] = []
+
+    @dataset(worker_init_fn=lambda index: calls.append((index, data.get_worker_info())))
+    def numbers() -> list[int]:
+        return [1]
+
+    BuiltDataset.build(numbers())
+    assert calls == []
+    built = BuiltDataset.build(numbers(), worker_index=1, num_workers=3)
+    ((index, info),) = calls
+    assert (index, info.id, info.num_workers, info.dataset) == (1, 1, 3, built.dataset)
+    with pytest.raises(ConfigError, match="worker index 3 is out of range"):
+        BuiltDataset.build(numbers(), worker_index=3, num_workers=3)
+
+
+def test_build_with_worker_init_fn_raising_names_it() -> None:
+    @dataset(worker_init_fn=lambda index: 1 // index)
+    def numbers() -> list[int]:
+        return [1]
+
+    with pytest.raises(DatasetError, match=r"in build: ZeroDivisionError.* \(in worker_init_fn\)"):
+        BuiltDataset.build(numbers(), num_workers=1)
+
+
+class Informed(Augmented):
+    def __getitem__(self, index: int) -> Any:
+        info = data.get_worker_info()
+        return torch.tensor([-1, -1] if info is None else [info.id, info.num_workers])
+
+
+@pytest.mark.parametrize("num_workers", [0, 4])
+def test_fetch_gives_worker_info_and_no_shared_memory(num_workers: int) -> None:
+    informed = dataset(name="informed")(lambda: Informed())
+    built = BuiltDataset.build(informed(), worker_index=min(2, num_workers), num_workers=num_workers)
+    batch = fetch(built, request((0, 1)))
+    assert batch.tolist() == [[2, 4] if num_workers else [-1, -1]] * 2
+    assert not batch.is_shared()
+    assert data.get_worker_info() is None
+
+
+def test_fetch_inside_torchs_worker_keeps_its_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    informed = dataset(name="informed")(lambda: Informed())
+    built = BuiltDataset.build(informed(), worker_index=2, num_workers=4)
+    theirs = data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None)
+    monkeypatch.setattr(data._utils.worker, "_worker_info", theirs)
+    batch = fetch(built, request((0, 1)))
+    assert batch.tolist() == [[2, 4]] * 2
+    assert batch.is_shared()
+    assert data.get_worker_info() is theirs
+
+
+def test_built_dataset_survives_pickling() -> None:
+    built = pickle.loads(pickle.dumps(BuiltDataset.from_object(Seeded())))
+    fetch(built, request((3,)))
+    assert len(built.dataset.keys) == 2
+
+
+# -- descriptions -----------------------------------------------------------------------------------
+
+
+def fingerprint(dataset_object: Any) -> str:
+    return describe(BuiltDataset.from_object(dataset_object)).fingerprint
+
+
+def test_describe_of_equal_data_is_equal() -> None:
+    description = describe(BuiltDataset.from_object(Augmented()))
+    assert description == describe(BuiltDataset.from_object(Augmented()))
+    assert description.num_samples == 20
+    assert {"python", "numpy", "torch", "cpu_capability", "PYTHONHASHSEED"} <= description.environment.keys()
+
+
+def test_describe_of_other_length_or_order_differs() -> None:
+    names = [f"{number}.jpg" for number in range(100)]
+    prints = [fingerprint(each) for each in (names, names[::-1], names[:99], [])]
+    assert len(set(prints)) == 4
+
+
+def test_describe_leaves_generators_alone() -> None:
+    state = random.getstate()
+    fingerprint(Augmented())
+    assert random.getstate() == state
+
+
+def test_describe_of_impure_data_is_equal_still() -> None:
+    class Impure(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            return np.random.default_rng().random()
+
+    assert fingerprint(Impure()) == fingerprint(Impure()) != fingerprint(Augmented())
+
+
+def test_describe_of_raising_sample_is_a_fact_like_others() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            if index == 0:
+                raise OSError
+            return super().__getitem__(index)
+
+    assert fingerprint(Broken()) == fingerprint(Broken()) != fingerprint(Augmented())
+
+
+def test_describe_without_length_says_so() -> None:
+    assert describe(BuiltDataset.from_object(Keyless())).num_samples is None
+
+
+def test_describe_with_own_fingerprint_fetches_nothing() -> None:
+    class Untouchable(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError
+
+    for given, expected in (("v1", "v1"), (lambda built: f"size {len(built)}", "size 20")):
+        spec = dataset(name="marked", fingerprint=given)(lambda: Untouchable())()
+        assert describe(BuiltDataset.build(spec)).fingerprint == expected
+        datasets._factories.clear()
+
+
+def test_describe_with_length_raising_names_the_stage() -> None:
+    class Broken(Augmented):
+        def __len__(self) -> int:
+            raise OSError("gone")
+
+    with pytest.raises(DatasetError, match="in describe: OSError: gone"):
+        describe(BuiltDataset.from_object(Broken()))

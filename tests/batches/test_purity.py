@@ -1,0 +1,164 @@
+"""Comparison and sketches of nested batches."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.batches.purity import compare, outline, sketch
+
+torch = pytest.importorskip("torch")
+
+Pair = collections.namedtuple("Pair", "image label")
+
+
+@dataclasses.dataclass
+class Record:
+    text: str
+    array: Any
+
+
+class Opaque:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class PictureLike:
+    """What NumPy can view, as a PIL image."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return self.array
+
+
+def nan(payload: int) -> np.ndarray[Any, Any]:
+    return np.frombuffer(struct.pack("<I", 0x7FC00000 | payload), dtype=np.float32)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3) | st.tuples(inner)
+    ),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_compare_of_value_with_itself_is_none(value: Any) -> None:
+    assert compare(value, value) is None
+    assert sketch(value) == sketch(value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "path"),
+    [
+        (1, 2, ""),
+        (1, 1.0, ""),
+        (1, True, ""),
+        (0.0, -0.0, ""),
+        (None, 0, ""),
+        ("a", b"a", ""),
+        ([1, 2], (1, 2), ""),
+        ([1, [2, 3]], [1, [2, 4]], "[1][1]"),
+        ([1, 2], [1, 2, 3], ""),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, ".keys()"),
+        ({"a": 1}, collections.OrderedDict(a=1), ""),
+        ({"a": {"b": [1]}}, {"a": {"b": [2]}}, "['a']['b'][0]"),
+        (Pair(1, 2), (1, 2), ""),
+        (Pair(1, "x"), Pair(1, "y"), "[1]"),
+        (Record("a", 1), Record("a", 2), ".array"),
+        (Opaque(1), Opaque(2), ".value"),
+        ({1, 2}, {1, 3}, ""),
+        (PictureLike(np.zeros(3)), PictureLike(np.ones(3)), ""),
+        (nan(1), nan(2), ""),
+        (np.zeros(2, np.int32), np.zeros(2, np.int64), ""),
+        (np.zeros((2, 3)), np.zeros((3, 2)), ""),
+        (np.float32(1), np.float64(1), ""),
+        (np.array(["a"]), np.array(["b"]), ""),
+        (np.array([1, "a"], dtype=object), np.array([1, "b"], dtype=object), "[1]"),
+        (torch.zeros(3), torch.tensor([0.0, 0.0, -0.0]), ""),
+        (torch.zeros(3), np.zeros(3, np.float32), ""),
+        (torch.from_numpy(nan(1).copy()), torch.from_numpy(nan(2).copy()), ""),
+        (torch.zeros(3, dtype=torch.bfloat16), torch.tensor([0, 0, 1], dtype=torch.bfloat16), ""),
+        (torch.tensor([True]), torch.tensor([False]), ""),
+        (torch.tensor([1 + 1j]).conj(), torch.tensor([1 + 1j]), ""),
+        (torch.eye(2).to_sparse(), torch.eye(2), ""),
+    ],
+)
+def test_compare_of_different_values_names_the_path(first: Any, second: Any, path: str) -> None:
+    difference = compare([first], [second])
+    assert difference is not None
+    assert difference.path == f"[0]{path}"
+    assert str(difference).startswith(f"batch[0]{path}: ")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nan(7),
+        lambda: torch.arange(12).reshape(3, 4).t(),
+        lambda: torch.zeros(0, 3),
+        lambda: torch.tensor([float("nan")], dtype=torch.bfloat16),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: {"a": (1, Opaque(3)), "b": Record("a", np.arange(3))},
+        lambda: np.array([None, "x"], dtype=object),
+        lambda: object(),
+    ],
+)
+def test_compare_of_equal_values_is_none(make: Any) -> None:
+    assert compare(make(), make()) is None
+    assert sketch(make()) == sketch(make())
+
+
+def test_compare_of_cyclic_values_ends() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    assert compare(cycle, cycle) is None
+
+
+def test_difference_of_arrays_counts_bytes() -> None:
+    difference = compare(np.zeros(100, np.uint8), np.arange(100, dtype=np.uint8))
+    assert difference is not None
+    assert difference.what == "ndarray |u1[100], 99 of 100 bytes differ, the first at 1"
+
+
+def test_sketch_of_rounded_values_is_the_same() -> None:
+    generator = np.random.default_rng(0)
+    image = generator.integers(1, 255, (3, 16, 16), dtype=np.uint8)
+    floats = generator.normal(size=1000).astype(np.float32)
+    rounded = (image + generator.integers(0, 2, image.shape)).astype(np.uint8)
+    assert sketch((image, floats)) == sketch((image, np.nextafter(floats, np.float32(9))))
+    assert sketch(image) != sketch(generator.integers(0, 40, (3, 16, 16), dtype=np.uint8))
+    assert abs(float(image.mean()) - float(rounded.mean())) < 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (np.arange(100), np.arange(100)[::-1]),
+        ("a", "b"),
+        (np.zeros(4, np.float32), np.zeros(5, np.float32)),
+        (np.arange(100.0), np.arange(100.0)[::-1]),
+        (3.0, 4.0),
+        (1.0, -1.0),
+        (np.full(3, np.inf), np.zeros(3, np.int8)),
+    ],
+)
+def test_sketch_of_other_data_differs(first: Any, second: Any) -> None:
+    assert sketch(first) != sketch(second)
+
+
+def test_outline_shows_types_and_shapes() -> None:
+    text = outline({"image": torch.zeros(3, 4), "more": [1, (np.zeros(2, np.uint8), "x")]})
+    assert "Tensor torch.float32[3, 4]" in text
+    assert "list of 2 (int, tuple of 2 (ndarray uint8[2], str))" in text
