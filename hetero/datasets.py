@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import math
+import os
 import re
 import sys
 import threading
@@ -95,7 +96,7 @@ class DatasetSpec:
             TypeError: If the data set has no length.
         """
         describer = _describer
-        return _local_length(self) if describer is None else describer(self)
+        return _local_length(get_factory(self.name), self) if describer is None else describer(self)
 
     def __str__(self) -> str:
         text = self.arguments_json[1:-1]
@@ -176,6 +177,11 @@ def dataset(
 
     Use it at the top level of the training script, so that data hosts, which
     import the script without running its ``main``, register it too.
+
+    A sample must be a function of its index and of the global generators of `random`, NumPy
+    and torch, which are seeded from (seed, epoch, index, occurrence) before it is computed.
+    A data set with a generator of its own gets the same key, an unsigned 64-bit integer,
+    through a method ``on_seed(self, key)``, if it has one.
 
     Args:
         function: The factory. Its arguments must be JSON values; tuples arrive as lists.
@@ -260,7 +266,7 @@ def _register(
     if seeding not in ("sample", "batch"):
         raise ConfigError(f"seeding is {seeding!r}, expected 'sample' or 'batch'")
     code = getattr(inspect.unwrap(function), "__code__", None)
-    place = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+    place = f"{os.path.realpath(code.co_filename)}:{code.co_firstlineno}" if code else repr(function)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
             raise ConfigError(
@@ -292,9 +298,9 @@ def _register(
 
 
 @functools.lru_cache(maxsize=256)
-def _local_length(spec: DatasetSpec) -> int:
+def _local_length(factory: DatasetFactory, spec: DatasetSpec) -> int:
     """Build the data set here and return its length."""
-    return len(get_factory(spec.name).function(**spec.arguments))
+    return len(factory.function(**spec.arguments))
 
 
 def _to_json(value: object, path: str, depth: int) -> object:

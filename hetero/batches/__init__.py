@@ -2,6 +2,7 @@
 
     seeds.py      keys, and the generators that they seed
     build.py      a data set built from its spec, ready to be fetched from
+    request.py    everything that a batch depends on
     fetch.py      the pure function, and what a data set looks like on this host
     purity.py     bit-exact comparison and digest of nested batches
     failures.py   the user's exceptions as records that can travel

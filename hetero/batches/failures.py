@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ MAX_TRACEBACK_BYTES = 16 * 1024
 """Bound on a failure's traceback; the middle of a longer one is left out."""
 
 _MAX_EXCEPTION_BYTES = 2 * 1024
-_HERE = str(Path(__file__).parent)
+_HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def dataset_error(

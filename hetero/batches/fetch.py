@@ -7,100 +7,31 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
-from operator import index as to_integer
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.purity import IMPURITY_ADVICE, compare, outline, sketch
+from hetero.batches.request import BatchRequest, Indices, as_indices
 from hetero.batches.seeds import batch_key, preserved_generators, sample_key
 from hetero.datasets import DatasetSpec, Index
 from hetero.errors import ConfigError, DatasetError
 
-__all__ = ["BatchRequest", "BuiltDataset", "Cancelled", "Description", "as_indices", "describe", "fetch"]
+__all__ = ["BatchRequest", "BuiltDataset", "Cancelled", "Description", "Indices", "as_indices", "describe", "fetch"]
 
 logger = logging.getLogger(__name__)
-
-Indices = npt.NDArray[np.int64] | tuple[Index, ...]
 
 _NUM_PROBES = 8
 
 
 class Cancelled(Exception):
     """`fetch` stopped between two samples because ``cancelled()`` was true."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BatchRequest:
-    """Everything that a batch depends on, and how to compute it."""
-
-    spec: DatasetSpec
-    """The data set."""
-    indices: Indices
-    """What the sampler yielded: int64 array, or a tuple if there are other keys; see `as_indices`."""
-    occurrences: npt.NDArray[np.uint32] | None = None
-    """Per index, how often it came before in the epoch's global order; None: all 0."""
-    seed: int
-    """The loader's, signed 64-bit."""
-    epoch: int
-    """At least 0."""
-    position: int
-    """Of this batch in the epoch's global order, at least 0."""
-    collate: bool = True
-    """False: exactly one index, and the sample itself, as torch's ``batch_size=None``."""
-    step: int = 0
-    """Of the rank that asks; lower ones are served first. No part of the batch."""
-    verify: bool = False
-    """Compute twice and compare: the purity check."""
-
-    def __post_init__(self) -> None:
-        if self.occurrences is not None and len(self.occurrences) != len(self.indices):
-            raise ConfigError(f"{len(self.indices)} indices but {len(self.occurrences)} occurrences; expected as many")
-        if not self.collate and len(self.indices) != 1:
-            raise ConfigError(f"a request without collation has {len(self.indices)} indices, expected exactly 1")
-
-
-def as_indices(indices: Iterable[Any]) -> Indices:
-    """Return what a sampler yielded in the form that `BatchRequest` takes.
-
-    Args:
-        indices: Integers (Python's, NumPy's, or tensors without dimensions), strings, or tuples of integers.
-
-    Returns:
-        An int64 array if all are integers, else a tuple.
-
-    Raises:
-        ConfigError: If one is of another type or does not fit 64 bits.
-    """
-    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
-        return indices.astype(np.int64, copy=False)
-    plain: list[Index] = []
-    for index in indices:
-        try:
-            if isinstance(index, str):
-                plain.append(index)
-            elif isinstance(index, tuple):
-                plain.append(tuple(to_integer(part) for part in index))
-            else:
-                plain.append(to_integer(index))
-        except TypeError:
-            raise ConfigError(
-                f"the sampler yielded {index!r:.60} of type {type(index).__name__}; "
-                "expected an integer, a string or a tuple of integers"
-            ) from None
-    if any(isinstance(index, str | tuple) for index in plain):
-        return tuple(plain)
-    try:
-        return np.array(plain, dtype=np.int64)
-    except OverflowError as exc:
-        raise ConfigError(f"the sampler yielded an index beyond 64 bits: {exc}") from exc
 
 
 def fetch(
@@ -139,9 +70,8 @@ def fetch(
     difference = compare(batch, _collate(built, again, request, host))
     if difference is None:
         return batch
-    differing = [
-        index for index, one, other in zip(_plain(request.indices), samples, again, strict=True) if compare(one, other)
-    ]
+    pairs = zip(_plain(request.indices), samples, again, strict=True) if isinstance(samples, list) else ()
+    differing = [index for index, one, other in pairs if compare(one, other)]
     raise dataset_error(
         f"computed twice, {difference}. {IMPURITY_ADVICE}",
         dataset=built.name,
@@ -232,11 +162,12 @@ def _compute_together(built: BuiltDataset, request: BatchRequest, host: str, pol
     try:
         built.seed(key)
         dataset, inner_indices = _unwrap_subset(built.dataset, indices)
-        if hasattr(dataset, "__getitems__"):
-            samples = list(dataset.__getitems__(inner_indices))
-            if len(samples) == len(indices):
-                return samples
-            raise ValueError(f"__getitems__ returned {len(samples)} samples for {len(indices)} indices")
+        if request.collate and hasattr(dataset, "__getitems__"):
+            together: Sequence[Any] = dataset.__getitems__(inner_indices)
+            # Some return a batch already, with a collate_fn that passes it on: only a list can be counted.
+            if isinstance(together, list | tuple) and len(together) != len(indices):
+                raise ValueError(f"__getitems__ returned {len(together)} samples for {len(indices)} indices")
+            return together
         samples = []
         for index, inner_index in zip(indices, inner_indices, strict=True):  # noqa: B007
             poll()
@@ -312,9 +243,9 @@ def _check_range(built: BuiltDataset, indices: Indices, host: str) -> None:
 
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
     """Return types and shapes of the first sample and of the first one that differs."""
-    outlines = [outline(sample) for sample in samples]
-    if not outlines:
+    if not isinstance(samples, list) or not samples:
         return ""
+    outlines = [outline(sample) for sample in samples]
     other = next((position for position, text in enumerate(outlines) if text != outlines[0]), None)
     indices = _plain(request.indices)
     note = f" (sample {indices[0]!r} is {outlines[0]}"

@@ -240,6 +240,22 @@ def test_fetch_with_getitems_of_wrong_length_raises() -> None:
         fetch(BuiltDataset.from_object(Short(), seeding="batch"), request())
 
 
+def test_fetch_with_getitems_of_a_whole_batch_passes_it_to_collate() -> None:
+    class Whole(Batched):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return torch.tensor(indices)
+
+    built = BuiltDataset.from_object(Whole(), seeding="batch", collate_fn=lambda batch: batch)
+    assert fetch(built, request(verify=True)).tolist() == [3, 1, 4]
+
+
+def test_fetch_with_batch_seeding_without_collation_takes_one_item() -> None:
+    built = BuiltDataset.from_object(Batched(), seeding="batch")
+    sample = fetch(built, request((3,), collate=False))
+    assert sample["index"] == 3
+    assert same(sample, fetch(built, request((3,), collate=False)))
+
+
 # -- indices ----------------------------------------------------------------------------------------
 
 
@@ -313,6 +329,14 @@ def test_fetch_with_collate_raising_shows_shapes() -> None:
     with pytest.raises(DatasetError, match=r"in collate: .*equal size") as raised:
         fetch(built, request((1, 0, 2)))
     assert "(sample 1 is Tensor torch.float32[2]; sample 2 is Tensor torch.int8[3])" in failure(raised).exception
+
+
+def test_fetch_without_torch_needs_a_collate_fn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.data", None)
+    built = BuiltDataset.from_object(["a", "b"])
+    with pytest.raises(DatasetError, match=r"in collate: .*torch is not installed"):
+        fetch(built, request((1, 0)))
+    assert fetch(built, request((1,), collate=False)) == "b"
 
 
 # -- failures ---------------------------------------------------------------------------------------
@@ -442,6 +466,16 @@ def test_build_with_worker_init_fn_raising_names_it() -> None:
 
     with pytest.raises(DatasetError, match=r"in build: ZeroDivisionError.* \(in worker_init_fn\)"):
         BuiltDataset.build(numbers(), num_workers=1)
+
+
+def test_prebuilt_dataset_becomes_worker_later() -> None:
+    informed = dataset(name="informed", worker_init_fn=lambda index: calls.append(index))(lambda: Informed())
+    calls: list[int] = []
+    built = BuiltDataset.prebuild(informed())
+    assert calls == []
+    built.become_worker(2, 5)
+    assert calls == [2]
+    assert fetch(built, request((0,))).tolist() == [[2, 5]]
 
 
 class Informed(Augmented):

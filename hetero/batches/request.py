@@ -1,0 +1,85 @@
+"""Everything that a batch depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import index as to_integer
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.datasets import DatasetSpec, Index
+from hetero.errors import ConfigError
+
+__all__ = ["BatchRequest", "Indices", "as_indices"]
+
+Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
+"""An array where all are integers, which is what 10^9 of them need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchRequest:
+    """Everything that a batch depends on, and how to compute it."""
+
+    spec: DatasetSpec
+    """The data set."""
+    indices: Indices
+    """What the sampler yielded: int64 array, or a tuple if there are other keys; see `as_indices`."""
+    occurrences: npt.NDArray[np.uint32] | None = None
+    """Per index, how often it came before in the epoch's global order; None: all 0."""
+    seed: int
+    """The loader's, signed 64-bit."""
+    epoch: int
+    """At least 0."""
+    position: int
+    """Of this batch in the epoch's global order, at least 0."""
+    collate: bool = True
+    """False: exactly one index, and the sample itself, as torch's ``batch_size=None``."""
+    step: int = 0
+    """Of the rank that asks; lower ones are served first. No part of the batch."""
+    verify: bool = False
+    """Compute twice and compare: the purity check."""
+
+    def __post_init__(self) -> None:
+        if self.occurrences is not None and len(self.occurrences) != len(self.indices):
+            raise ConfigError(f"{len(self.indices)} indices but {len(self.occurrences)} occurrences; expected as many")
+        if not self.collate and len(self.indices) != 1:
+            raise ConfigError(f"a request without collation has {len(self.indices)} indices, expected exactly 1")
+
+
+def as_indices(indices: Iterable[Any]) -> Indices:
+    """Return what a sampler yielded in the form that `BatchRequest` takes.
+
+    Args:
+        indices: Integers (Python's, NumPy's, or tensors without dimensions), strings, or tuples of integers.
+
+    Returns:
+        An int64 array if all are integers, else a tuple.
+
+    Raises:
+        ConfigError: If one is of another type or does not fit 64 bits.
+    """
+    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
+        return indices.astype(np.int64, copy=False)
+    plain: list[Index] = []
+    for index in indices:
+        try:
+            if isinstance(index, str):
+                plain.append(index)
+            elif isinstance(index, tuple):
+                plain.append(tuple(to_integer(part) for part in index))
+            else:
+                plain.append(to_integer(index))
+        except TypeError:
+            raise ConfigError(
+                f"the sampler yielded {index!r:.60} of type {type(index).__name__}; "
+                "expected an integer, a string or a tuple of integers"
+            ) from None
+    if any(isinstance(index, str | tuple) for index in plain):
+        return tuple(plain)
+    try:
+        return np.array(plain, dtype=np.int64)
+    except OverflowError as exc:
+        raise ConfigError(f"the sampler yielded an index beyond 64 bits: {exc}") from exc
