@@ -1,0 +1,91 @@
+"""What a group does: said by flag, or derived from its name, its instance type and what stands beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hetero.cluster.document import close, listing
+from hetero.cluster.spec import Role
+from hetero.errors import ClusterError, ConfigError
+
+__all__ = ["assign_roles", "has_accelerator"]
+
+_ACCELERATED = re.compile(r"(ml\.)?(p|g|gr|trn|inf|dl)[0-9][a-z0-9-]*\..+|local_gpu")
+_BY_NAME = (
+    ("data", Role.DATA),
+    ("cpu", Role.DATA),
+    ("dnn", Role.TRAINER),
+    ("train", Role.TRAINER),
+    ("gpu", Role.TRAINER),
+)
+
+
+def has_accelerator(instance_type: str) -> bool:
+    """Tell whether the instance type's family (p, g, trn, inf, dl) has accelerators."""
+    return _ACCELERATED.fullmatch(instance_type) is not None
+
+
+def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], source: str) -> list[Role]:
+    """Decide what every group does.
+
+    A single group trains. Otherwise the first of these that says something
+    decides: the flag, the name, an accelerated instance type; and a group
+    beside an accelerated trainer group is a data group.
+
+    Args:
+        groups: Name and instance type of each.
+        overrides: ``GROUP=data`` or ``GROUP=trainer``.
+        source: Where the groups were read, for messages.
+
+    Raises:
+        ClusterError: If a role is unclear, an override names no group, or no group trains.
+        ConfigError: If an override is malformed.
+    """
+    names = [name for name, _ in groups]
+    by_flag = _parse_overrides(overrides, names, source)
+    if len(groups) == 1:
+        roles = {names[0]: by_flag.get(names[0], Role.TRAINER)}
+    else:
+        derived = {name: by_flag.get(name) or _by_name(name) or _by_accelerator(kind) for name, kind in groups}
+        roles = {name: role for name, role in derived.items() if role is not None}
+        if any(has_accelerator(kind) and roles.get(name) is Role.TRAINER for name, kind in groups):
+            roles = dict.fromkeys(names, Role.DATA) | roles
+    unclear = [name for name in names if name not in roles]
+    if unclear:
+        flags = " ".join(f"--role '{name}=data'" for name in unclear)
+        raise ClusterError(
+            f"cannot tell whether group {unclear[0]!r} preprocesses or trains\n  in: {source}\n"
+            f"  found: {listing(f'{name} ({kind})' if kind else name for name, kind in groups)}\n"
+            "  expected: a name that starts with data or cpu, or with dnn, train or gpu, or accelerators beside it\n"
+            f"  to do: say {flags}, or the same with =trainer"
+        )
+    if Role.TRAINER not in roles.values():
+        raise ClusterError(
+            f"no group trains: {listing(names)} all have the role data\n  in: {source}\n"
+            f"  to do: say --role '{names[0]}=trainer' for the group that trains"
+        )
+    return [roles[name] for name in names]
+
+
+def _by_name(name: str) -> Role | None:
+    return next((role for prefix, role in _BY_NAME if name.lower().startswith(prefix)), None)
+
+
+def _by_accelerator(instance_type: str) -> Role | None:
+    return Role.TRAINER if has_accelerator(instance_type) else None
+
+
+def _parse_overrides(overrides: Sequence[str], names: Sequence[str], source: str) -> dict[str, Role]:
+    roles: dict[str, Role] = {}
+    for text in overrides:
+        name, _, value = text.rpartition("=")
+        if not name or value not in {role.value for role in Role}:
+            raise ConfigError(f"--role {text!r} is malformed; expected GROUP=data or GROUP=trainer")
+        if name not in names:
+            guess = close(name, names)
+            hint = f"; did you mean {guess!r}?" if guess else ""
+            raise ClusterError(f"--role {text!r} names no group{hint}\n  in: {source}\n  groups: {listing(names)}")
+        if roles.setdefault(name, Role(value)) is not Role(value):
+            raise ConfigError(f"--role gives group {name!r} both roles; expected one")
+    return roles

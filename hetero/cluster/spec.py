@@ -1,0 +1,140 @@
+"""The cluster as the rest of the package sees it: hosts in groups, with roles."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from dataclasses import dataclass
+
+__all__ = ["ClusterSpec", "Host", "InstanceGroup", "Role", "natural_key", "slug"]
+
+
+class Role(enum.Enum):
+    """What a group does in the job."""
+
+    DATA = "data"
+    """Its hosts run endpoints, which preprocess samples."""
+    TRAINER = "trainer"
+    """Its hosts run ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine of the job."""
+
+    name: str
+    """As the platform calls it, for example ``algo-1``; safe as a file name."""
+    group: str
+    """Name of its instance group."""
+    instance_type: str
+    """For example ``ml.c5.xlarge``; empty if unknown."""
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceGroup:
+    """Hosts of one instance type that do the same."""
+
+    name: str
+    """1 to 64 characters, path characters included: use `slug` for files."""
+    instance_type: str
+    """For example ``ml.c5.xlarge``; empty if unknown."""
+    hosts: tuple[str, ...]
+    """Host names in natural order, at least one."""
+    role: Role
+
+    @property
+    def slug(self) -> str:
+        """The name as a safe file name."""
+        return slug(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """All hosts of the job, and which of them this is."""
+
+    current_host: str
+    """Name of this host."""
+    groups: tuple[InstanceGroup, ...]
+    """In the order of the description."""
+    network_interface_name: str = "eth0"
+    """Interface on which the hosts reach each other."""
+    source: str = ""
+    """Where this was read, for messages."""
+
+    @property
+    def current_group(self) -> InstanceGroup:
+        """The group of this host."""
+        return next(group for group in self.groups if self.current_host in group.hosts)
+
+    @property
+    def role(self) -> Role:
+        """The role of this host."""
+        return self.current_group.role
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Every host, in natural order."""
+        hosts = (
+            Host(name=name, group=group.name, instance_type=group.instance_type, role=group.role)
+            for group in self.groups
+            for name in group.hosts
+        )
+        return tuple(sorted(hosts, key=lambda host: natural_key(host.name)))
+
+    def hosts_by_role(self, role: Role) -> tuple[Host, ...]:
+        """Return the hosts of all groups of one role, in natural order."""
+        return tuple(host for host in self.hosts if host.role is role)
+
+    @property
+    def trainer_hosts(self) -> tuple[Host, ...]:
+        """Hosts that run ranks, in natural order: never empty."""
+        return self.hosts_by_role(Role.TRAINER)
+
+    @property
+    def data_hosts(self) -> tuple[Host, ...]:
+        """Hosts that run endpoints only, in natural order: empty for a homogeneous job."""
+        return self.hosts_by_role(Role.DATA)
+
+    @property
+    def trainer_index(self) -> int | None:
+        """This host's place among the trainer hosts, from 0; None on a data host."""
+        names = [host.name for host in self.trainer_hosts]
+        return names.index(self.current_host) if self.current_host in names else None
+
+    @property
+    def is_heterogeneous(self) -> bool:
+        """Whether the job has data hosts."""
+        return any(group.role is Role.DATA for group in self.groups)
+
+    def to_resource_config(self) -> dict[str, object]:
+        """Return the document that `parse_cluster` reads back: the platform's schema, hosts as it sorts them."""
+        return {
+            "current_group_name": self.current_group.name,
+            "current_host": self.current_host,
+            "current_instance_type": self.current_group.instance_type,
+            "hosts": sorted(host.name for host in self.hosts),
+            "instance_groups": [
+                {"instance_group_name": g.name, "instance_type": g.instance_type, "hosts": list(g.hosts)}
+                for g in self.groups
+            ],
+            "network_interface_name": self.network_interface_name,
+        }
+
+
+def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
+    """Return a sort key that orders the numbers in names by value."""
+    parts = re.split(r"([0-9]+)", name)
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(parts)), name
+
+
+def slug(name: str) -> str:
+    """Return a name of at most 64 characters of ``[A-Za-z0-9._-]`` that cannot leave its folder.
+
+    Safe names stay as they are; any other gets a digest, so that two names never share a slug.
+    """
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):
+        return name
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:48]
+    return f"{readable or 'group'}-{hashlib.blake2b(name.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
