@@ -1,0 +1,204 @@
+"""From what was observed to what is concluded; pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from hetero.metrics.steps import StepSummary
+from hetero.pricing import cost
+from hetero.pricing.catalog import Catalogue
+from hetero.report.model import (
+    SCHEMA_VERSION,
+    Cost,
+    Figure,
+    Headline,
+    PriceFacts,
+    Report,
+    RunFacts,
+    Verdict,
+)
+
+__all__ = ["BUSY_UTILISATION", "build_report"]
+
+BUSY_UTILISATION = 0.9
+"""Accelerators this busy count as fed (the pass mark of MLPerf Storage)."""
+_MIN_UTILISATION = 0.02
+_BUSY_CPU = 0.7
+
+
+def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
+    """Conclude from a run.
+
+    Args:
+        facts: What was observed.
+        catalogue: Instance types with the prices to use.
+
+    Returns:
+        The report; figures whose definition does not hold are None.
+    """
+    headline = _headline(facts)
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        run=facts,
+        headline=headline,
+        cost=_cost(facts, headline, catalogue),
+        verdict=_verdict(facts, headline, catalogue),
+    )
+
+
+def _headline(facts: RunFacts) -> Headline | None:
+    # A script may build several loaders of one name: the n-th of each rank belong together.
+    loaders: dict[tuple[str, int], list[tuple[int, StepSummary]]] = defaultdict(list)
+    for rank in facts.ranks:
+        seen: Counter[str] = Counter()
+        for summary in rank.loaders:
+            if summary.num_steps:
+                loaders[summary.name, seen[summary.name]].append((rank.rank, summary))
+                seen[summary.name] += 1
+    if not loaders:
+        return None
+
+    def weight(key: tuple[str, int]) -> tuple[float, int]:
+        summaries = [summary for _, summary in loaders[key]]
+        return sum(s.total_s for s in summaries), sum(s.num_steps for s in summaries)
+
+    key = max(loaders, key=weight)
+    ranks = loaders[key]
+    step_rank, step = _slowest(ranks, lambda summary: summary.step_time_mean_s)
+    wait_rank, wait = _slowest(ranks, lambda summary: summary.data_wait_mean_s)
+
+    def figure(value: float | None, unit: str) -> Figure | None:
+        return None if value is None else Figure(value=value, unit=unit, basis=facts.basis)
+
+    # A rank's batches may differ in size (the last one): its mean, not its batch size, gives the rate.
+    samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
+    step_time_s = step.step_time_mean_s if step else None
+    return Headline(
+        loader=key[0],
+        num_ranks=len(ranks),
+        global_batch_samples=sum(summary.batch_samples for _, summary in ranks),
+        num_steps_measured=min(summary.num_steps_measured for _, summary in ranks),
+        warmup_steps=max(summary.warmup_steps for _, summary in ranks),
+        slowest_step_rank=step_rank,
+        slowest_wait_rank=wait_rank,
+        step_time_mean=figure(step_time_s, "s"),
+        step_time_p50=figure(step.step_time_p50_s if step else None, "s"),
+        step_time_p95=figure(step.step_time_p95_s if step else None, "s"),
+        data_wait_mean=figure(wait.data_wait_mean_s if wait else None, "s"),
+        data_wait_p50=figure(wait.data_wait_p50_s if wait else None, "s"),
+        data_wait_p95=figure(wait.data_wait_p95_s if wait else None, "s"),
+        utilisation=figure(wait.utilisation if wait else None, "1"),
+        samples_per_s=figure(samples_per_step / step_time_s if step_time_s else None, "1/s"),
+    )
+
+
+def _slowest(
+    ranks: Sequence[tuple[int, StepSummary]], value: Callable[[StepSummary], float | None]
+) -> tuple[int | None, StepSummary | None]:
+    """Return the rank with the largest value; nothing if any rank has none: the job is as fast as all of them."""
+    keyed = [(value(summary), rank, summary) for rank, summary in ranks]
+    if any(key is None for key, _, _ in keyed):
+        return None, None
+    _, rank, summary = max(keyed, key=lambda entry: (entry[0] or 0.0, -entry[1]))
+    return rank, summary
+
+
+def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Cost:
+    types = dict.fromkeys(group.instance_type for group in facts.groups)
+    missing = [line for line in map(catalogue.explain, types) if line is not None]
+    prices = [
+        PriceFacts(
+            instance_type=name,
+            hourly_usd=info.price.hourly_usd,
+            region=info.price.region,
+            as_of=info.price.as_of,
+            source=info.price.source,
+        )
+        for name in types
+        if (info := catalogue.find(name)) is not None and info.price is not None
+    ]
+    hourly_usd: float | None = None
+    if not missing and facts.groups:
+        by_type = {price.instance_type: price.hourly_usd for price in prices}
+        hourly_usd = sum(group.count * by_type[group.instance_type] for group in facts.groups)
+
+    def figure(compute: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
+        if hourly_usd is None or not value:
+            return None
+        return Figure(value=compute(hourly_usd, value), unit=unit, basis=facts.basis)
+
+    step_time = headline.step_time_mean.value if headline and headline.step_time_mean else None
+    rate = headline.samples_per_s.value if headline and headline.samples_per_s else None
+    return Cost(
+        prices=tuple(prices),
+        missing=tuple(missing),
+        # A sum of list prices; nobody measured it.
+        hourly=None if hourly_usd is None else Figure(value=hourly_usd, unit="USD/h", basis="modelled"),
+        run=figure(cost.job_cost_usd, facts.wall_s, "USD"),
+        per_1k_steps=figure(cost.cost_per_1k_steps_usd, step_time, "USD"),
+        per_million_samples=figure(cost.cost_per_million_samples_usd, rate, "USD"),
+    )
+
+
+def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
+    vcpus = _preprocessing_vcpus(facts, catalogue)
+    if headline is None or headline.utilisation is None:
+        advice = "No step was measured: the run was shorter than its warm-up, or no loader was used. Train for longer."
+        return Verdict(bottleneck="unknown", advice=advice, vcpus=vcpus, vcpus_needed=None)
+    busy = headline.utilisation.value
+    percent = f"{100 * busy:.0f} %"
+    if busy >= BUSY_UTILISATION:
+        advice = (
+            f"The accelerators compute {percent} of the time: data keeps up. More vCPUs would not make steps shorter."
+        )
+        return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
+    advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
+    if vcpus is None:
+        advice += " How many vCPUs would suffice cannot be said: how many preprocess now is not known."
+        return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
+    if busy < _MIN_UTILISATION:
+        advice += f" Next to no compute: steps get shorter with every vCPU beyond the {vcpus} that preprocess now."
+        return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
+    needed = cost.vcpus_needed(vcpus, busy)
+    idle = _idle_cpus(facts)
+    if idle is not None:
+        advice += (
+            f" {idle} Look for what preprocessing waits on (storage, network, too few processes) before adding hosts."
+        )
+    else:
+        advice += (
+            f" {needed - vcpus} more vCPUs beside the {vcpus} that preprocess now would suffice,"
+            " if preprocessing scales with vCPUs."
+        )
+    figure = None if idle is not None else Figure(value=needed, unit="vCPU", basis="modelled")
+    return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=figure)
+
+
+def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
+    if facts.placement == "hybrid":  # Trainer hosts give some of their vCPUs; which share is not recorded.
+        return None
+    role = "trainer" if facts.placement == "homogeneous" else "data"
+    total = 0
+    for group in facts.groups:
+        if group.role == role:
+            info = catalogue.find(group.instance_type)
+            if info is None or info.vcpus is None:
+                return None
+            total += group.count * info.vcpus
+    return total or None
+
+
+def _idle_cpus(facts: RunFacts) -> str | None:
+    """Return a sentence if the CPUs were not busy, so that more of them would not help.
+
+    Only real runs on one kind of group tell: emulated vCPUs wait instead of working, and usage is
+    known per host, not per group.
+    """
+    usages = [usage for usage in facts.hosts if usage.scope == "host" and usage.cpu_percent_mean is not None]
+    if facts.simulated or facts.placement != "homogeneous" or len(usages) != facts.num_hosts:
+        return None
+    share = max((usage.cpu_percent_mean or 0.0) / (100 * usage.num_cpus) for usage in usages)
+    if share >= _BUSY_CPU:
+        return None
+    return f"But the CPUs are not busy either: {100 * share:.0f} % at most on any host."

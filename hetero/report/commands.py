@@ -1,0 +1,53 @@
+"""Reports as files: write them, show them, compare them. The command line calls these."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hetero.report.compare import compare
+from hetero.report.markdown import render_comparison, render_report
+from hetero.report.model import REPORT_FILE_NAME, Report, load_report
+
+__all__ = ["MARKDOWN_FILE_NAME", "compare_files", "show_file", "write_report"]
+
+MARKDOWN_FILE_NAME = "report.md"
+
+
+def write_report(report: Report, directory: str | Path) -> tuple[Path, Path]:
+    """Write ``report.json`` and ``report.md`` into an existing directory.
+
+    Returns:
+        The two paths.
+    """
+    directory = Path(directory)
+    json_path, markdown_path = directory / REPORT_FILE_NAME, directory / MARKDOWN_FILE_NAME
+    text = json.dumps(report.to_json(), indent=2, allow_nan=False)
+    json_path.write_text(text + "\n", encoding="utf-8")
+    markdown_path.write_text(render_report(report), encoding="utf-8")
+    return json_path, markdown_path
+
+
+def show_file(path: str | Path) -> str:
+    """Return the Markdown of one report.
+
+    Args:
+        path: ``report.json``, or the directory that holds it.
+
+    Raises:
+        ConfigError: If there is none or it is malformed; names the file and the key path.
+    """
+    return render_report(load_report(path))
+
+
+def compare_files(baseline: str | Path, candidate: str | Path) -> str:
+    """Return the Markdown that compares two reports.
+
+    Args:
+        baseline: ``report.json``, or the directory that holds it; usually the homogeneous run.
+        candidate: Likewise; usually the heterogeneous run.
+
+    Raises:
+        ConfigError: If a report is missing, malformed or has no measured step.
+    """
+    return render_comparison(compare(load_report(baseline), load_report(candidate)))

@@ -1,0 +1,133 @@
+"""Two runs against each other: how much faster, how much cheaper, and was it worth it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetero.errors import ConfigError
+from hetero.pricing import cost
+from hetero.report.model import Figure, Headline, Report
+
+__all__ = ["FEW_STEPS", "Comparison", "compare"]
+
+FEW_STEPS = 20
+"""Below this many measured steps a mean is shaky."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A run against its baseline."""
+
+    baseline: Report
+    candidate: Report
+    per: str
+    """``step`` if a step is the same work in both, else ``sample``."""
+    speedup: Figure
+    """Baseline time / candidate time, for the same step or the same number of samples."""
+    break_even_speedup: Figure | None
+    """The speed-up above which the candidate is cheaper; None if a price is missing."""
+    saving: Figure | None
+    """Fraction of the baseline's cost for the same work; negative if dearer."""
+    caveats: tuple[str, ...]
+    """What makes the two less alike than they should be, one sentence each."""
+
+    @property
+    def is_worth_it(self) -> bool | None:
+        """True if the candidate does the same work for less money; None if a price is missing."""
+        return None if self.saving is None else self.saving.value > 0
+
+
+def compare(baseline: Report, candidate: Report) -> Comparison:
+    """Compare two runs of the same training.
+
+    Where the global batch is the same, a step is the same work and steps are compared; where it
+    differs, only samples can be.
+
+    Args:
+        baseline: Usually the homogeneous run.
+        candidate: Usually the heterogeneous run.
+
+    Raises:
+        ConfigError: If a run has no measured step.
+    """
+    base, other = _headline(baseline, "first"), _headline(candidate, "second")
+    per = "step" if base.global_batch_samples == other.global_batch_samples else "sample"
+    base_s, other_s = _time_per_unit(base, per), _time_per_unit(other, per)
+    if base_s is None or other_s is None:
+        which = "first" if base_s is None else "second"
+        raise ConfigError(f"{which} report: no time per {per} was measured, so there is nothing to compare")
+    basis = "simulated" if "simulated" in (baseline.run.basis, candidate.run.basis) else "measured"
+    break_even = saving = None
+    if baseline.cost.hourly is not None and candidate.cost.hourly is not None:
+        base_usd, other_usd = baseline.cost.hourly.value, candidate.cost.hourly.value
+        break_even = Figure(value=cost.break_even_speedup(other_usd, base_usd), unit="1", basis="modelled")
+        saved = cost.saving(cost.job_cost_usd(other_usd, other_s), cost.job_cost_usd(base_usd, base_s))
+        saving = Figure(value=saved, unit="1", basis=basis)
+    return Comparison(
+        baseline=baseline,
+        candidate=candidate,
+        per=per,
+        speedup=Figure(value=cost.speedup(other_s, base_s), unit="1", basis=basis),
+        break_even_speedup=break_even,
+        saving=saving,
+        caveats=tuple(_caveats(baseline, candidate, base, other)),
+    )
+
+
+def _headline(report: Report, which: str) -> Headline:
+    if report.headline is None or report.headline.step_time_mean is None:
+        raise ConfigError(
+            f"{which} report: no step was measured on every rank (run {report.run.run_id}), so there is nothing to "
+            "compare; train for more steps than the warm-up"
+        )
+    return report.headline
+
+
+def _time_per_unit(headline: Headline, per: str) -> float | None:
+    figure = headline.step_time_mean if per == "step" else headline.samples_per_s
+    if figure is None or figure.value <= 0:
+        return None
+    return figure.value if per == "step" else 1 / figure.value
+
+
+def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
+    first, second = baseline.run, candidate.run
+    if base.global_batch_samples != other.global_batch_samples:
+        yield (
+            f"The global batch differs ({base.global_batch_samples} against {other.global_batch_samples} samples), "
+            "so a step is not the same work: only samples are compared."
+        )
+    if first.basis != second.basis:
+        yield f"The first run was {first.basis}, the second {second.basis}."
+    for name in sorted(set(first.options) | set(second.options)):
+        values = [run.options.get(name, "unset") for run in (first, second)]
+        if name.startswith("emulate") and values[0] != values[1]:
+            yield f"The emulation differs: {name} is {values[0]} in the first run and {values[1]} in the second."
+    if first.command != second.command:
+        yield "The commands differ."
+    if base.loader != other.loader:
+        yield f"The loaders differ: {base.loader} in the first run, {other.loader} in the second."
+    yield from _run_caveats("first", baseline, base)
+    yield from _run_caveats("second", candidate, other)
+    yield from _price_caveats(baseline, candidate)
+
+
+def _run_caveats(which: str, report: Report, headline: Headline) -> Iterator[str]:
+    if report.run.exit_code != 0:
+        yield f"The {which} run failed (exit code {report.run.exit_code})."
+    if headline.num_steps_measured < FEW_STEPS:
+        yield f"The {which} run measured only {headline.num_steps_measured} steps."
+    if any(summary.num_emulation_overruns for rank in report.run.ranks for summary in rank.loaders):
+        yield f"In the {which} run some steps took longer than the emulated accelerator would."
+
+
+def _price_caveats(baseline: Report, candidate: Report) -> Iterator[str]:
+    known = {price.instance_type: price.hourly_usd for price in baseline.cost.prices}
+    for price in candidate.cost.prices:
+        before = known.get(price.instance_type, price.hourly_usd)
+        if not math.isclose(before, price.hourly_usd):
+            yield f"{price.instance_type} costs {before:g} USD/h in the first run, {price.hourly_usd:g} in the second."
+    if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
+        yield "The prices are not all of one region and date."

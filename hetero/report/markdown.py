@@ -1,0 +1,334 @@
+"""Markdown from reports and comparisons; short, and readable as plain text.
+
+Text from elsewhere (names of hosts, groups, loaders; commands; options) stands
+in code spans: nothing in them is markup, and no escape characters spoil the
+text on a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetero.errors import ExitCode
+from hetero.metrics.hosts import HostUsage
+from hetero.pricing.tables import markdown_table
+from hetero.report.compare import Comparison
+from hetero.report.model import Cost, Figure, Headline, Report
+
+__all__ = ["PricePerformance", "code", "price_performance_table", "render_comparison", "render_report"]
+
+_MAX_CODE_LENGTH = 200
+_MAX_ROWS = 64
+_NOT_KNOWN = "-"
+
+
+def code(text: str) -> str:
+    """Return text from elsewhere as one code span that is safe in a line and in a table cell.
+
+    Line breaks, control and invisible characters become ``?``; a back-tick, which would end the
+    span, and a bar, which would end the cell, become look-alikes; long text is cut.
+    """
+    visible = "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text)
+    visible = visible.replace("`", "'").replace("|", "\N{BROKEN BAR}").strip()
+    if len(visible) > _MAX_CODE_LENGTH:
+        visible = visible[: _MAX_CODE_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return f"`{visible}`" if visible else _NOT_KNOWN
+
+
+def render_report(report: Report) -> str:
+    """Return a run's report as Markdown."""
+    run, headline = report.run, report.headline
+    sections = [f"# Run {code(run.run_id)}", _escape(report.verdict.advice), _facts_table(report)]
+    if run.simulated:
+        sections += ["## Simulated", _list(run.simulated)]
+    sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]
+    sections += _rank_section(report)
+    sections += ["## Cost", _cost_text(report)]
+    if run.hosts:
+        sections += ["## Hosts", _hosts_table(run.hosts)]
+    if any(run.events.values()):
+        sections += ["## Events", _list([f"{name}: {count}" for name, count in run.events.items() if count])]
+    for title, entries in (("Options", run.options), ("Versions", run.versions)):
+        if entries:
+            sections.append(f"{title}: " + ", ".join(code(f"{key}={value}") for key, value in entries.items()))
+    return "\n\n".join(sections) + "\n"
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Return a comparison as Markdown: the answer, the price-performance table, what to mind."""
+    reports = (comparison.baseline, comparison.candidate)
+    has_same_step = comparison.per == "step"
+    rows = [
+        PricePerformance(
+            name=f"{report.run.placement} {code(report.run.run_id)}",
+            hosts=_hosts_text(report),
+            hourly_usd=_value(report.cost.hourly),
+            step_time_s=_value(report.headline.step_time_mean if report.headline else None),
+            samples_per_s=_value(report.headline.samples_per_s if report.headline else None),
+            per_1k_steps_usd=_value(report.cost.per_1k_steps) if has_same_step else None,
+            per_million_samples_usd=_value(report.cost.per_million_samples),
+            speedup=speedup,
+            saving=saving,
+            basis=report.run.basis,
+        )
+        for report, speedup, saving in zip(
+            reports, (None, comparison.speedup.value), (None, _value(comparison.saving)), strict=True
+        )
+    ]
+    sections = ["# Price and performance", _answer(comparison), price_performance_table(rows)]
+    missing = dict.fromkeys(line for report in reports for line in report.cost.missing)
+    if missing:
+        sections.append(_list(list(missing)))
+    prices = _prices_text([report.cost for report in reports])
+    if prices:
+        sections.append(prices)
+    if comparison.caveats:
+        sections += ["## Mind", _list(comparison.caveats)]
+    simulated = dict.fromkeys(line for report in reports for line in report.run.simulated)
+    if simulated:
+        sections += ["## Simulated", _list(list(simulated))]
+    return "\n\n".join(sections) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricePerformance:
+    """One row of the price-performance table; what is not known is None. Text is already Markdown."""
+
+    name: str
+    hosts: str
+    hourly_usd: float | None
+    step_time_s: float | None
+    samples_per_s: float | None = None
+    per_1k_steps_usd: float | None
+    per_million_samples_usd: float | None = None
+    speedup: float | None = None
+    """Against the baseline row; None in it."""
+    saving: float | None = None
+    """Fraction of the baseline row's cost; None in it."""
+    basis: str
+
+
+def price_performance_table(rows: Sequence[PricePerformance]) -> str:
+    """Return the table of the published comparison, in the right unit: USD per 1,000 steps."""
+    header = (
+        "run",
+        "hosts",
+        "USD/h",
+        "step",
+        "samples/s",
+        "USD/1,000 steps",
+        "USD/million samples",
+        "speed-up",
+        "saving",
+        "",
+    )
+    cells = [
+        (
+            row.name,
+            row.hosts,
+            _usd(row.hourly_usd),
+            _seconds(row.step_time_s),
+            _number(row.samples_per_s),
+            _usd(row.per_1k_steps_usd),
+            _usd(row.per_million_samples_usd),
+            _NOT_KNOWN if row.speedup is None else f"{row.speedup:.2f}x",
+            _NOT_KNOWN if row.saving is None else f"{100 * row.saving:.1f} %",
+            row.basis,
+        )
+        for row in rows
+    ]
+    return _known_columns(header, cells, right=range(2, 9))
+
+
+def _facts_table(report: Report) -> str:
+    run = report.run
+    status = next((code_.help_text for code_ in ExitCode if code_ == run.exit_code), "")
+    rows = [
+        ("command", code(run.command)),
+        ("started", code(run.started_at)),
+        ("wall time", f"{_seconds(run.wall_s)} ({run.basis})"),
+        ("exit code", f"{run.exit_code} {status}".rstrip()),
+        ("placement", run.placement),
+        *(
+            (f"{group.role} group", f"{code(group.name)}: {group.count} x {code(group.instance_type)}")
+            for group in run.groups
+        ),
+        ("bottleneck", report.verdict.bottleneck),
+    ]
+    if report.verdict.vcpus is not None:
+        rows.append(("vCPUs that preprocess", str(report.verdict.vcpus)))
+    if report.verdict.vcpus_needed is not None:
+        needed = report.verdict.vcpus_needed
+        rows.append(("vCPUs that would suffice", f"{needed.value:.0f} ({needed.basis})"))
+    return markdown_table(("", ""), rows)
+
+
+def _steps_table(headline: Headline) -> str:
+    rows = [
+        ("step time", headline.step_time_mean, headline.step_time_p50, headline.step_time_p95),
+        ("data wait", headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95),
+    ]
+    cells = [
+        (name, *(_seconds(_value(figure)) for figure in figures), figures[0].basis if figures[0] else "")
+        for name, *figures in rows
+    ]
+    if headline.utilisation is not None:
+        utilisation = headline.utilisation
+        cells.append(("utilisation", f"{100 * utilisation.value:.1f} %", "", "", utilisation.basis))
+    if headline.samples_per_s is not None:
+        cells.append(("samples/s", _number(headline.samples_per_s.value), "", "", headline.samples_per_s.basis))
+    ranks = "1 rank" if headline.num_ranks == 1 else f"slowest of {headline.num_ranks} ranks"
+    note = (
+        f"Loader {code(headline.loader)}, {ranks}; {headline.num_steps_measured} steps of "
+        f"{headline.global_batch_samples} samples, after {headline.warmup_steps} of warm-up. Data wait is the time "
+        "blocked in `next()`; utilisation is compute / step time."
+    )
+    return markdown_table(("", "mean", "p50", "p95", ""), cells, right=(1, 2, 3)) + "\n\n" + note
+
+
+def _rank_section(report: Report) -> Iterator[str]:
+    entries = [(rank, summary) for rank in report.run.ranks for summary in rank.loaders]
+    if len(entries) < 2:
+        return
+    rows = [
+        (
+            str(rank.rank),
+            code(rank.host),
+            code(summary.name),
+            str(summary.num_steps_measured),
+            _seconds(summary.step_time_mean_s),
+            _seconds(summary.step_time_p95_s),
+            _seconds(summary.data_wait_mean_s),
+            _seconds(summary.data_wait_p95_s),
+            _NOT_KNOWN if summary.utilisation is None else f"{100 * summary.utilisation:.1f} %",
+        )
+        for rank, summary in entries[:_MAX_ROWS]
+    ]
+    header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
+    yield "## Ranks"
+    yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
+
+
+def _cost_text(report: Report) -> str:
+    cost = report.cost
+    lines = [
+        f"{title}: {_usd(figure.value)} USD ({figure.basis})"
+        for title, figure in (
+            ("Per 1,000 steps", cost.per_1k_steps),
+            ("Per million samples", cost.per_million_samples),
+            ("This run, start-up included", cost.run),
+            ("All hosts, per hour", cost.hourly),
+        )
+        if figure is not None
+    ]
+    lines += cost.missing
+    prices = _prices_text([cost])
+    return "\n\n".join([_list(lines), prices] if prices else [_list(lines)])
+
+
+def _prices_text(costs: Sequence[Cost]) -> str:
+    by_origin: dict[str, dict[str, None]] = {}
+    for price in dict.fromkeys(price for cost in costs for price in cost.prices):
+        origin = ", ".join(code(part) for part in (price.region, price.as_of, price.source) if part)
+        by_origin.setdefault(origin, {})[f"{code(price.instance_type)} {price.hourly_usd:g} USD/h"] = None
+    return "\n\n".join(f"List prices ({origin}): {', '.join(prices)}." for origin, prices in by_origin.items())
+
+
+def _hosts_table(usages: Sequence[HostUsage]) -> str:
+    header = ("host", "CPUs busy", "peak", "memory peak", "sent", "received", "GPU", "GPU memory")
+    rows = [
+        (
+            code(usage.host),
+            _cpus(usage.cpu_percent_mean),
+            _cpus(usage.cpu_percent_peak),
+            _bytes(usage.memory_peak_bytes),
+            _bytes(usage.network_sent_bytes),
+            _bytes(usage.network_received_bytes),
+            _NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
+            _bytes(usage.gpu_memory_peak_bytes),
+        )
+        for usage in usages[:_MAX_ROWS]
+    ]
+    note = "\n\nMeasured."
+    if any(usage.scope == "tree" for usage in usages):
+        num_cpus = max(usage.num_cpus for usage in usages)
+        note += (
+            f" The hosts share one machine of {num_cpus} CPUs: CPU and memory are those of each host's processes "
+            "(shared pages count in each), GPU those of the machine."
+        )
+    return _known_columns(header, rows, right=range(1, len(header))) + _more(len(usages)) + note
+
+
+def _answer(comparison: Comparison) -> str:
+    speedup = comparison.speedup
+    pace = f"{speedup.value:.2f} times the pace per {comparison.per} ({speedup.basis})"
+    if comparison.saving is None or comparison.break_even_speedup is None:
+        return f"The second run has {pace}. Whether it is cheaper cannot be said without all prices."
+    percent = f"{abs(100 * comparison.saving.value):.1f} %"
+    verdict = f"worth it: {percent} cheaper" if comparison.is_worth_it else f"not worth it: {percent} dearer"
+    break_even = comparison.break_even_speedup
+    return (
+        f"The second run is **{verdict}** for the same work. It has {pace} and is the cheaper one above "
+        f"{break_even.value:.3f} ({break_even.basis})."
+    )
+
+
+def _hosts_text(report: Report) -> str:
+    return " + ".join(f"{group.count} x {code(group.instance_type)}" for group in report.run.groups)
+
+
+def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
+    """Return the table without the columns in which no row knows anything."""
+    kept = [i for i in range(len(header)) if any(row[i] != _NOT_KNOWN for row in rows)]
+    cells = [[row[i] for i in kept] for row in rows]
+    return markdown_table([header[i] for i in kept], cells, right=[at for at, i in enumerate(kept) if i in right])
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {_escape(line)}" for line in lines)
+
+
+def _escape(line: str) -> str:
+    """Keep a sentence a sentence: what could be markup in it becomes a code span of its own."""
+    if re.fullmatch(r"[^\W_][\w ,.;:()/%=$+'?-]*", line) and not re.search(r"(^|\W)_|_(\W|$)|://|www\.", line):
+        return line
+    return code(line)
+
+
+def _more(num_entries: int) -> str:
+    return f"\n\n{num_entries - _MAX_ROWS} more are in the JSON." if num_entries > _MAX_ROWS else ""
+
+
+def _value(figure: Figure | None) -> float | None:
+    return figure.value if figure else None
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return _NOT_KNOWN
+    if value < 0.0995:
+        return f"{1000 * value:.1f} ms"
+    if value < 9.95:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s"
+
+
+def _usd(value: float | None) -> str:
+    return _NOT_KNOWN if value is None else f"{value:.4g}" if value < 1 else f"{value:.3f}"
+
+
+def _number(value: float | None) -> str:
+    return _NOT_KNOWN if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _cpus(percent: float | None) -> str:
+    return _NOT_KNOWN if percent is None else f"{percent / 100:.2f}"
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return _NOT_KNOWN
+    return f"{value / 1e6:,.0f} MB" if value < 1e10 else f"{value / 1e9:,.1f} GB"

@@ -1,0 +1,238 @@
+"""What a run left behind (`RunFacts`) and what is concluded from it (`Report`).
+
+`RunFacts` holds what was observed, untouched. Everything that a report claims
+beyond it is a `Figure`: a value with its unit and its basis, so that no number
+travels without saying whether it was measured, simulated or modelled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetero.errors import ConfigError
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.records import decode, encode, limits
+from hetero.metrics.steps import StepSummary
+
+__all__ = [
+    "BASES",
+    "BOTTLENECKS",
+    "PLACEMENTS",
+    "REPORT_FILE_NAME",
+    "ROLES",
+    "SCHEMA_VERSION",
+    "Cost",
+    "Figure",
+    "GroupFacts",
+    "Headline",
+    "PriceFacts",
+    "RankFacts",
+    "Report",
+    "RunFacts",
+    "Verdict",
+    "load_report",
+]
+
+SCHEMA_VERSION = 1
+REPORT_FILE_NAME = "report.json"
+PLACEMENTS = ("homogeneous", "heterogeneous", "hybrid")
+ROLES = ("data", "trainer")
+BASES = ("measured", "simulated", "modelled")
+BOTTLENECKS = ("data", "compute", "unknown")
+_MAX_FILE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """One instance group of the job."""
+
+    name: str
+    role: str = field(metadata=limits(choices=ROLES))
+    instance_type: str
+    count: int = field(metadata=limits(minimum=1, maximum=100_000))
+    """Hosts in the group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What one trainer rank measured."""
+
+    rank: int = field(metadata=limits(maximum=1e6))
+    host: str
+    loaders: tuple[StepSummary, ...]
+    """One per loader of the script, for example train and validation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What was observed of one run; the launcher fills it."""
+
+    run_id: str
+    command: str
+    """The training script and its arguments."""
+    started_at: str
+    """ISO 8601 with time zone."""
+    wall_s: float
+    """From the first launcher's start to the last one's exit: the time that is billed."""
+    exit_code: int = field(metadata=limits(minimum=-255, maximum=255))
+    placement: str = field(metadata=limits(choices=PLACEMENTS))
+    """``homogeneous``: no data group; ``heterogeneous``: endpoints on data hosts; ``hybrid``: on trainer hosts too."""
+    groups: tuple[GroupFacts, ...]
+    ranks: tuple[RankFacts, ...] = ()
+    hosts: tuple[HostUsage, ...] = ()
+    events: dict[str, int] = field(default_factory=dict)
+    """Counters by name, for example ``endpoint restarts``, ``failovers``, ``authentication failures``."""
+    simulated: tuple[str, ...] = ()
+    """What was emulated, one sentence each; empty: everything was real."""
+    versions: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def basis(self) -> str:
+        """How the times of this run came about: ``measured`` or ``simulated``."""
+        return "simulated" if self.simulated else "measured"
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all groups."""
+        return sum(group.count for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A number that a report claims."""
+
+    value: float = field(metadata=limits(minimum=-(2.0**63)))
+    unit: str
+    basis: str = field(metadata=limits(choices=BASES))
+    """``measured`` on this hardware; ``simulated``: measured with something emulated; ``modelled``: computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The figures of the loader that took most time; each None if its definition does not hold.
+
+    Times are the slowest rank's: step time of the rank with the longest mean step; data wait and
+    utilisation of the rank with the longest mean data wait.
+    """
+
+    loader: str
+    num_ranks: int
+    global_batch_samples: int
+    """Samples per step over all ranks: the definition of a step."""
+    num_steps_measured: int
+    """Of the rank with the fewest."""
+    warmup_steps: int
+    slowest_step_rank: int | None
+    slowest_wait_rank: int | None
+    step_time_mean: Figure | None
+    step_time_p50: Figure | None
+    step_time_p95: Figure | None
+    data_wait_mean: Figure | None
+    data_wait_p50: Figure | None
+    data_wait_p95: Figure | None
+    utilisation: Figure | None
+    samples_per_s: Figure | None
+    """Of all ranks together, at the pace of the slowest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceFacts:
+    """The price of one instance type as it was used here."""
+
+    instance_type: str
+    hourly_usd: float = field(metadata=limits(maximum=1000))
+    region: str | None
+    as_of: str | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """List prices times time; not a bill. Everything is None if a price is missing."""
+
+    prices: tuple[PriceFacts, ...]
+    missing: tuple[str, ...]
+    """One line per type without a price: what to pass."""
+    hourly: Figure | None
+    """Of all hosts together."""
+    run: Figure | None
+    """For the whole wall time, start-up included."""
+    per_1k_steps: Figure | None
+    per_million_samples: Figure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What holds the run back, and what to do."""
+
+    bottleneck: str = field(metadata=limits(choices=BOTTLENECKS))
+    advice: str
+    vcpus: int | None
+    """vCPUs that preprocess; None if an instance type is unknown."""
+    vcpus_needed: Figure | None
+    """vCPUs that would keep the accelerators busy; None where that cannot be said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One run, and what is concluded from it. Immutable; `hetero.report.build_report` makes it."""
+
+    schema_version: int = field(metadata=limits(minimum=SCHEMA_VERSION, maximum=SCHEMA_VERSION))
+    run: RunFacts
+    headline: Headline | None
+    """None if no loader delivered a batch."""
+    cost: Cost
+    verdict: Verdict
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report as JSON values (schema: ``hetero/report/data/report.schema.json``)."""
+        result: dict[str, object] = encode(self)
+        return result
+
+    @classmethod
+    def from_json(cls, value: object, *, path: str = "") -> Report:
+        """Read a report from parsed JSON.
+
+        Raises:
+            ConfigError: If it is of another schema version, or a key is unknown or missing, or a
+                value is out of range; names the key path.
+        """
+        version = value.get("schema_version") if isinstance(value, dict) else None
+        if isinstance(version, int) and version != SCHEMA_VERSION:
+            raise ConfigError(
+                f"schema_version: found {version}, this hetero reads {SCHEMA_VERSION}; "
+                "use the version of hetero that wrote the report"
+            )
+        return decode(cls, value, path=path)
+
+
+def load_report(path: str | Path) -> Report:
+    """Read a report.
+
+    Args:
+        path: ``report.json``, or the directory that holds it.
+
+    Raises:
+        ConfigError: If there is none or it is malformed; names the file and the key path.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= REPORT_FILE_NAME
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"report {path}: {error.strerror or error}; pass report.json or its directory") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"report {path}: over {_MAX_FILE_BYTES} bytes; that is no report")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"report {path}: not valid JSON: {error}") from error
+    try:
+        return Report.from_json(value)
+    except ConfigError as error:
+        raise ConfigError(f"report {path}: {error}") from error

@@ -1,0 +1,175 @@
+"""What is concluded from a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hetero.metrics import HostUsage, StepSummary
+from hetero.pricing import Catalogue
+from hetero.report import GroupFacts, RankFacts, RunFacts, build_report
+
+PRICED = Catalogue.load("seed-2022")
+FactsMaker = Callable[..., RunFacts]
+SummaryMaker = Callable[..., StepSummary]
+
+
+@pytest.mark.parametrize(
+    ("is_heterogeneous", "hourly_usd", "per_1k_steps_usd"), [(False, 3.825, 1.268), (True, 5.661, 0.289)]
+)
+def test_cost_of_the_published_pair_is_right(
+    make_facts: FactsMaker, is_heterogeneous: bool, hourly_usd: float, per_1k_steps_usd: float
+) -> None:
+    cost = build_report(make_facts(is_heterogeneous=is_heterogeneous), PRICED).cost
+    assert cost.hourly is not None
+    assert cost.per_1k_steps is not None
+    assert cost.per_million_samples is not None
+    assert cost.run is not None
+    assert cost.hourly.value == pytest.approx(hourly_usd)
+    assert cost.per_1k_steps.value == pytest.approx(per_1k_steps_usd, abs=5e-4)
+    assert cost.per_million_samples.value == pytest.approx(cost.per_1k_steps.value * 1000 / 64)
+    assert cost.run.value == pytest.approx(hourly_usd * 130 / 3600)
+    assert cost.missing == ()
+    assert {(price.instance_type, price.as_of) for price in cost.prices} >= {("ml.p3.2xlarge", "2022")}
+
+
+def test_cost_with_an_unpriced_type_is_refused_and_says_what_to_pass(make_facts: FactsMaker) -> None:
+    report = build_report(make_facts(is_heterogeneous=True), Catalogue.load(overrides=["ml.p3.2xlarge=3.825"]))
+    assert report.cost.hourly is report.cost.run is report.cost.per_1k_steps is report.cost.per_million_samples is None
+    assert report.cost.missing == ("no price for ml.c5.9xlarge; pass --price ml.c5.9xlarge=USD",)
+    assert report.headline is not None
+    assert report.headline.step_time_mean is not None
+
+
+@pytest.mark.parametrize(("simulated", "basis"), [((), "measured"), (("vCPUs",), "simulated")])
+def test_figures_carry_how_they_came_about(make_facts: FactsMaker, simulated: tuple[str, ...], basis: str) -> None:
+    report = build_report(make_facts(simulated=simulated), PRICED)
+    assert report.headline is not None
+    for figure in (report.headline.step_time_mean, report.headline.utilisation, report.cost.per_1k_steps):
+        assert figure is not None
+        assert figure.basis == basis
+    assert report.cost.hourly is not None
+    assert report.cost.hourly.basis == "modelled"
+
+
+def test_headline_over_ranks_is_the_slowest_rank(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    ranks = tuple(
+        RankFacts(rank=rank, host="algo-1", loaders=(summary_of(step_s, busy),))
+        for rank, (step_s, busy) in enumerate([(1.00, 0.5), (1.02, 0.9), (1.01, 0.3)])
+    )
+    headline = build_report(make_facts(ranks=ranks), PRICED).headline
+    assert headline is not None
+    assert (headline.slowest_step_rank, headline.slowest_wait_rank) == (1, 2)
+    assert headline.num_ranks == 3
+    assert headline.global_batch_samples == 3 * 64
+    assert headline.step_time_mean is not None
+    assert headline.step_time_mean.value == 1.02
+    assert headline.utilisation is not None
+    assert headline.utilisation.value == 0.3
+    assert headline.samples_per_s is not None
+    assert headline.samples_per_s.value == pytest.approx(3 * 64 / 1.02)
+
+
+def test_headline_is_of_the_loader_that_took_most_time(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    loaders = (
+        summary_of(0.01, name="val"),
+        summary_of(1.0, name="train"),
+        summary_of(None, name="unused", num_steps=0),
+    )
+    headline = build_report(make_facts(ranks=(RankFacts(rank=0, host="h", loaders=loaders),)), PRICED).headline
+    assert headline is not None
+    assert headline.loader == "train"
+
+
+def test_headline_of_two_loaders_of_one_name_does_not_add_them_up(
+    make_facts: FactsMaker, summary_of: SummaryMaker
+) -> None:
+    loaders = (summary_of(1.0), summary_of(2.0))
+    ranks = tuple(RankFacts(rank=rank, host="h", loaders=loaders) for rank in range(2))
+    headline = build_report(make_facts(ranks=ranks), PRICED).headline
+    assert headline is not None
+    assert (headline.num_ranks, headline.global_batch_samples) == (2, 128)
+    assert headline.step_time_mean is not None
+    assert headline.step_time_mean.value == 2.0
+
+
+def test_headline_with_one_rank_unmeasured_refuses_figures(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    ranks = (
+        RankFacts(rank=0, host="h", loaders=(summary_of(1.0),)),
+        RankFacts(rank=1, host="h", loaders=(summary_of(None),)),
+    )
+    report = build_report(make_facts(ranks=ranks), PRICED)
+    assert report.headline is not None
+    assert report.headline.step_time_mean is report.headline.utilisation is report.headline.samples_per_s is None
+    assert report.headline.num_steps_measured == 0
+    assert report.verdict.bottleneck == "unknown"
+    assert report.cost.per_1k_steps is None
+
+
+@pytest.mark.parametrize("ranks", [(), (RankFacts(rank=0, host="h", loaders=()),)])
+def test_report_of_a_run_without_batches_has_no_headline(make_facts: FactsMaker, ranks: tuple[RankFacts, ...]) -> None:
+    report = build_report(make_facts(ranks=ranks), PRICED)
+    assert report.headline is None
+    assert report.verdict.bottleneck == "unknown"
+
+
+def with_utilisation(summary_of: SummaryMaker, utilisation: float) -> tuple[RankFacts, ...]:
+    return (RankFacts(rank=0, host="algo-1", loaders=(summary_of(1.0, utilisation),)),)
+
+
+def test_verdict_of_the_worked_example_names_64_more_vcpus(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    groups = (GroupFacts(name="g", role="trainer", instance_type="ml.p4d.24xlarge", count=1),)
+    facts = make_facts(groups=groups, ranks=with_utilisation(summary_of, 0.6))
+    verdict = build_report(facts, PRICED).verdict
+    assert verdict.bottleneck == "data"
+    assert verdict.vcpus == 96
+    assert verdict.vcpus_needed is not None
+    assert (verdict.vcpus_needed.value, verdict.vcpus_needed.basis) == (160, "modelled")
+    assert "64 more vCPUs" in verdict.advice
+
+
+def test_verdict_of_busy_accelerators_is_compute(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    verdict = build_report(make_facts(ranks=with_utilisation(summary_of, 0.95)), PRICED).verdict
+    assert (verdict.bottleneck, verdict.vcpus_needed) == ("compute", None)
+
+
+def test_verdict_of_a_heterogeneous_run_counts_the_data_hosts(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    facts = make_facts(is_heterogeneous=True, ranks=with_utilisation(summary_of, 0.5))
+    verdict = build_report(facts, PRICED).verdict
+    assert verdict.vcpus == 36
+    assert verdict.vcpus_needed is not None
+    assert verdict.vcpus_needed.value == 72
+
+
+@pytest.mark.parametrize(
+    ("changes", "utilisation", "message"),
+    [
+        ({"placement": "hybrid"}, 0.5, "is not known"),
+        ({"groups": (GroupFacts(name="g", role="trainer", instance_type="x", count=1),)}, 0.5, "is not known"),
+        ({}, 0.0, "Next to no compute"),
+    ],
+)
+def test_verdict_without_a_basis_gives_no_number(
+    make_facts: FactsMaker, summary_of: SummaryMaker, changes: dict[str, Any], utilisation: float, message: str
+) -> None:
+    facts = make_facts(ranks=with_utilisation(summary_of, utilisation), **changes)
+    verdict = build_report(facts, PRICED).verdict
+    assert (verdict.bottleneck, verdict.vcpus_needed) == ("data", None)
+    assert message in verdict.advice
+
+
+@pytest.mark.parametrize(("cpu_percent_mean", "has_number"), [(100.0, False), (790.0, True)])
+def test_verdict_of_a_real_run_with_idle_cpus_does_not_sell_cpus(
+    make_facts: FactsMaker,
+    summary_of: SummaryMaker,
+    usage_of: Callable[..., HostUsage],
+    cpu_percent_mean: float,
+    has_number: bool,
+) -> None:
+    usage = usage_of("algo-1", scope="host", num_cpus=8, cpu_percent_mean=cpu_percent_mean)
+    facts = make_facts(simulated=(), hosts=(usage,), ranks=with_utilisation(summary_of, 0.5))
+    verdict = build_report(facts, PRICED).verdict
+    assert (verdict.vcpus_needed is not None) is has_number
+    assert ("not busy either" in verdict.advice) is not has_number

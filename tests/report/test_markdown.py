@@ -1,0 +1,124 @@
+"""Markdown: what a reader sees, and that no text from elsewhere can be markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from hetero.metrics import HostUsage, StepSummary
+from hetero.pricing import Catalogue
+from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, compare, render_comparison, render_report
+from hetero.report.markdown import PricePerformance, code, price_performance_table
+
+FactsMaker = Callable[..., RunFacts]
+PRICED = Catalogue.load("seed-2022")
+
+
+def test_report_shows_verdict_steps_cost_and_labels(make_facts: FactsMaker) -> None:
+    text = render_report(build_report(make_facts(events={"failovers": 2, "endpoint restarts": 0}), PRICED))
+    assert text.startswith("# Run `r-1`\n\nThe slowest rank computes only 40 % of the time")
+    assert "`train.py --epochs 2`" in text
+    assert re.search(r"step time +\| +1193 ms \| +1193 ms \| +1790 ms \| simulated", text)
+    assert "- Per 1,000 steps: 1.268 USD (simulated)" in text
+    assert "List prices (`us-east-1`, `2022`, " in text
+    assert "12 more vCPUs beside the 8" in text
+    assert re.search(r"vCPUs that would suffice +\| 20 \(modelled\)", text)
+    assert "- failovers: 2" in text
+    assert "endpoint restarts" not in text
+    assert "- Hosts share one machine." in text
+    assert "## Ranks" not in text  # one rank, one loader: the headline says it all
+
+
+def test_report_of_failed_run_without_prices_or_batches_is_readable(make_facts: FactsMaker) -> None:
+    text = render_report(build_report(make_facts(exit_code=30, ranks=(), hosts=()), Catalogue.load()))
+    assert "30 The training script failed." in text
+    assert "No loader delivered a batch." in text
+    assert "- no price for ml.p3.2xlarge; pass --price ml.p3.2xlarge=USD" in text
+    assert "None" not in text
+
+
+def test_report_of_many_ranks_and_hosts_stays_bounded(
+    make_facts: FactsMaker, summary_of: Callable[..., StepSummary], usage_of: Callable[..., HostUsage]
+) -> None:
+    ranks = tuple(RankFacts(rank=i, host=f"algo-{i}", loaders=(summary_of(1.0),)) for i in range(100))
+    hosts = tuple(usage_of(f"algo-{i}") for i in range(100))
+    text = render_report(build_report(make_facts(ranks=ranks, hosts=hosts), PRICED))
+    assert "## Ranks" in text
+    assert text.count("36 more are in the JSON.") == 2
+
+
+EVIL = "x`|\n# <script>alert(1)</script> [a](javascript:b) ![i](http://e) **b** \x1b[31m\u202e_c_"
+
+
+def test_text_from_elsewhere_cannot_be_markup(
+    make_facts: FactsMaker, summary_of: Callable[..., StepSummary], usage_of: Callable[..., HostUsage]
+) -> None:
+    summary = summary_of(1.0, name=EVIL)
+    facts = make_facts(
+        run_id=EVIL,
+        command=EVIL,
+        started_at=EVIL,
+        groups=(GroupFacts(name=EVIL, role="trainer", instance_type=EVIL, count=1),),
+        ranks=tuple(RankFacts(rank=i, host=EVIL, loaders=(summary,)) for i in range(2)),
+        hosts=(usage_of(EVIL),),
+        events={EVIL: 1},
+        simulated=(EVIL,),
+        versions={EVIL: EVIL},
+        options={"emulate" + EVIL: EVIL},
+    )
+    report = build_report(facts, PRICED)
+    plain = build_report(make_facts(), PRICED)
+    for text in (render_report(report), render_comparison(compare(plain, report))):
+        outside = re.sub(r"`[^`\n]*`", "", text)
+        assert "`" not in outside
+        for danger in ("<", "[", "]", "_c_", "http", "\x1b", "\u202e"):
+            assert danger not in outside, danger
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        for table in re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+        assert {line for line in text.splitlines() if line.startswith("# ")} <= {
+            "# Price and performance",
+            f"# Run {code(EVIL)}",
+        }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", "`plain`"),
+        ("a`b", "`a'b`"),
+        ("a|b", "`a\N{BROKEN BAR}b`"),
+        ("a\r\nb\t", "`a??b?`"),
+        ("  ", "-"),
+        ("", "-"),
+        ("\ud800", "`?`"),
+        ("x" * 201, "`" + "x" * 199 + "\N{HORIZONTAL ELLIPSIS}`"),
+    ],
+)
+def test_code_is_one_span(text: str, expected: str) -> None:
+    assert code(text) == expected
+
+
+def test_price_performance_table_prints_the_published_rows_in_the_right_unit() -> None:
+    rows = [
+        PricePerformance(name="homogeneous", hosts="a", hourly_usd=37.688, step_time_s=0.192, per_1k_steps_usd=2.010,
+                         basis="published"),
+        PricePerformance(name="heterogeneous", hosts="b", hourly_usd=45.032, step_time_s=0.086,
+                         per_1k_steps_usd=1.0758, speedup=2.233, saving=0.465, basis="published"),
+    ]  # fmt: skip
+    lines = price_performance_table(rows).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [cell.strip() for cell in lines[0].split("|")[1:-2]] == [
+        "run",
+        "hosts",
+        "USD/h",
+        "step",
+        "USD/1,000 steps",
+        "speed-up",
+        "saving",
+    ]
+    cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
+    assert cells == ["heterogeneous", "b", "45.032", "86.0 ms", "1.076", "2.23x", "46.5 %", "published"]

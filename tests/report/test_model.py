@@ -1,0 +1,117 @@
+"""The report as JSON: schema, version, bounds, and files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.pricing import Catalogue
+from hetero.report import Report, RunFacts, build_report, compare_files, load_report, show_file, write_report
+from hetero.report.schema import report_schema
+
+FactsMaker = Callable[..., RunFacts]
+
+
+@pytest.fixture
+def report(make_facts: FactsMaker) -> Report:
+    facts = make_facts(
+        is_heterogeneous=True,
+        events={"endpoint restarts": 1},
+        versions={"hetero": "1"},
+        options={"emulate_sample_s": "0.02"},
+    )
+    return build_report(facts, Catalogue.load("seed-2022"))
+
+
+def shipped_schema() -> dict[str, Any]:
+    text = resources.files("hetero.report").joinpath("data/report.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def test_schema_shipped_is_valid_and_fresh() -> None:
+    schema = shipped_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema == json.loads(json.dumps(report_schema())), "run python -m hetero.report.schema"
+
+
+def test_report_json_satisfies_the_schema_and_survives(report: Report, make_facts: FactsMaker) -> None:
+    empty = build_report(make_facts(ranks=(), hosts=()), Catalogue.load())
+    for each in (report, empty):
+        value = json.loads(json.dumps(each.to_json(), allow_nan=False))
+        jsonschema.validate(value, shipped_schema())
+        assert Report.from_json(value) == each
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("schema_version", 2, "schema_version: found 2, this hetero reads 1"),
+        ("schema_version", "1", "schema_version: found '1', expected an integer"),
+        ("run.placement", "elsewhere", "run.placement: found 'elsewhere', expected one of homogeneous"),
+        ("run.groups.0.count", 0, r"run.groups\[0\].count: found 0"),
+        ("run.groups.0.role", "gpu", r"run.groups\[0\].role"),
+        ("run.ranks.0.loaders.0.num_steps", -1, r"run.ranks\[0\].loaders\[0\].num_steps: found -1"),
+        ("run.hosts.0.cpu_seconds", "1", r"run.hosts\[0\].cpu_seconds: found '1', expected a number"),
+        ("run.events.endpoint restarts", 1.5, "run.events.endpoint restarts: found 1.5"),
+        ("run.versions", ["1"], "run.versions: found .* expected an object"),
+        ("run.command", "x" * 5000, "run.command: string of 5000 characters"),
+        ("run.simulated", ["x"] * 10_001, "run.simulated: 10001 entries"),
+        ("headline.step_time_mean.value", float("inf"), "headline.step_time_mean.value: found inf"),
+        ("headline.step_time_mean.basis", "guessed", "headline.step_time_mean.basis"),
+        ("cost", None, "cost: found None, expected an object"),
+        ("verdict.\x1b[31m", 1, r"verdict.\?\[31m: unknown key"),
+    ],
+)
+def test_report_from_bad_json_names_the_key_path(report: Report, path: str, value: object, message: str) -> None:
+    document: Any = copy.deepcopy(report.to_json())
+    *parents, last = path.split(".")
+    target = document
+    for key in parents:
+        target = target[int(key)] if key.isdigit() else target[key]
+    target[last] = value
+    with pytest.raises(ConfigError, match=message):
+        Report.from_json(document)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, shipped_schema())
+
+
+def test_report_written_is_shown_and_compared_by_file_or_directory(report: Report, tmp_path: Path) -> None:
+    json_path, markdown_path = write_report(report, tmp_path)
+    assert (json_path.name, markdown_path.name) == ("report.json", "report.md")
+    assert load_report(tmp_path) == load_report(json_path) == report
+    assert show_file(tmp_path) == show_file(str(json_path)) == markdown_path.read_text(encoding="utf-8")
+    assert compare_files(tmp_path, json_path).startswith("# Price and performance")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "expected an object"),
+        ("{}", "schema_version: missing"),
+        ('{"schema_version": 9}', "found 9"),
+        ("\xff", "not valid JSON"),
+    ],
+)
+def test_report_file_malformed_names_the_file(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match=message) as caught:
+        show_file(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_report_file_missing_says_what_to_pass(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No such file.*pass report.json or its directory"):
+        compare_files(tmp_path, tmp_path)
