@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -130,6 +131,52 @@ def test_sampler_of_a_tree_counts_descendants_that_ended(busy_child: Callable[[]
     assert usage.memory_basis == "rss"
     assert usage.memory_peak_bytes > 0
     assert usage.network_sent_bytes is None
+
+
+class FakeNvml:
+    """The few calls of pynvml that the sampler makes, for two GPUs."""
+
+    def __init__(self, *, has_utilisation: bool = True) -> None:
+        self.has_utilisation = has_utilisation
+        self.num_open = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.num_open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.num_open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
+        return b"Fake GPU"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        if not self.has_utilisation:
+            raise RuntimeError("Not Supported")
+        return SimpleNamespace(gpu=40 + 20 * handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=10**9)
+
+
+@pytest.mark.parametrize("has_utilisation", [True, False])
+def test_sampler_with_nvml_reads_gpus_or_does_without(monkeypatch: pytest.MonkeyPatch, has_utilisation: bool) -> None:
+    nvml = FakeNvml(has_utilisation=has_utilisation)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    with HostSampler("algo-1") as sampler:
+        pass
+    usage = sampler.stop()
+    assert nvml.num_open == 0
+    if has_utilisation:
+        assert (usage.num_gpus, usage.gpu_name, usage.gpu_percent_mean) == (2, "Fake GPU", 50.0)
+        assert usage.gpu_memory_peak_bytes == 2 * 10**9
+    else:
+        assert (usage.num_gpus, usage.gpu_percent_mean) == (0, None)
 
 
 @pytest.mark.parametrize("options", [{"scope": "machine"}, {"interval_s": 0}])
