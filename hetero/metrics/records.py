@@ -41,11 +41,16 @@ def limits(
 
 
 def encode(value: object) -> Any:
-    """Return ``value`` as plain JSON values; dataclasses become objects, tuples become lists."""
+    """Return ``value`` as plain JSON values; dataclasses become objects, tuples become lists.
+
+    Text beyond `MAX_TEXT_LENGTH` (a long command line, say) is cut, so that `decode` takes it back.
+    """
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT_LENGTH else value[: MAX_TEXT_LENGTH - 3] + "..."
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: encode(item) for key, item in value.items()}
+        return {encode(key): encode(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [encode(item) for item in value]
     return value

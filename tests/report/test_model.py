@@ -92,6 +92,11 @@ def test_report_written_is_shown_and_compared_by_file_or_directory(report: Repor
     assert compare_files(tmp_path, json_path).startswith("# Price and performance")
 
 
+def test_report_of_a_very_long_command_can_be_read_back(make_facts: FactsMaker, tmp_path: Path) -> None:
+    write_report(build_report(make_facts(command="x" * 100_000), Catalogue.load()), tmp_path)
+    assert load_report(tmp_path).run.command.endswith("x...")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
