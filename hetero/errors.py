@@ -44,7 +44,7 @@ class ExitCode(enum.IntEnum):
 
     help_text: str
 
-    def __new__(cls, value: int, help_text: str) -> ExitCode:
+    def __new__(cls, value: int, help_text: str = "") -> ExitCode:
         """Attach the sentence that documentation and ``hetero --help`` show."""
         member = int.__new__(cls, value)
         member._value_ = value

@@ -1,0 +1,406 @@
+"""A launcher's end of the control plane: membership behind a lock, heartbeats, and the RPCs.
+
+One thread per peer sends this host's status every heartbeat interval, and at
+once when something changed; the answer is the peer's status. Both directions
+run, so a connection that is cut one way is noticed on both sides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psutil
+
+from hetero.wire import channels  # before grpc: sets its environment
+
+import grpc  # isort: skip
+
+from hetero.control import security
+from hetero.control.membership import Membership
+from hetero.control.status import (
+    Cause,
+    HostState,
+    RankReport,
+    cause_from_proto,
+    cause_to_proto,
+    endpoint_to_proto,
+    report_from_proto,
+    status_from_proto,
+    status_to_proto,
+)
+from hetero.errors import ExitCode, HeteroError, PortError, ProtocolError
+from hetero.wire.proto import control_pb2 as pb
+
+__all__ = ["CONTROL_POLICIES", "Hub", "RankFacts"]
+
+logger = logging.getLogger(__name__)
+
+_CONTROL = "hetero.v1.Control"
+_LAUNCHER = "hetero.v1.Launcher"
+
+CONTROL_POLICIES: Mapping[str, security.Policy] = {
+    f"/{_CONTROL}/Heartbeat": security.Policy.TOKEN,
+    f"/{_CONTROL}/Fail": security.Policy.TOKEN,
+    f"/{_LAUNCHER}/Register": security.Policy.TOKEN,
+    f"/{_LAUNCHER}/Watch": security.Policy.TOKEN,
+    f"/{_LAUNCHER}/Report": security.Policy.TOKEN,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What a rank learns from its launcher when it registers."""
+
+    remote: bool
+    """Endpoints are planned for this job."""
+    data_timeout_s: float
+    prepare_timeout_s: float
+    emulate_step_s: float | None
+    purity_checks: int
+    warmup_steps: int
+
+
+class Hub:
+    """This host among the hosts of its job.
+
+    Args:
+        membership: The state machine; the hub owns it from here on.
+        address: This host's address to bind, never all interfaces.
+        port: Control port, the same on every host; 0 picks one (tests).
+        resolve: Host name -> ``address:port`` of its launcher; may raise `OSError` while DNS is not ready.
+        token: The job's token.
+        job_id: Refuses the launchers of another job.
+        facts: What ranks are told.
+        heartbeat_s: Interval, seconds.
+
+    Raises:
+        PortError: If the port cannot be bound.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        *,
+        address: str,
+        port: int,
+        resolve: Callable[[str], str],
+        peers: tuple[str, ...],
+        token: security.Token,
+        job_id: str,
+        facts: RankFacts,
+        heartbeat_s: float,
+    ) -> None:
+        self._membership = membership
+        self._changed = threading.Condition(threading.RLock())
+        self._version = 0
+        self._news = membership.news
+        self._resolve = resolve
+        self._token = token
+        self._job_id = job_id
+        self._facts = facts
+        self._heartbeat_s = heartbeat_s
+        self._stopping = threading.Event()
+        self._rank_pids: dict[int, int] = {}
+        self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
+        num_threads = 2 * len(peers) + 64
+        self._server = grpc.server(
+            ThreadPoolExecutor(num_threads, thread_name_prefix="control"),
+            interceptors=[self._interceptor],
+            options=channels.server_options(max_streams=num_threads),
+            maximum_concurrent_rpcs=num_threads,
+        )
+        self._server.add_generic_rpc_handlers(tuple(self._handlers()))
+        self.port = self._bind(address, port)
+        self._links = [
+            threading.Thread(target=self._link, args=(host,), name=f"link-{host}", daemon=True) for host in peers
+        ]
+
+    def start(self) -> None:
+        """Serve, and start telling the peers. Does not block."""
+        self._server.start()
+        for link in self._links:
+            link.start()
+
+    def stop(self, *, grace_s: float = 0.5) -> None:
+        """Stop serving and telling; idempotent."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+        for link in self._links:
+            link.join(self._heartbeat_s)
+
+    def __enter__(self) -> Hub:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # The launcher's side
+
+    def update(self, **changes: object) -> None:
+        """Change fields of this host's status; everyone is told at once."""
+        with self.membership() as membership:
+            membership.update(**changes)
+
+    def fail(self, cause: Cause) -> None:
+        """Report a failure of this host; the arbiter decides whether it is the root cause."""
+        with self.membership() as membership:
+            membership.fail(cause)
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until something changed, at most ``timeout_s`` seconds."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    @contextlib.contextmanager
+    def membership(self) -> Iterator[Membership]:
+        """Read or change the membership under the lock; conclusions are drawn at the end."""
+        with self._changed:
+            yield self._membership
+            self._membership.tick()
+            news = self._membership.news
+            if news != self._news:
+                self._news = news
+                self._version += 1
+                self._changed.notify_all()
+
+    @property
+    def rank_pids(self) -> dict[int, int]:
+        """Process ids of the ranks that registered, by rank."""
+        with self._changed:
+            return dict(self._rank_pids)
+
+    @property
+    def auth_failures(self) -> int:
+        """Calls refused because of their token."""
+        return self._interceptor.auth_failures
+
+    def _bind(self, address: str, port: int) -> int:
+        try:
+            bound = int(self._server.add_insecure_port(f"{address}:{port}"))
+        except RuntimeError:
+            bound = 0
+        if not bound or (port and bound != port):
+            raise PortError(
+                f"cannot listen on {address}:{port}{_describe_owner(address, port)}; "
+                "end what holds the port, or give every host of the job another --port"
+            )
+        return bound
+
+    # The links
+
+    def _link(self, host: str) -> None:
+        sent_version = -1
+        channel: grpc.Channel | None = None
+        target = ""
+        try:
+            while not self._stopping.is_set():
+                with self._changed:
+                    interval_s = self._heartbeat_s * random.uniform(0.9, 1.1)
+                    self._changed.wait_for(
+                        lambda: self._version != sent_version or self._stopping.is_set(),  # noqa: B023
+                        interval_s,
+                    )
+                    sent_version = self._version
+                    own = self._membership.own
+                if self._stopping.is_set():
+                    return
+                try:
+                    found = self._resolve(host)
+                except OSError as error:
+                    self._unreachable(host, f"name not resolved: {error}")
+                    self._stopping.wait(min(interval_s, 1.0))
+                    continue
+                if found != target or channel is None:
+                    if channel is not None:
+                        channel.close()
+                    target = found
+                    channel = grpc.insecure_channel(target, options=channels.client_options())
+                if not self._heartbeat(host, target, channel, status_to_proto(own), own.state, own.decided):
+                    self._stopping.wait(min(interval_s, 0.5))
+                else:
+                    self._stopping.wait(0.02)  # a burst of changes is one message
+        finally:
+            if channel is not None:
+                channel.close()
+
+    def _heartbeat(
+        self,
+        host: str,
+        target: str,
+        channel: grpc.Channel,
+        message: pb.HostStatus,
+        state: HostState,
+        decided: Cause | None,
+    ) -> bool:
+        call = channel.unary_unary(
+            f"/{_CONTROL}/Heartbeat",
+            request_serializer=pb.HostStatus.SerializeToString,
+            response_deserializer=pb.HostStatus.FromString,
+        )
+        try:
+            reply = call(
+                message,
+                timeout=max(1.0, 1.5 * self._heartbeat_s),
+                metadata=security.call_metadata(self._token, self._job_id),
+            )
+            status = status_from_proto(reply)
+        except grpc.RpcError as error:
+            self._refused(host, target, error)
+            return False
+        except ProtocolError as error:
+            self._fail_here(ExitCode.DISAGREEMENT, str(error))
+            return False
+        with self.membership() as membership:
+            membership.observe(status)
+            if state is HostState.DONE or decided is not None:
+                membership.delivered_final(host)
+        return True
+
+    def _refused(self, host: str, target: str, error: grpc.RpcError) -> None:
+        code = error.code()
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            self._fail_here(
+                ExitCode.AUTHENTICATION,
+                f"{host} ({target}) refuses this host's token: give every host of the job the same one",
+                final=True,
+            )
+        elif code is grpc.StatusCode.UNIMPLEMENTED:
+            self._unreachable(
+                host, f"{target} answers but is no hetero launcher: is the port taken by another program?"
+            )
+        else:
+            details = " ".join((error.details() or "").split())[:200]
+            self._unreachable(host, f"{target}: {code.name.lower()}, {details}")
+
+    def _unreachable(self, host: str, why: str) -> None:
+        with self.membership() as membership:
+            membership.unreachable(host, why)
+
+    def _fail_here(self, exit_code: ExitCode, summary: str, *, final: bool = False) -> None:
+        with self.membership() as membership:
+            cause = Cause(host=membership.own.host, summary=summary, exit_code=exit_code)
+            membership.fail(cause)
+            if final and membership.own.decided is None:
+                membership.update(decided=cause)  # nobody else would listen to us
+
+    # The RPCs
+
+    def _handlers(self) -> Iterator[grpc.GenericRpcHandler[Any, Any]]:
+        def unary(method: Callable[..., object], request: type) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_unary_rpc_method_handler(
+                method,
+                request_deserializer=request.FromString,  # type: ignore[attr-defined]
+                response_serializer=lambda reply: reply.SerializeToString(),
+            )
+
+        yield grpc.method_handlers_generic_handler(
+            _CONTROL,
+            {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus), "Fail": unary(self._on_fail, pb.Cause)},
+        )
+        yield grpc.method_handlers_generic_handler(
+            _LAUNCHER,
+            {
+                "Register": unary(self._on_register, pb.RegisterRequest),
+                "Report": unary(self._on_report, pb.RankReport),
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    self._on_watch,
+                    request_deserializer=pb.WatchRequest.FromString,
+                    response_serializer=lambda reply: reply.SerializeToString(),
+                ),
+            },
+        )
+
+    def _on_heartbeat(self, request: pb.HostStatus, context: grpc.ServicerContext) -> pb.HostStatus:
+        status = _parsed(context, status_from_proto, request)
+        with self.membership() as membership:
+            membership.observe(status)
+        with self._changed:
+            return status_to_proto(self._membership.own)
+
+    def _on_fail(self, request: pb.Cause, context: grpc.ServicerContext) -> pb.FailReply:
+        with self.membership() as membership:
+            membership.fail(cause_from_proto(request))
+        with self._changed:
+            decided = self._membership.own.decided
+        return pb.FailReply(decided=None if decided is None else cause_to_proto(decided))
+
+    def _on_register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
+        with self.membership() as membership:
+            self._rank_pids[request.rank] = request.pid
+            membership.store(RankReport(rank=request.rank))
+        return pb.RegisterReply(
+            remote=self._facts.remote,
+            data_timeout_s=self._facts.data_timeout_s,
+            prepare_timeout_s=self._facts.prepare_timeout_s,
+            emulate_step_s=self._facts.emulate_step_s or 0.0,
+            purity_checks=self._facts.purity_checks,
+            warmup_steps=self._facts.warmup_steps,
+        )
+
+    def _on_report(self, request: pb.RankReport, context: grpc.ServicerContext) -> pb.RankReportReply:
+        report = _parsed(context, report_from_proto, request)
+        with self.membership() as membership:
+            membership.store(report)
+            if report.failure is not None:
+                membership.fail(report.failure)
+        return pb.RankReportReply()
+
+    def _on_watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.RankUpdate]:
+        sent: pb.RankUpdate | None = None
+        while context.is_active() and not self._stopping.is_set():
+            with self._changed:
+                update = self._rank_update()
+                if update == sent:
+                    self._changed.wait(0.5)  # bounded: a cancelled watch must free its thread
+                    continue
+            sent = update
+            yield update
+
+    def _rank_update(self) -> pb.RankUpdate:
+        membership = self._membership
+        return pb.RankUpdate(
+            endpoints=[
+                pb.DirectoryEntry(host=record.host, endpoint=endpoint_to_proto(record))
+                for record in membership.endpoints()
+            ],
+            stop_requested=membership.stop_requested,
+            stop_decided=membership.own.stop_step is not None,
+            stop_step=membership.own.stop_step or 0,
+        )
+
+
+def _describe_owner(address: str, port: int) -> str:
+    """Name the process that listens on a port, as far as this user may see it."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status != psutil.CONN_LISTEN or not connection.pid or not connection.laddr:
+                continue
+            if connection.laddr.port == port and connection.laddr.ip in (address, "0.0.0.0", "::"):
+                process = psutil.Process(connection.pid)
+                return f": process {process.pid} ({' '.join(process.cmdline())[:80]}) holds it"
+    except psutil.Error:
+        pass
+    return ""
+
+
+_Message = TypeVar("_Message")
+_Parsed = TypeVar("_Parsed")
+
+
+def _parsed(context: grpc.ServicerContext, parse: Callable[[_Message], _Parsed], message: _Message) -> _Parsed:
+    try:
+        return parse(message)
+    except HeteroError as error:
+        logger.warning("refused a message: %s", error)
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise AssertionError("abort raises") from error

@@ -1,0 +1,283 @@
+"""The state machine of a job's hosts: who is there, who is done, why it ends.
+
+Pure: no threads, no I/O, the clock is passed in. `hetero.control.hub` puts a
+lock, the heartbeats and the RPCs around it.
+
+Every host holds one `Membership` and feeds it what it hears. What must be the
+same everywhere (the root cause, the step at which ranks stop) is decided by one
+host, the *arbiter*: the lowest-ranked living trainer host. The others adopt
+its decision from its heartbeats, so a lost message costs an interval, never
+the decision. Clocks of hosts are not compared: order is order of arrival.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetero.cluster import Role
+from hetero.config import Timings
+from hetero.control.directory import EndpointRecord
+from hetero.control.status import Cause, HostState, HostStatus, RankReport
+from hetero.errors import ExitCode
+
+__all__ = ["Member", "Membership"]
+
+logger = logging.getLogger(__name__)
+
+_ENDED = (HostState.DONE, HostState.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One host of the job, from the cluster's description."""
+
+    host: str
+    role: Role
+
+
+@dataclass(slots=True)
+class _Peer:
+    member: Member
+    status: HostStatus | None = None
+    last_heard_s: float = 0.0
+    last_word: str = "never heard of"
+    has_our_final: bool = False
+
+
+class Membership:
+    """What one host knows of every host of its job.
+
+    Args:
+        members: Every host, trainer hosts in rank order.
+        own: This host's status at start.
+        timings: Leases and intervals, seconds.
+        clock: Monotonic seconds.
+    """
+
+    SETTLE_S = 1.0
+    """How long the arbiter collects failures before it decides: a killed rank is
+    noticed a moment after the exceptions that its death raises in other ranks."""
+
+    def __init__(
+        self, members: Sequence[Member], own: HostStatus, *, timings: Timings, clock: Callable[[], float]
+    ) -> None:
+        self.own = own
+        self._members = {member.host: member for member in members}
+        self._peers = {host: _Peer(member) for host, member in self._members.items() if host != own.host}
+        self._timings = timings
+        self._clock = clock
+        self._started_s = clock()
+        self._failures: list[tuple[float, Cause]] = []
+
+    # What arrives
+
+    def update(self, **changes: object) -> None:
+        """Replace fields of this host's own status."""
+        self.own = dataclasses.replace(self.own, **changes)  # type: ignore[arg-type]
+
+    def fail(self, cause: Cause) -> None:
+        """Take note of a failure, of this host or reported by another; repeats are ignored."""
+        if any(known.first_line == cause.first_line for _, known in self._failures):
+            return
+        self._failures.append((self._clock(), cause))
+        if cause.host == self.own.host and self.own.failure is None:
+            self.update(failure=cause)
+
+    def observe(self, status: HostStatus) -> None:
+        """Take in a heartbeat, received or answered."""
+        peer = self._peers.get(status.host)
+        if peer is None:
+            logger.warning("heartbeat from %r, which is no host of this job: ignored", status.host)
+            return
+        before = peer.status
+        peer.last_heard_s = self._clock()
+        peer.last_word = f"heard, {status.state.name.lower()}"
+        peer.status = status
+        if before is None:
+            self._compare(status)
+        elif before.incarnation != status.incarnation:
+            self._restarted(peer, before)
+        if status.failure is not None and self._is_fatal(peer.member, status):
+            self.fail(status.failure)
+        if self.own.decided is None and status.decided is not None:
+            self.update(decided=status.decided)
+        if self.own.stop_step is None and status.stop_step is not None:
+            self.update(stop_step=status.stop_step)
+
+    def store(self, report: RankReport) -> None:
+        """Keep the last report of one of this host's ranks."""
+        others = [known for known in self.own.ranks if known.rank != report.rank]
+        ranks = tuple(sorted([*others, report], key=lambda known: known.rank))
+        self.update(ranks=ranks, progress=self.own.progress + 1)
+
+    def unreachable(self, host: str, why: str) -> None:
+        """Take note that ``host`` could not be reached, and why."""
+        self._peers[host].last_word = why
+
+    def delivered_final(self, host: str) -> None:
+        """Take note that ``host`` has received this host's last word."""
+        self._peers[host].has_our_final = True
+
+    # What follows
+
+    def tick(self) -> None:
+        """Draw the conclusions that time and arrivals allow."""
+        now = self._clock()
+        self._check_leases(now)
+        if self.own.decided is None:
+            self._decide_cause(now)
+        if self.own.stop_step is None:
+            self._decide_stop()
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What others should hear at once rather than with the next heartbeat."""
+        own = self.own
+        votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
+        finals = tuple(peer.has_our_final for peer in self._peers.values())
+        return (
+            own.state,
+            own.failure,
+            own.decided,
+            own.stop_step,
+            self.stop_requested,
+            votes,
+            finals,
+            self.endpoints(),
+        )
+
+    @property
+    def arbiter(self) -> str | None:
+        """The lowest-ranked living trainer host, None if none is known to live."""
+        for host, member in self._members.items():
+            if member.role is Role.TRAINER and (host == self.own.host or self._lives(host)):
+                return host
+        return None
+
+    @property
+    def trainers_done(self) -> bool:
+        """Whether every trainer host has said that it is done."""
+        return all(self._state(host) is HostState.DONE for host in self.hosts(Role.TRAINER))
+
+    @property
+    def final_delivered(self) -> bool:
+        """Whether every living peer has received this host's last word."""
+        return all(peer.has_our_final or not self._lives(host) or self._state(host) in _ENDED
+                   for host, peer in self._peers.items())  # fmt: skip
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether any trainer host was asked to stop."""
+        return any(status.stop_requested for status in self.statuses(Role.TRAINER))
+
+    def hosts(self, role: Role) -> list[str]:
+        """Return the hosts of ``role``, in rank order."""
+        return [host for host, member in self._members.items() if member.role is role]
+
+    def statuses(self, role: Role | None = None) -> list[HostStatus]:
+        """Return the last status of each host heard so far, this one included."""
+        found = []
+        for host, member in self._members.items():
+            if role is None or member.role is role:
+                status = self.own if host == self.own.host else self._peers[host].status
+                if status is not None:
+                    found.append(status)
+        return found
+
+    def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
+        """Return (host, last word) of each host of ``role`` that has not reached a state."""
+        return [
+            (host, self._peers[host].last_word)
+            for host in self.hosts(role)
+            if host != self.own.host and self._state(host).value < at_least.value
+        ]
+
+    def endpoints(self) -> tuple[EndpointRecord, ...]:
+        """Return the endpoints of every host that lives and serves."""
+        found: list[EndpointRecord] = []
+        for status in self.statuses():
+            living = status.host == self.own.host or self._lives(status.host)
+            if living and status.state not in (HostState.DRAINING, *_ENDED):
+                found.extend(status.endpoints)
+        return tuple(found)
+
+    # Rules
+
+    def _state(self, host: str) -> HostState:
+        if host == self.own.host:
+            return self.own.state
+        status = self._peers[host].status
+        return HostState.INIT if status is None else status.state
+
+    def _lives(self, host: str) -> bool:
+        peer = self._peers[host]
+        return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s
+
+    def _is_fatal(self, member: Member, status: HostStatus) -> bool:
+        # A data host that has served may be lost: the others compute its batches.
+        # One that never served has a fault that the job should not hide.
+        return member.role is Role.TRAINER or not status.endpoints
+
+    def _compare(self, status: HostStatus) -> None:
+        for what, theirs, ours in (
+            ("hetero", status.version, self.own.version),
+            ("a training script with digest", status.script_digest, self.own.script_digest),
+        ):
+            if theirs != ours:
+                summary = f"{status.host} has {what} {theirs}, {self.own.host} has {ours}: give all groups the same"
+                self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.DISAGREEMENT))
+
+    def _restarted(self, peer: _Peer, before: HostStatus) -> None:
+        if peer.member.role is Role.TRAINER and before.state not in _ENDED:
+            summary = f"the launcher of trainer host {peer.member.host} was restarted while the job ran"
+            self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
+
+    def _check_leases(self, now: float) -> None:
+        heard = [self._peers[host].last_heard_s for host in self.hosts(Role.TRAINER) if host != self.own.host]
+        if self._members[self.own.host].role is Role.DATA:
+            silent_s = now - max([self._started_s, *heard])
+            started = any(self._peers[host].status is not None for host in self.hosts(Role.TRAINER))
+            if started and silent_s > self._timings.orphan_s and not self.trainers_done:
+                summary = (
+                    f"no trainer host was heard for {silent_s:.0f} s: leaving, so that nothing is billed for nobody"
+                )
+                self._orphaned(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
+            return
+        for host in self.hosts(Role.TRAINER):
+            peer = self._peers.get(host)
+            if peer is None or peer.status is None or peer.status.state in _ENDED or self._lives(host):
+                continue
+            summary = (
+                f"trainer host {host} fell silent for {now - peer.last_heard_s:.0f} s "
+                f"(lease {self._timings.lease_s:.0f} s; last word: {peer.last_word})"
+            )
+            if not any(host in known.summary for _, known in self._failures):
+                self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
+
+    def _orphaned(self, cause: Cause) -> None:
+        self.fail(cause)
+        if self.own.decided is None:
+            self.update(decided=cause)
+
+    def _decide_cause(self, now: float) -> None:
+        if not self._failures:
+            return
+        first_s, first = self._failures[0]
+        if self.arbiter == self.own.host:
+            if now - first_s >= self.SETTLE_S:
+                self.update(decided=next((cause for _, cause in self._failures if cause.by_signal), first))
+        elif self.own.failure is not None and now - first_s > self._timings.lease_s:
+            # Nobody decides for us: the arbiter is gone or does not let us in.
+            self.update(decided=self.own.failure)
+        elif self.arbiter is None and self.own.failure is not None and now - first_s > self._timings.heartbeat_s:
+            self.update(decided=self.own.failure)
+
+    def _decide_stop(self) -> None:
+        if not self.stop_requested or self.arbiter != self.own.host:
+            return
+        reports = [report for status in self.statuses(Role.TRAINER) for report in status.ranks]
+        if all(report.stop_vote or report.finished for report in reports):
+            self.update(stop_step=max((report.steps_started for report in reports), default=0))

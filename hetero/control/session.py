@@ -1,0 +1,311 @@
+"""A rank's end of the control plane: the one connection to its own launcher.
+
+`hetero.launch.rank` calls `connect` before it runs the user's script. In a
+process that no launcher started, `current` returns None and everything works
+locally.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hetero.wire import channels  # before grpc: sets its environment
+
+import grpc  # isort: skip
+
+from hetero.control import security
+from hetero.control.directory import Directory
+from hetero.control.status import Cause, RankReport, endpoint_from_proto, report_to_proto
+from hetero.errors import ExitCode, HeteroError
+from hetero.wire.proto import control_pb2 as pb
+
+__all__ = [
+    "LAUNCHER_VARIABLE",
+    "RankSession",
+    "SessionOptions",
+    "check_stop",
+    "connect",
+    "current",
+    "on_stop",
+]
+
+logger = logging.getLogger(__name__)
+
+LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
+"""Environment: ``address:port`` of the launcher of this host."""
+
+_REPORT_INTERVAL_S = 1.0
+_CALL_TIMEOUT_S = 10.0
+_DECISION_TIMEOUT_S = 20.0
+_EXIT_SIGTERM = 143
+
+_session: RankSession | None = None
+_callbacks: list[Callable[[], object]] = []
+
+
+class Timer(Protocol):
+    """What a session reads of a loader's step timer (`hetero.metrics.StepTimer`)."""
+
+    def summary(self) -> Any:
+        """Return a record with ``to_json``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """What the launcher tells its ranks."""
+
+    data_timeout_s: float
+    prepare_timeout_s: float
+    emulate_step_s: float | None
+    purity_checks: int
+    warmup_steps: int
+
+
+class RankSession:
+    """The connection of one rank to the launcher of its host.
+
+    Attributes:
+        rank: This rank.
+        world_size: Ranks of the job.
+        remote: Whether batches come from endpoints.
+        options: What the launcher decided for all ranks.
+        directory: The endpoints, kept current.
+        token: The job's token.
+        job_id: The job's identity, sent with every call.
+        stopped: Whether this rank ended its work because the job was asked to stop.
+
+    Raises:
+        HeteroError: If the launcher cannot be reached or refuses the token.
+    """
+
+    def __init__(self, launcher: str, token: security.Token | None, *, job_id: str, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.token = token
+        self.job_id = job_id
+        self.directory = Directory()
+        self.stopped = False
+        self._timers: list[Timer] = []
+        self._counters: Callable[[], Mapping[str, object]] | None = None
+        self._changed = threading.Condition()
+        self._steps_started = 0
+        self._stop_requested = False
+        self._stop_step: int | None = None
+        self._vote_sent = False
+        self._closing = threading.Event()
+        self._wake = threading.Event()
+        self._metadata = security.call_metadata(token, job_id)
+        self._channel = grpc.insecure_channel(launcher, options=channels.client_options())
+        try:
+            reply = self._unary("Register", pb.RegisterRequest, pb.RegisterReply)(
+                pb.RegisterRequest(rank=rank, world_size=world_size, pid=os.getpid()),
+                timeout=_CALL_TIMEOUT_S,
+                metadata=self._metadata,
+                wait_for_ready=True,
+            )
+        except grpc.RpcError as error:
+            self._channel.close()
+            raise HeteroError(f"rank {rank} cannot reach its launcher at {launcher}: {error.code().name}") from error
+        self.remote: bool = reply.remote
+        self.options = SessionOptions(
+            data_timeout_s=reply.data_timeout_s,
+            prepare_timeout_s=reply.prepare_timeout_s,
+            emulate_step_s=reply.emulate_step_s or None,
+            purity_checks=reply.purity_checks,
+            warmup_steps=reply.warmup_steps,
+        )
+        self._watch_call: Any = None
+        self._threads = [
+            threading.Thread(target=self._watch, name="hetero-watch", daemon=True),
+            threading.Thread(target=self._report_regularly, name="hetero-report", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def register_timer(self, timer: Timer) -> None:
+        """Have ``timer`` reported to the launcher; one per loader."""
+        with self._changed:
+            self._timers.append(timer)
+
+    def set_counters(self, counters: Callable[[], Mapping[str, object]]) -> None:
+        """Have the data plane's counters reported; ``counters`` is called about once a second."""
+        self._counters = counters
+
+    def fail(self, summary: str, detail: str, exit_code: ExitCode) -> None:
+        """Tell the launcher why this rank fails, before its exit is noticed elsewhere."""
+        cause = Cause(host=f"rank {self.rank}", summary=summary, detail=detail, exit_code=exit_code)
+        self._report(failure=cause)
+
+    def check_stop(self) -> None:
+        """Count a step; end this process if the job is to stop here.
+
+        Called by the loader at the start of each ``next()``, so between two
+        steps. Every rank ends after the same step: at SIGTERM each one pauses
+        here and says how many steps it has started; the largest number wins.
+
+        Raises:
+            SystemExit: After the stop callbacks ran, with status 143.
+        """
+        with self._changed:
+            if self._stop_requested and self._stop_step is None:
+                self._wake.set()
+                if not self._changed.wait_for(lambda: self._stop_step is not None, _DECISION_TIMEOUT_S):
+                    logger.warning("no decision where to stop within %.0f s: stopping here", _DECISION_TIMEOUT_S)
+                    self._stop_step = self._steps_started
+            if self._stop_step is None or self._steps_started < self._stop_step:
+                self._steps_started += 1
+                return
+        self.stopped = True
+        run_stop_callbacks()
+        raise SystemExit(_EXIT_SIGTERM)
+
+    def close(self, *, finished: bool = True) -> None:
+        """Send the last report and disconnect; idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._wake.set()
+        self._report(finished=finished)
+        if self._watch_call is not None:
+            self._watch_call.cancel()
+        for thread in self._threads:
+            thread.join(2.0)
+        self._channel.close()
+
+    # Threads
+
+    def _watch(self) -> None:
+        method = self._channel.unary_stream(
+            "/hetero.v1.Launcher/Watch",
+            request_serializer=pb.WatchRequest.SerializeToString,
+            response_deserializer=pb.RankUpdate.FromString,
+        )
+        while not self._closing.is_set():
+            try:
+                self._watch_call = method(pb.WatchRequest(rank=self.rank), metadata=self._metadata)
+                for update in self._watch_call:
+                    self._apply(update)
+            except grpc.RpcError as error:
+                if not self._closing.is_set():
+                    logger.info("the launcher's directory is gone (%s), asking again", error.code().name)
+            self._closing.wait(0.5)
+
+    def _apply(self, update: pb.RankUpdate) -> None:
+        self.directory.replace(tuple(endpoint_from_proto(entry.host, entry.endpoint) for entry in update.endpoints))
+        with self._changed:
+            self._stop_requested = self._stop_requested or update.stop_requested
+            if update.stop_decided:
+                self._stop_step = update.stop_step
+            self._changed.notify_all()
+        if update.stop_requested:
+            self._wake.set()
+
+    def _report_regularly(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait(_REPORT_INTERVAL_S)
+            self._wake.clear()
+            if not self._closing.is_set():
+                self._report()
+
+    def _report(self, *, failure: Cause | None = None, finished: bool = False) -> None:
+        with self._changed:
+            # From here on check_stop() lets no further step begin until the decision is there.
+            report = RankReport(
+                rank=self.rank,
+                steps_started=self._steps_started,
+                stop_vote=self._stop_requested,
+                failure=failure,
+                finished=finished,
+            )
+            timers = list(self._timers)
+        summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
+        counters = b"" if self._counters is None else json.dumps(dict(self._counters())).encode()
+        report = dataclasses.replace(report, summaries_json=summaries, counters_json=counters)
+        with contextlib.suppress(grpc.RpcError):  # the launcher notices a rank's end by itself
+            self._unary("Report", pb.RankReport, pb.RankReportReply)(
+                report_to_proto(report), timeout=_CALL_TIMEOUT_S, metadata=self._metadata
+            )
+
+    def _unary(self, method: str, request: Any, reply: Any) -> Any:
+        return self._channel.unary_unary(
+            f"/hetero.v1.Launcher/{method}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+
+
+def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
+    """Connect this process to its launcher; None if no launcher started it.
+
+    Raises:
+        HeteroError: If there is a launcher but it cannot be reached.
+    """
+    global _session
+    launcher = environ.get(LAUNCHER_VARIABLE)
+    if not launcher:
+        return None
+    token = security.token_from_environment(environ)
+    _session = RankSession(
+        launcher,
+        token,
+        job_id=environ["HETERO_JOB_ID"],
+        rank=int(environ.get("RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+    )
+    return _session
+
+
+def current() -> RankSession | None:
+    """Return this rank's session, None in a process that no launcher started."""
+    return _session
+
+
+def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
+    """Register what to do when the job is asked to stop: save a checkpoint, say.
+
+    Callbacks run on each rank between two steps, all ranks after the same
+    step, in the order of registration; then the rank exits with status 143.
+
+    Args:
+        callback: Called without arguments, on the thread that iterates over a loader.
+
+    Returns:
+        ``callback``, so that it works as a decorator.
+    """
+    _callbacks.append(callback)
+    return callback
+
+
+def run_stop_callbacks() -> None:
+    """Run the registered callbacks; one that raises is logged and the rest run."""
+    for callback in _callbacks:
+        try:
+            callback()
+        except Exception:
+            logger.exception("a stop callback failed")
+
+
+def check_stop() -> None:
+    """Let the job end here if it was asked to; the loader calls this before each step.
+
+    Raises:
+        SystemExit: After the stop callbacks ran.
+    """
+    if _session is not None:
+        _session.check_stop()
+
+
+def _after_fork_in_child() -> None:
+    global _session
+    _session = None  # the connection belongs to the parent
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,259 @@
+"""What one host says of itself, and its form on the wire."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from hetero.control.directory import EndpointRecord
+from hetero.errors import ExitCode, ProtocolError
+from hetero.wire.proto import control_pb2 as pb
+
+__all__ = [
+    "CONTROL_PROTOCOL",
+    "Cause",
+    "HostState",
+    "HostStatus",
+    "RankReport",
+    "cause_from_proto",
+    "cause_to_proto",
+    "report_from_proto",
+    "report_to_proto",
+    "status_from_proto",
+    "status_to_proto",
+]
+
+CONTROL_PROTOCOL = 1
+
+_MAX_SUMMARY_CHARS = 1024
+_MAX_DETAIL_CHARS = 32 * 1024
+_MAX_JSON_BYTES = 64 * 1024
+_MAX_ENDPOINTS = 1024
+_MAX_LOADERS = 64
+
+
+class HostState(enum.IntEnum):
+    """Where a host is in the life of a job.
+
+    Transitions: INIT -> WAIT_PEERS -> SERVING (data host) or TRAINING (trainer
+    host) -> DRAINING -> DONE; and from any of them -> FAILED.
+    """
+
+    INIT = pb.INIT
+    WAIT_PEERS = pb.WAIT_PEERS
+    SERVING = pb.SERVING
+    TRAINING = pb.TRAINING
+    DRAINING = pb.DRAINING
+    DONE = pb.DONE
+    FAILED = pb.FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a job ends, as one host saw it."""
+
+    host: str
+    summary: str
+    """One line."""
+    detail: str = ""
+    """Traceback or last lines of output."""
+    exit_code: ExitCode = ExitCode.INTERNAL
+    by_signal: bool = False
+    """A process was killed: it outranks the exceptions that its death raises in others."""
+
+    @property
+    def first_line(self) -> str:
+        """The line that every host writes first into its failure file."""
+        return f"HET-{int(self.exit_code):02d} {self.host}: {self.summary}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What a rank told its launcher last."""
+
+    rank: int
+    steps_started: int = 0
+    summaries_json: tuple[bytes, ...] = ()
+    """One `hetero.metrics.StepSummary` per loader."""
+    counters_json: bytes = b""
+    stop_vote: bool = False
+    """The rank has paused after ``steps_started`` steps and waits for the decision."""
+    failure: Cause | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStatus:
+    """Everything that a host tells the others with each heartbeat."""
+
+    host: str
+    incarnation: str
+    """Random per launcher start: tells a restart from a hiccup."""
+    version: str
+    script_digest: str
+    state: HostState = HostState.INIT
+    endpoints: tuple[EndpointRecord, ...] = ()
+    failure: Cause | None = None
+    decided: Cause | None = None
+    stop_requested: bool = False
+    stop_step: int | None = None
+    """Every rank ends after this many steps; None while undecided."""
+    usage_json: bytes = b""
+    ranks: tuple[RankReport, ...] = ()
+    num_endpoint_restarts: int = 0
+    progress: int = 0
+    auth_failures: int = 0
+    rendezvous_port: int = 0
+    """Where the ranks' process group meets; the first trainer host picks a free one."""
+
+
+def cause_to_proto(cause: Cause) -> pb.Cause:
+    """Return the message for ``cause``, texts cut to their bounds."""
+    return pb.Cause(
+        host=cause.host,
+        summary=cause.summary[:_MAX_SUMMARY_CHARS],
+        detail=cause.detail[-_MAX_DETAIL_CHARS:],
+        exit_code=int(cause.exit_code),
+        by_signal=cause.by_signal,
+    )
+
+
+def cause_from_proto(message: pb.Cause) -> Cause:
+    """Return the cause in ``message``; an unknown exit code counts as internal."""
+    try:
+        exit_code = ExitCode(message.exit_code)
+    except ValueError:
+        exit_code = ExitCode.INTERNAL
+    summary = " ".join(message.summary[:_MAX_SUMMARY_CHARS].split())
+    return Cause(
+        host=message.host,
+        summary=summary,
+        detail=message.detail[-_MAX_DETAIL_CHARS:],
+        exit_code=exit_code,
+        by_signal=message.by_signal,
+    )
+
+
+def report_to_proto(report: RankReport) -> pb.RankReport:
+    """Return the message for ``report``."""
+    message = pb.RankReport(
+        rank=report.rank,
+        steps_started=report.steps_started,
+        summaries_json=list(report.summaries_json),
+        counters_json=report.counters_json,
+        stop_vote=report.stop_vote,
+        finished=report.finished,
+    )
+    if report.failure is not None:
+        message.failure.CopyFrom(cause_to_proto(report.failure))
+    return message
+
+
+def report_from_proto(message: pb.RankReport) -> RankReport:
+    """Return the report in ``message``.
+
+    Raises:
+        ProtocolError: If a part is over its bound.
+    """
+    _check("loaders", len(message.summaries_json), _MAX_LOADERS)
+    for name, part in (("counters", message.counters_json), *(("summary", part) for part in message.summaries_json)):
+        _check(f"bytes of a rank's {name}", len(part), _MAX_JSON_BYTES)
+    return RankReport(
+        rank=message.rank,
+        steps_started=message.steps_started,
+        summaries_json=tuple(message.summaries_json),
+        counters_json=message.counters_json,
+        stop_vote=message.stop_vote,
+        failure=cause_from_proto(message.failure) if message.HasField("failure") else None,
+        finished=message.finished,
+    )
+
+
+def status_to_proto(status: HostStatus) -> pb.HostStatus:
+    """Return the message for ``status``."""
+    message = pb.HostStatus(
+        protocol=CONTROL_PROTOCOL,
+        version=status.version,
+        script_digest=status.script_digest,
+        host=status.host,
+        incarnation=status.incarnation,
+        state=int(status.state),  # type: ignore[arg-type]  # the stub wants its own enum type
+        endpoints=[endpoint_to_proto(record) for record in status.endpoints],
+        stop_requested=status.stop_requested,
+        stop_decided=status.stop_step is not None,
+        stop_step=status.stop_step or 0,
+        usage_json=status.usage_json,
+        ranks=[report_to_proto(report) for report in status.ranks],
+        num_endpoint_restarts=status.num_endpoint_restarts,
+        progress=status.progress,
+        auth_failures=status.auth_failures,
+        rendezvous_port=status.rendezvous_port,
+    )
+    if status.failure is not None:
+        message.failure.CopyFrom(cause_to_proto(status.failure))
+    if status.decided is not None:
+        message.decided.CopyFrom(cause_to_proto(status.decided))
+    return message
+
+
+def status_from_proto(message: pb.HostStatus) -> HostStatus:
+    """Return the status in ``message``.
+
+    Raises:
+        ProtocolError: If the version is another, the state unknown, or a part over its bound.
+    """
+    if message.protocol != CONTROL_PROTOCOL:
+        raise ProtocolError(
+            f"host {message.host!r} speaks control protocol {message.protocol}, this host {CONTROL_PROTOCOL}; "
+            "install the same hetero version in all groups"
+        )
+    try:
+        state = HostState(message.state)
+    except ValueError:
+        raise ProtocolError(f"host {message.host!r} sent the unknown state {message.state}") from None
+    _check("endpoints", len(message.endpoints), _MAX_ENDPOINTS)
+    _check("bytes of a host's usage", len(message.usage_json), _MAX_JSON_BYTES)
+    return HostStatus(
+        host=message.host,
+        incarnation=message.incarnation,
+        version=message.version,
+        script_digest=message.script_digest,
+        state=state,
+        endpoints=tuple(endpoint_from_proto(message.host, endpoint) for endpoint in message.endpoints),
+        failure=cause_from_proto(message.failure) if message.HasField("failure") else None,
+        decided=cause_from_proto(message.decided) if message.HasField("decided") else None,
+        stop_requested=message.stop_requested,
+        stop_step=message.stop_step if message.stop_decided else None,
+        usage_json=message.usage_json,
+        ranks=tuple(report_from_proto(report) for report in message.ranks),
+        num_endpoint_restarts=message.num_endpoint_restarts,
+        progress=message.progress,
+        auth_failures=message.auth_failures,
+        rendezvous_port=message.rendezvous_port,
+    )
+
+
+def endpoint_to_proto(record: EndpointRecord) -> pb.Endpoint:
+    """Return the message for ``record``; its host travels beside it."""
+    return pb.Endpoint(
+        endpoint_id=record.endpoint_id,
+        address=record.address,
+        incarnation=record.incarnation,
+        num_slots=record.num_slots,
+    )
+
+
+def endpoint_from_proto(host: str, message: pb.Endpoint) -> EndpointRecord:
+    """Return the record of an endpoint on ``host``."""
+    return EndpointRecord(
+        endpoint_id=message.endpoint_id,
+        host=host,
+        address=message.address,
+        incarnation=message.incarnation,
+        num_slots=message.num_slots,
+    )
+
+
+def _check(what: str, found: int, bound: int) -> None:
+    if found > bound:
+        raise ProtocolError(f"a status holds {found} {what}, the bound is {bound}")

@@ -1,0 +1,244 @@
+"""The state machine of a job's hosts, without threads and with a clock of the test's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hetero.config import Timings
+
+from hetero.cluster import Role
+from hetero.control.directory import EndpointRecord
+from hetero.control.membership import Member, Membership
+from hetero.control.status import Cause, HostState, HostStatus, RankReport
+from hetero.errors import ExitCode
+
+MEMBERS = (
+    Member(host="algo-3", role=Role.TRAINER),
+    Member(host="algo-4", role=Role.TRAINER),
+    Member(host="algo-1", role=Role.DATA),
+    Member(host="algo-2", role=Role.DATA),
+)
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def status(host: str, state: HostState = HostState.INIT, **changes: object) -> HostStatus:
+    """Return a heartbeat of ``host``."""
+    plain = HostStatus(host=host, incarnation=f"{host}-first", version="1", script_digest="d", state=state)
+    return dataclasses.replace(plain, **changes)
+
+
+def endpoint(host: str) -> EndpointRecord:
+    """Return an endpoint of ``host``."""
+    return EndpointRecord(endpoint_id=f"{host}/0", host=host, address="127.0.0.1:1", incarnation="i", num_slots=1)
+
+
+def cause(host: str, summary: str = "rank 0 failed", **changes: object) -> Cause:
+    """Return a failure seen by ``host``."""
+    return dataclasses.replace(Cause(host=host, summary=summary, exit_code=ExitCode.SCRIPT_FAILED), **changes)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def view(host: str, clock: Clock) -> Membership:
+    """Return what ``host`` knows at the start."""
+    return Membership(MEMBERS, status(host), timings=Timings(), clock=clock)
+
+
+def test_arbiter_lowest_trainer_lives_is_that_host(clock: Clock) -> None:
+    membership = view("algo-4", clock)
+    assert membership.arbiter == "algo-4"  # the only one it knows to live
+    membership.observe(status("algo-3"))
+    assert membership.arbiter == "algo-3"
+
+
+def test_arbiter_first_trainer_silent_for_a_lease_moves_on(clock: Clock) -> None:
+    membership = view("algo-4", clock)
+    membership.observe(status("algo-3"))
+    clock.now_s += Timings().lease_s + 1
+    assert membership.arbiter == "algo-4"
+
+
+def test_cause_first_arrival_is_decided_after_settling(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.fail(cause("algo-4", "rank 1 raised ValueError"))
+    membership.fail(cause("algo-3", "rank 0 raised: connection closed by peer"))
+    membership.tick()
+    assert membership.own.decided is None
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+    assert membership.own.decided.summary == "rank 1 raised ValueError"
+
+
+def test_cause_killed_rank_outranks_an_exception_that_came_first(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.fail(cause("algo-3", "rank 0 raised: connection closed by peer"))
+    membership.fail(cause("algo-4", "rank 1 killed by SIGKILL", by_signal=True))
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+    assert "SIGKILL" in membership.own.decided.summary
+
+
+def test_cause_other_hosts_adopt_the_arbiters_decision(clock: Clock) -> None:
+    membership = view("algo-1", clock)
+    decided = cause("algo-4")
+    membership.observe(status("algo-3", HostState.FAILED, decided=decided))
+    assert membership.own.decided == decided
+
+
+def test_cause_without_any_trainer_is_decided_by_the_failing_host(clock: Clock) -> None:
+    membership = view("algo-1", clock)
+    membership.fail(cause("algo-1", "the script cannot be imported"))
+    clock.now_s += Timings().heartbeat_s + 1
+    membership.tick()
+    assert membership.own.decided is not None
+
+
+def test_trainer_silent_for_a_lease_fails_the_job_naming_it(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4", HostState.TRAINING))
+    clock.now_s += Timings().lease_s + 0.5
+    membership.tick()
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+    assert "algo-4 fell silent" in membership.own.decided.summary
+
+
+def test_trainer_done_then_silent_is_no_failure(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4", HostState.DONE))
+    clock.now_s += 10 * Timings().lease_s
+    membership.tick()
+    assert membership.own.failure is None
+
+
+def test_data_host_silent_for_a_lease_is_dropped_and_comes_back(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    serving = status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),))
+    membership.observe(serving)
+    assert [record.host for record in membership.endpoints()] == ["algo-1"]
+    clock.now_s += Timings().lease_s + 1
+    membership.tick()
+    assert membership.endpoints() == ()
+    assert membership.own.failure is None
+    membership.observe(serving)
+    assert [record.host for record in membership.endpoints()] == ["algo-1"]
+
+
+def test_data_host_failing_before_it_served_is_fatal(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-1", failure=cause("algo-1", "the script raised at import")))
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+
+
+def test_data_host_failing_after_it_served_is_not_fatal(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    failing = status("algo-1", HostState.FAILED, endpoints=(endpoint("algo-1"),), failure=cause("algo-1"))
+    membership.observe(failing)
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is None
+    assert membership.endpoints() == ()
+
+
+def test_data_host_without_trainers_leaves_as_an_orphan(clock: Clock) -> None:
+    membership = view("algo-1", clock)
+    membership.observe(status("algo-3", HostState.TRAINING))
+    clock.now_s += Timings().orphan_s + 1
+    membership.tick()
+    assert membership.own.decided is not None
+    assert membership.own.decided.exit_code is ExitCode.ORPHANED
+
+
+def test_different_script_on_a_host_is_named_with_both_digests(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-1", script_digest="other"))
+    assert membership.own.failure is not None
+    assert membership.own.failure.exit_code is ExitCode.DISAGREEMENT
+    assert "other" in membership.own.failure.summary
+    assert "has d" in membership.own.failure.summary
+
+
+def test_trainer_launcher_restarted_fails_the_job(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4", HostState.TRAINING))
+    membership.observe(status("algo-4", HostState.INIT, incarnation="algo-4-second"))
+    assert membership.own.failure is not None
+    assert "restarted" in membership.own.failure.summary
+
+
+def test_stop_is_decided_when_every_rank_has_voted_at_the_largest_step(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.store(RankReport(rank=0, steps_started=10))
+    membership.observe(
+        status(
+            "algo-4",
+            HostState.TRAINING,
+            stop_requested=True,
+            ranks=(RankReport(rank=1, steps_started=11, stop_vote=True),),
+        )
+    )
+    membership.tick()
+    assert membership.stop_requested
+    assert membership.own.stop_step is None  # rank 0 has not paused yet
+    membership.store(RankReport(rank=0, steps_started=10, stop_vote=True))
+    membership.tick()
+    assert membership.own.stop_step == 11
+
+
+def test_stop_request_of_a_data_host_does_not_stop_the_ranks(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-1", HostState.SERVING, stop_requested=True))
+    membership.tick()
+    assert not membership.stop_requested
+    assert membership.own.stop_step is None
+
+
+def test_final_delivered_waits_for_the_living_only(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4", HostState.TRAINING))
+    membership.observe(status("algo-1", HostState.SERVING))
+    assert not membership.final_delivered
+    membership.delivered_final("algo-4")
+    assert not membership.final_delivered
+    clock.now_s += Timings().lease_s + 1  # algo-1 is gone by now
+    assert membership.final_delivered
+
+
+def test_missing_names_hosts_and_their_last_word(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.unreachable("algo-1", "refused")
+    membership.observe(status("algo-2", HostState.SERVING))
+    assert membership.missing(Role.DATA, at_least=HostState.SERVING) == [("algo-1", "refused")]
+    assert [host for host, _ in membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)] == ["algo-4"]
+
+
+def test_trainers_done_needs_all_of_them(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.update(state=HostState.DONE)
+    assert not membership.trainers_done
+    membership.observe(status("algo-4", HostState.DONE))
+    assert membership.trainers_done
+
+
+def test_heartbeat_of_a_stranger_is_ignored(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-9", HostState.SERVING, endpoints=(endpoint("algo-9"),)))
+    assert membership.endpoints() == ()
