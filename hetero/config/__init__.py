@@ -1,0 +1,22 @@
+"""What a job can be told: defaults < file < environment < hyperparameters < flags.
+
+Every option is one field of `LaunchOptions`; its flag, its variable, its
+hyperparameter and its key in a file follow from the field.
+"""
+
+from __future__ import annotations
+
+from hetero.config.flags import add_launch_arguments, add_price_arguments, parse, to_flags
+from hetero.config.options import LaunchOptions
+from hetero.config.resolve import resolve_options
+from hetero.config.timings import Timings
+
+__all__ = [
+    "LaunchOptions",
+    "Timings",
+    "add_launch_arguments",
+    "add_price_arguments",
+    "parse",
+    "resolve_options",
+    "to_flags",
+]

@@ -1,0 +1,128 @@
+"""The command line's side of the options."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from hetero.config.options import LaunchOptions, base_type
+from hetero.errors import ConfigError
+
+__all__ = ["add_launch_arguments", "add_price_arguments", "flag_of", "parse", "to_flags"]
+
+_NOT_FLAGS = ("script", "script_args")
+_OWN = ("cluster_file", "host", "output_dir")  # one launcher's business
+_PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
+
+
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every launch option, and the script, to a parser.
+
+    Values stay texts, and None if they are not given: `resolve_options` reads them.
+    """
+    helps = _attribute_docstrings()
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help=f"{helps['script']} Its arguments come after --.")
+    parser.add_argument("--config", metavar="FILE", help="options in YAML, by name: endpoints_per_host: 8")
+    for field in dataclasses.fields(LaunchOptions):
+        if field.name not in _NOT_FLAGS:
+            _add(parser, field, dest=field.name, help_text=helps[field.name])
+
+
+def add_price_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what an instance type costs.
+
+    They come as ``region``, ``price_profile``, ``price_file`` and ``price``, which is a list or None.
+    """
+    helps = _attribute_docstrings()
+    for field in dataclasses.fields(LaunchOptions):
+        if field.name in _PRICE_FIELDS:
+            dest = flag_of(field).removeprefix("--").replace("-", "_")
+            _add(parser, field, dest=dest, help_text=helps[field.name])
+    parser.set_defaults(region=LaunchOptions(script="-").region)
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; what is unknown fails with a suggestion.
+
+    Raises:
+        ConfigError: If there are flags or arguments that the parser does not know.
+    """
+    namespace, unknown = parser.parse_known_args(arguments)
+    flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
+    if flags:
+        close = difflib.get_close_matches(flags[0], _known_flags(parser, arguments), n=1)
+        hint = f"did you mean {close[0]}?" if close else "--help lists them."
+        raise ConfigError(f"unknown flag {flags[0]}; {hint} Arguments of the script come after --.")
+    if unknown:
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; arguments of the script come after --")
+    return namespace
+
+
+def to_flags(options: LaunchOptions) -> list[str]:
+    """Return the flags that state these options to the launchers of a job.
+
+    The script and its arguments are left out, and so is what differs between
+    hosts: the description of the cluster, the host and the output folder.
+    Defaults are stated too, so that the receiver's environment cannot change them.
+    """
+    flags = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name in (*_NOT_FLAGS, *_OWN) or value is None:
+            continue
+        flag = flag_of(field)
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags += [f"{flag}={item}" for item in (value if isinstance(value, tuple) else (value,))]
+    return flags
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """Return the flag that states a field."""
+    return field.metadata["flag"] or "--" + field.name.replace("_", "-")
+
+
+def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest: str, help_text: str) -> None:
+    names = [flag_of(field)]
+    if field.name.endswith("_timeout_s"):
+        names.append(names[0] + "-s")
+    default = "" if field.default in (None, (), False) else f" Default: {field.default}.".replace(".0.", ".")
+    shown = help_text.replace("``", "").replace("%", "%%") + default
+    if base_type(field) == "bool":
+        parser.add_argument(*names, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=shown)
+    else:
+        action = "append" if base_type(field).startswith("tuple") else "store"
+        metavar = field.metadata["metavar"] or "N"
+        parser.add_argument(*names, dest=dest, action=action, metavar=metavar, help=shown)
+
+
+def _attribute_docstrings() -> dict[str, str]:
+    """Read the texts under the fields, which Python does not keep: they are the one description of an option."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(LaunchOptions))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        statement.target.id: inspect.cleandoc(text.value.value)
+        for statement, text in zip(body.body, body.body[1:], strict=False)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def _known_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """Return the flags of the command that the arguments choose."""
+    flags: list[str] = []
+    for action in parser._actions:
+        flags += action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = next((text for text in arguments if text in action.choices), None)
+            if chosen is not None:
+                rest = arguments[arguments.index(chosen) + 1 :]
+                return _known_flags(action.choices[chosen], rest)
+    return flags

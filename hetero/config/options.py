@@ -1,0 +1,167 @@
+"""The options of a job, with the rules that their values obey."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import ConfigError
+
+__all__ = ["LOG_LEVELS", "LaunchOptions", "base_type", "kind_text"]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_KINDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "Path": "a path",
+    "tuple[str, ...]": "a list of texts",
+}
+
+
+def _option(
+    default: object = dataclasses.MISSING,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    flag: str = "",
+    metavar: str = "",
+) -> Any:
+    """Declare an option.
+
+    Args:
+        default: Its value if nobody states one; without it the option must be stated.
+        low: Least value allowed.
+        high: Greatest value allowed.
+        above: What the value must be greater than.
+        flag: Its flag if that is not the name in kebab-case.
+        metavar: How help shows its value.
+    """
+    bounds = {"low": low, "high": high, "above": above}
+    metadata = {**bounds, "flag": flag, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """How to run a job: what `hetero launch` and `hetero simulate` can be told.
+
+    Raises:
+        ConfigError: If a value has the wrong type or is out of its bounds.
+    """
+
+    script: str = _option()
+    """The training script."""
+    script_args: tuple[str, ...] = _option(())
+    """Its arguments; on the command line they come after ``--``."""
+    cluster_file: str | None = _option(None, metavar="FILE")
+    """Description of the cluster, in the schema of resourceconfig.json, instead of the platform's."""
+    host: str | None = _option(None, metavar="NAME")
+    """This host's name in the description of the cluster."""
+    roles: tuple[str, ...] = _option((), flag="--role", metavar="GROUP=ROLE")
+    """What a group does, data or trainer, where its name and type do not tell; repeat for each."""
+    nproc_per_node: int | None = _option(None, low=1, high=1024, metavar="N")
+    """Ranks per trainer host, 1 to 1024; by default one per GPU, or 1."""
+    endpoints_per_host: int | None = _option(None, low=1, high=1024, metavar="N")
+    """Endpoints per data host, 1 to 1024; by default one per usable CPU."""
+    trainer_endpoints: int = _option(0, low=0, high=1024, metavar="N")
+    """Endpoints on every trainer host beside its ranks, 0 to 1024."""
+    port: int = _option(17170, low=1, high=65535)
+    """Port of every launcher's control service, 1 to 65535; endpoints choose free ones."""
+    start_timeout_s: float = _option(900.0, above=0, high=86400, flag="--start-timeout", metavar="SECONDS")
+    """How long to wait for the other hosts, at most a day."""
+    data_timeout_s: float = _option(300.0, above=0, high=86400, flag="--data-timeout", metavar="SECONDS")
+    """How long a rank waits while no endpoint is left, at most a day."""
+    prepare_timeout_s: float = _option(600.0, above=0, high=86400, flag="--prepare-timeout", metavar="SECONDS")
+    """How long the construction of a data set may take, at most a day."""
+    endpoint_restarts: int = _option(20, low=0, high=1_000_000, metavar="N")
+    """How often one endpoint may be restarted after a crash, 0 or more."""
+    emulate_sample_s: float | None = _option(
+        None, above=0, high=3600, flag="--emulate-sample-seconds", metavar="SECONDS"
+    )
+    """Time that every sample costs one emulated vCPU, at most an hour; results are labelled simulated."""
+    emulate_step_s: float | None = _option(None, low=0, high=3600, flag="--emulate-step-seconds", metavar="SECONDS")
+    """Time that every step's compute takes, as a wait, at most an hour; results are labelled simulated."""
+    emulate_vcpus: int | None = _option(None, low=1, high=4096, metavar="N")
+    """vCPUs that this host stands for while samples are emulated, 1 to 4096."""
+    require_token: bool = _option(False)
+    """Whether a job without a token fails instead of warning."""
+    purity_checks: int = _option(2, low=0, high=1_000_000, metavar="N")
+    """Batches per job that are computed twice and compared, 0 or more."""
+    warmup_steps: int = _option(10, low=0, high=1_000_000, metavar="N")
+    """First steps that measurements leave out, 0 or more."""
+    output_dir: Path | None = _option(None, metavar="DIR")
+    """Where the report and the hosts' folders go."""
+    region: str = _option("us-east-1", metavar="NAME")
+    """Region whose prices count."""
+    price_profile: str | None = _option(None, metavar="NAME")
+    """Prices shipped under this name, for example seed-2022."""
+    price_file: Path | None = _option(None, metavar="FILE")
+    """Prices in YAML or JSON; they beat the profile."""
+    prices: tuple[str, ...] = _option((), flag="--price", metavar="TYPE=USD")
+    """USD per hour of an instance type; beats the file; repeat for each."""
+    sigterm_ok: bool = _option(False)
+    """Whether a job that was asked to stop and did so exits with 0 instead of 143."""
+    log_level: str = _option("info", metavar="LEVEL")
+    """Least severe messages that are shown: debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field, getattr(self, field.name))
+        if not self.script:
+            raise ConfigError("no training script is given; expected its path after the options")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}")
+
+
+def base_type(field: dataclasses.Field[Any]) -> str:
+    """Return the name of a field's type, without ``| None``."""
+    return str(field.type).removesuffix(" | None")
+
+
+def kind_text(field: dataclasses.Field[Any]) -> str:
+    """Return what a field takes in words, with its bounds: ``a whole number, 1 or more and at most 8``."""
+    meta = field.metadata
+    bounds = (
+        (meta.get("low"), "{:g} or more"),
+        (meta.get("above"), "greater than {:g}"),
+        (meta.get("high"), "at most {:g}"),
+    )
+    said = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
+    return f"{_KINDS[base_type(field)]}{', ' if said else ''}{said}"
+
+
+def _check(field: dataclasses.Field[Any], value: object) -> None:
+    """Raise if a value breaks the rules of its field."""
+    if value is None and str(field.type).endswith("| None"):
+        return
+    if not _has_type(base_type(field), value) or not _is_within(field.metadata, value):
+        raise ConfigError(f"{field.name} is {value!r}; expected {kind_text(field)}")
+
+
+def _has_type(name: str, value: object) -> bool:
+    match name:
+        case "float":
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        case "int":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "bool":
+            return isinstance(value, bool)
+        case "Path":
+            return isinstance(value, Path)
+        case "str":
+            return isinstance(value, str)
+        case _:
+            return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+
+
+def _is_within(bounds: Mapping[str, Any], value: Any) -> bool:
+    low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")
+    return (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high)

@@ -1,0 +1,179 @@
+"""Options from everywhere: defaults < file < environment < hyperparameters < flags."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetero.config.flags import flag_of
+from hetero.config.options import LaunchOptions, base_type, kind_text
+from hetero.errors import ConfigError
+
+__all__ = ["resolve_options"]
+
+MAX_FILE_BYTES = 1 << 20
+
+_FIELDS = {field.name: field for field in dataclasses.fields(LaunchOptions)}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_dir: Path) -> LaunchOptions:
+    """Return the options of a job.
+
+    Later sources beat earlier ones: the field's default; ``--config FILE``
+    (YAML); ``HETERO_<NAME>``; the hyperparameter ``hetero_<name>``, from
+    ``hyperparameters.json`` or else from ``SM_HPS``; the flag. Lists in texts
+    are JSON, or separated by commas (script arguments: quoted as in a shell).
+
+    Args:
+        namespace: From a parser that `add_launch_arguments` has prepared.
+        env: The process environment.
+        base_dir: The folder that the platform fills, see `hetero.cluster.base_dir`.
+
+    Raises:
+        ConfigError: If a name is unknown or a value is malformed; names where it was stated.
+    """
+    values: dict[str, object] = {}
+    if getattr(namespace, "config", None):
+        values |= _from_file(Path(namespace.config))
+    for name, field in _FIELDS.items():
+        variable = f"HETERO_{name.upper()}"
+        if env.get(variable):
+            values[name] = _convert(field, env[variable], variable)
+    values |= _from_hyperparameters(env, base_dir)
+    for name, field in _FIELDS.items():
+        stated = getattr(namespace, name, None)
+        if stated not in (None, [], ()):
+            values[name] = _convert(field, stated, flag_of(field))
+    if "script" not in values:
+        raise ConfigError(
+            "no training script is given; expected: hetero launch [OPTIONS] SCRIPT [-- ARGUMENTS]\n"
+            "  to do: give its path on the command line, as HETERO_SCRIPT or as the hyperparameter hetero_script"
+        )
+    return LaunchOptions(**values)  # type: ignore[arg-type]
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    """Read options from YAML; neither objects nor aliases, which make small files huge."""
+    import yaml
+
+    content = _read(path)
+    if content is None:
+        raise ConfigError(f"the configuration file {path} does not exist; check the path given to --config")
+    try:
+        text = content.decode("utf-8")
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ConfigError(f"{path} uses YAML aliases (*name); write the values out")
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML that can be used: {str(error)[:300]}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds {type(document).__name__}; expected options by name, such as port: 17170")
+    return _named(document, str(path), prefix="")
+
+
+def _from_hyperparameters(env: Mapping[str, str], base_dir: Path) -> dict[str, object]:
+    path = base_dir / "input/config/hyperparameters.json"
+    content: str | bytes | None = _read(path)
+    source = str(path)
+    if content is None:
+        content, source = env.get("SM_HPS") or "{}", "SM_HPS"
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} is not JSON: {str(error)[:300]}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source} holds {type(document).__name__}; expected an object")
+    ours = {name: _unquote(value) for name, value in document.items() if name.startswith("hetero_")}
+    return _named(ours, source, prefix="hetero_")
+
+
+def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[str, object]:
+    values = {}
+    for key, value in document.items():
+        name = str(key).removeprefix(prefix).replace("-", "_")
+        if name not in _FIELDS:
+            close = difflib.get_close_matches(name, _FIELDS, n=1)
+            hint = f"did you mean {prefix + close[0]!r}?" if close else "see hetero launch --help"
+            raise ConfigError(f"unknown option {str(key)[:80]!r} in {source}; {hint}")
+        if value is not None:
+            values[name] = _convert(_FIELDS[name], value, f"{str(key)!r} in {source}")
+    return values
+
+
+def _unquote(value: object) -> object:
+    """Undo the JSON quotes that the platform's SDK puts around hyperparameters."""
+    if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _convert(field: dataclasses.Field[Any], value: object, source: str) -> object:
+    """Bring a text or a decoded value into the type of its field."""
+    try:
+        if base_type(field).startswith("tuple"):
+            return _to_tuple(value, shell=field.name == "script_args")
+        return _to_scalar(base_type(field), value)
+    except (ValueError, TypeError, OverflowError) as error:
+        shown = repr(value)[:100]
+        raise ConfigError(f"{source} is {shown}; expected {kind_text(field)}") from error
+
+
+def _to_scalar(name: str, value: object) -> object:
+    if not isinstance(value, (str, int, float, Path)):
+        raise TypeError
+    text = str(value).strip()
+    match name:
+        case "bool":
+            if text.lower() not in _BOOLEANS:
+                raise ValueError
+            return _BOOLEANS[text.lower()]
+        case "int":
+            if isinstance(value, bool):
+                raise TypeError
+            return int(text)
+        case "float":
+            if isinstance(value, bool):
+                raise TypeError
+            return float(text)
+        case "Path":
+            return Path(text).expanduser()
+        case _:
+            return text
+
+
+def _to_tuple(value: object, *, shell: bool) -> tuple[str, ...]:
+    if isinstance(value, str):
+        text = value.strip()
+        if text.startswith("["):
+            value = json.loads(text)
+        else:
+            value = shlex.split(text) if shell else [item.strip() for item in text.split(",")]
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, (str, int, float)) for item in value):
+        raise TypeError
+    return tuple(str(item) for item in value)
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file of bounded size, or None if there is none."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is too large; expected at most {MAX_FILE_BYTES} bytes")
+    return content
