@@ -55,13 +55,15 @@ __all__ = [
 _HOMES = {"DatasetSpec": "hetero.datasets", "dataset": "hetero.datasets", "on_stop": "hetero.control.session"}
 
 
-def __getattr__(name: str) -> object:
-    """Import a public name from its module the first time it is used."""
-    if name not in __all__:
-        raise AttributeError(f"module 'hetero' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_HOMES.get(name, "hetero.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take it as a licence for any name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name from its module the first time it is used."""
+        if name not in __all__:
+            raise AttributeError(f"module 'hetero' has no attribute {name!r}; it has {', '.join(__all__)}")
+        value = getattr(importlib.import_module(_HOMES.get(name, "hetero.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -79,7 +79,8 @@ class _Handler(logging.Handler):
         """Format and write a record."""
         try:
             first, *others = self.format(record).splitlines() or [""]
-        except Exception:  # noqa: BLE001: a message that cannot be formatted must not end its thread
+        except Exception:  # noqa: BLE001
+            # A message that cannot be formatted must not end the thread that logs it.
             self.handleError(record)
             return
         head = f"{_output.prefix}{record.levelname} "
