@@ -75,7 +75,7 @@ class Hub:
         address: This host's address to bind, never all interfaces.
         port: Control port, the same on every host; 0 picks one (tests).
         resolve: Host name -> ``address:port`` of its launcher; may raise `OSError` while DNS is not ready.
-        token: The job's token.
+        token: The job's token; None: whoever reaches the port is let in.
         job_id: Refuses the launchers of another job.
         facts: What ranks are told.
         heartbeat_s: Interval, seconds.
@@ -92,7 +92,7 @@ class Hub:
         port: int,
         resolve: Callable[[str], str],
         peers: tuple[str, ...],
-        token: security.Token,
+        token: security.Token | None,
         job_id: str,
         facts: RankFacts,
         heartbeat_s: float,

@@ -94,7 +94,7 @@ class RankSession:
         self.directory = Directory()
         self.stopped = False
         self._timers: list[Timer] = []
-        self._counters: Callable[[], Mapping[str, object]] | None = None
+        self._counters: Callable[[], Mapping[str, int]] | None = None
         self._changed = threading.Condition()
         self._steps_started = 0
         self._stop_requested = False
@@ -135,7 +135,7 @@ class RankSession:
         with self._changed:
             self._timers.append(timer)
 
-    def set_counters(self, counters: Callable[[], Mapping[str, object]]) -> None:
+    def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
         """Have the data plane's counters reported; ``counters`` is called about once a second."""
         self._counters = counters
 
@@ -227,8 +227,8 @@ class RankSession:
             )
             timers = list(self._timers)
         summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
-        counters = b"" if self._counters is None else json.dumps(dict(self._counters())).encode()
-        report = dataclasses.replace(report, summaries_json=summaries, counters_json=counters)
+        counters = {} if self._counters is None else dict(self._counters())
+        report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
         with contextlib.suppress(grpc.RpcError):  # the launcher notices a rank's end by itself
             self._unary("Report", pb.RankReport, pb.RankReportReply)(
                 report_to_proto(report), timeout=_CALL_TIMEOUT_S, metadata=self._metadata

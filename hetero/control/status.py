@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hetero.control.directory import EndpointRecord
 from hetero.errors import ExitCode, ProtocolError
@@ -30,6 +31,7 @@ _MAX_DETAIL_CHARS = 32 * 1024
 _MAX_JSON_BYTES = 64 * 1024
 _MAX_ENDPOINTS = 1024
 _MAX_LOADERS = 64
+_MAX_COUNTERS = 100
 
 
 class HostState(enum.IntEnum):
@@ -75,7 +77,8 @@ class RankReport:
     steps_started: int = 0
     summaries_json: tuple[bytes, ...] = ()
     """One `hetero.metrics.StepSummary` per loader."""
-    counters_json: bytes = b""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Events of its data plane, for the report."""
     stop_vote: bool = False
     """The rank has paused after ``steps_started`` steps and waits for the decision."""
     failure: Cause | None = None
@@ -100,9 +103,9 @@ class HostStatus:
     """Every rank ends after this many steps; None while undecided."""
     usage_json: bytes = b""
     ranks: tuple[RankReport, ...] = ()
-    num_endpoint_restarts: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Events, for the report."""
     progress: int = 0
-    auth_failures: int = 0
     rendezvous_port: int = 0
     """Where the ranks' process group meets; the first trainer host picks a free one."""
 
@@ -140,7 +143,7 @@ def report_to_proto(report: RankReport) -> pb.RankReport:
         rank=report.rank,
         steps_started=report.steps_started,
         summaries_json=list(report.summaries_json),
-        counters_json=report.counters_json,
+        counters=report.counters,
         stop_vote=report.stop_vote,
         finished=report.finished,
     )
@@ -156,13 +159,14 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
         ProtocolError: If a part is over its bound.
     """
     _check("loaders", len(message.summaries_json), _MAX_LOADERS)
-    for name, part in (("counters", message.counters_json), *(("summary", part) for part in message.summaries_json)):
-        _check(f"bytes of a rank's {name}", len(part), _MAX_JSON_BYTES)
+    _check("counters", len(message.counters), _MAX_COUNTERS)
+    for part in message.summaries_json:
+        _check("bytes of a loader's summary", len(part), _MAX_JSON_BYTES)
     return RankReport(
         rank=message.rank,
         steps_started=message.steps_started,
         summaries_json=tuple(message.summaries_json),
-        counters_json=message.counters_json,
+        counters=dict(message.counters),
         stop_vote=message.stop_vote,
         failure=cause_from_proto(message.failure) if message.HasField("failure") else None,
         finished=message.finished,
@@ -184,9 +188,8 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         stop_step=status.stop_step or 0,
         usage_json=status.usage_json,
         ranks=[report_to_proto(report) for report in status.ranks],
-        num_endpoint_restarts=status.num_endpoint_restarts,
+        counters=status.counters,
         progress=status.progress,
-        auth_failures=status.auth_failures,
         rendezvous_port=status.rendezvous_port,
     )
     if status.failure is not None:
@@ -211,6 +214,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         state = HostState(message.state)
     except ValueError:
         raise ProtocolError(f"host {message.host!r} sent the unknown state {message.state}") from None
+    _check("counters", len(message.counters), _MAX_COUNTERS)
     _check("endpoints", len(message.endpoints), _MAX_ENDPOINTS)
     _check("bytes of a host's usage", len(message.usage_json), _MAX_JSON_BYTES)
     return HostStatus(
@@ -226,9 +230,8 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         stop_step=message.stop_step if message.stop_decided else None,
         usage_json=message.usage_json,
         ranks=tuple(report_from_proto(report) for report in message.ranks),
-        num_endpoint_restarts=message.num_endpoint_restarts,
+        counters=dict(message.counters),
         progress=message.progress,
-        auth_failures=message.auth_failures,
         rendezvous_port=message.rendezvous_port,
     )
 

@@ -21,7 +21,7 @@ reports = st.builds(
     rank=counts,
     steps_started=counts,
     summaries_json=st.lists(st.binary(max_size=9), max_size=3).map(tuple),
-    counters_json=st.binary(max_size=9),
+    counters=st.dictionaries(words, counts, max_size=3),
     stop_vote=st.booleans(),
     failure=st.none() | causes,
     finished=st.booleans(),
@@ -44,9 +44,8 @@ statuses = st.builds(
     stop_step=st.none() | counts,
     usage_json=st.binary(max_size=20),
     ranks=st.lists(reports, max_size=3).map(tuple),
-    num_endpoint_restarts=counts,
+    counters=st.dictionaries(words, counts, max_size=3),
     progress=counts,
-    auth_failures=counts,
     rendezvous_port=st.integers(0, 65535),
 )
 

@@ -14,15 +14,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17hetero/v1/control.proto\x12\thetero.v1\"X\n\x08\x45ndpoint\x12\x13\n\x0b\x65ndpoint_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tnum_slots\x18\x04 \x01(\r\"\\\n\x05\x43\x61use\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\r\x12\x11\n\tby_signal\x18\x05 \x01(\x08\".\n\tFailReply\x12!\n\x07\x64\x65\x63ided\x18\x01 \x01(\x0b\x32\x10.hetero.v1.Cause\"\xd8\x03\n\nHostStatus\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x15\n\rscript_digest\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.hetero.v1.HostState\x12&\n\tendpoints\x18\x07 \x03(\x0b\x32\x13.hetero.v1.Endpoint\x12!\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x10.hetero.v1.Cause\x12!\n\x07\x64\x65\x63ided\x18\t \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x16\n\x0estop_requested\x18\n \x01(\x08\x12\x14\n\x0cstop_decided\x18\x0b \x01(\x08\x12\x11\n\tstop_step\x18\x0c \x01(\x04\x12\x12\n\nusage_json\x18\r \x01(\x0c\x12$\n\x05ranks\x18\x0e \x03(\x0b\x32\x15.hetero.v1.RankReport\x12\x1d\n\x15num_endpoint_restarts\x18\x0f \x01(\r\x12\x10\n\x08progress\x18\x10 \x01(\x04\x12\x15\n\rauth_failures\x18\x11 \x01(\r\x12\x17\n\x0frendezvous_port\x18\x12 \x01(\r\"@\n\x0fRegisterRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\x97\x01\n\rRegisterReply\x12\x0e\n\x06remote\x18\x01 \x01(\x08\x12\x16\n\x0e\x64\x61ta_timeout_s\x18\x02 \x01(\x01\x12\x19\n\x11prepare_timeout_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x65mulate_step_s\x18\x04 \x01(\x01\x12\x15\n\rpurity_checks\x18\x05 \x01(\r\x12\x14\n\x0cwarmup_steps\x18\x06 \x01(\r\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\"E\n\x0e\x44irectoryEntry\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x13.hetero.v1.Endpoint\"{\n\nRankUpdate\x12,\n\tendpoints\x18\x01 \x03(\x0b\x32\x19.hetero.v1.DirectoryEntry\x12\x16\n\x0estop_requested\x18\x02 \x01(\x08\x12\x14\n\x0cstop_decided\x18\x03 \x01(\x08\x12\x11\n\tstop_step\x18\x04 \x01(\x04\"\xa8\x01\n\nRankReport\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x15\n\rsteps_started\x18\x02 \x01(\x04\x12\x16\n\x0esummaries_json\x18\x03 \x03(\x0c\x12\x15\n\rcounters_json\x18\x04 \x01(\x0c\x12\x11\n\tstop_vote\x18\x05 \x01(\x08\x12!\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x10\n\x08\x66inished\x18\x07 \x01(\x08\"\x11\n\x0fRankReportReply*\x80\x01\n\tHostState\x12\x1a\n\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x08\n\x04INIT\x10\x01\x12\x0e\n\nWAIT_PEERS\x10\x02\x12\x0b\n\x07SERVING\x10\x03\x12\x0c\n\x08TRAINING\x10\x04\x12\x0c\n\x08\x44RAINING\x10\x05\x12\x08\n\x04\x44ONE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x32t\n\x07\x43ontrol\x12\x39\n\tHeartbeat\x12\x15.hetero.v1.HostStatus\x1a\x15.hetero.v1.HostStatus\x12.\n\x04\x46\x61il\x12\x10.hetero.v1.Cause\x1a\x14.hetero.v1.FailReply2\xc4\x01\n\x08Launcher\x12@\n\x08Register\x12\x1a.hetero.v1.RegisterRequest\x1a\x18.hetero.v1.RegisterReply\x12\x39\n\x05Watch\x12\x17.hetero.v1.WatchRequest\x1a\x15.hetero.v1.RankUpdate0\x01\x12;\n\x06Report\x12\x15.hetero.v1.RankReport\x1a\x1a.hetero.v1.RankReportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17hetero/v1/control.proto\x12\thetero.v1\"X\n\x08\x45ndpoint\x12\x13\n\x0b\x65ndpoint_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tnum_slots\x18\x04 \x01(\r\"\\\n\x05\x43\x61use\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\r\x12\x11\n\tby_signal\x18\x05 \x01(\x08\".\n\tFailReply\x12!\n\x07\x64\x65\x63ided\x18\x01 \x01(\x0b\x32\x10.hetero.v1.Cause\"\x8a\x04\n\nHostStatus\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x15\n\rscript_digest\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.hetero.v1.HostState\x12&\n\tendpoints\x18\x07 \x03(\x0b\x32\x13.hetero.v1.Endpoint\x12!\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x10.hetero.v1.Cause\x12!\n\x07\x64\x65\x63ided\x18\t \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x16\n\x0estop_requested\x18\n \x01(\x08\x12\x14\n\x0cstop_decided\x18\x0b \x01(\x08\x12\x11\n\tstop_step\x18\x0c \x01(\x04\x12\x12\n\nusage_json\x18\r \x01(\x0c\x12$\n\x05ranks\x18\x0e \x03(\x0b\x32\x15.hetero.v1.RankReport\x12\x35\n\x08\x63ounters\x18\x0f \x03(\x0b\x32#.hetero.v1.HostStatus.CountersEntry\x12\x10\n\x08progress\x18\x10 \x01(\x04\x12\x17\n\x0frendezvous_port\x18\x11 \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"@\n\x0fRegisterRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\x97\x01\n\rRegisterReply\x12\x0e\n\x06remote\x18\x01 \x01(\x08\x12\x16\n\x0e\x64\x61ta_timeout_s\x18\x02 \x01(\x01\x12\x19\n\x11prepare_timeout_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x65mulate_step_s\x18\x04 \x01(\x01\x12\x15\n\rpurity_checks\x18\x05 \x01(\r\x12\x14\n\x0cwarmup_steps\x18\x06 \x01(\r\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\"E\n\x0e\x44irectoryEntry\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x13.hetero.v1.Endpoint\"{\n\nRankUpdate\x12,\n\tendpoints\x18\x01 \x03(\x0b\x32\x19.hetero.v1.DirectoryEntry\x12\x16\n\x0estop_requested\x18\x02 \x01(\x08\x12\x14\n\x0cstop_decided\x18\x03 \x01(\x08\x12\x11\n\tstop_step\x18\x04 \x01(\x04\"\xf9\x01\n\nRankReport\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x15\n\rsteps_started\x18\x02 \x01(\x04\x12\x16\n\x0esummaries_json\x18\x03 \x03(\x0c\x12\x35\n\x08\x63ounters\x18\x04 \x03(\x0b\x32#.hetero.v1.RankReport.CountersEntry\x12\x11\n\tstop_vote\x18\x05 \x01(\x08\x12!\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x10\n\x08\x66inished\x18\x07 \x01(\x08\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x11\n\x0fRankReportReply*\x80\x01\n\tHostState\x12\x1a\n\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x08\n\x04INIT\x10\x01\x12\x0e\n\nWAIT_PEERS\x10\x02\x12\x0b\n\x07SERVING\x10\x03\x12\x0c\n\x08TRAINING\x10\x04\x12\x0c\n\x08\x44RAINING\x10\x05\x12\x08\n\x04\x44ONE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x32t\n\x07\x43ontrol\x12\x39\n\tHeartbeat\x12\x15.hetero.v1.HostStatus\x1a\x15.hetero.v1.HostStatus\x12.\n\x04\x46\x61il\x12\x10.hetero.v1.Cause\x1a\x14.hetero.v1.FailReply2\xc4\x01\n\x08Launcher\x12@\n\x08Register\x12\x1a.hetero.v1.RegisterRequest\x1a\x18.hetero.v1.RegisterReply\x12\x39\n\x05Watch\x12\x17.hetero.v1.WatchRequest\x1a\x15.hetero.v1.RankUpdate0\x01\x12;\n\x06Report\x12\x15.hetero.v1.RankReport\x1a\x1a.hetero.v1.RankReportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hetero.v1.control_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_HOSTSTATE']._serialized_start=1382
-  _globals['_HOSTSTATE']._serialized_end=1510
+  _globals['_HOSTSTATUS_COUNTERSENTRY']._options = None
+  _globals['_HOSTSTATUS_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_RANKREPORT_COUNTERSENTRY']._options = None
+  _globals['_RANKREPORT_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_HOSTSTATE']._serialized_start=1513
+  _globals['_HOSTSTATE']._serialized_end=1641
   _globals['_ENDPOINT']._serialized_start=38
   _globals['_ENDPOINT']._serialized_end=126
   _globals['_CAUSE']._serialized_start=128
@@ -30,23 +34,27 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_FAILREPLY']._serialized_start=222
   _globals['_FAILREPLY']._serialized_end=268
   _globals['_HOSTSTATUS']._serialized_start=271
-  _globals['_HOSTSTATUS']._serialized_end=743
-  _globals['_REGISTERREQUEST']._serialized_start=745
-  _globals['_REGISTERREQUEST']._serialized_end=809
-  _globals['_REGISTERREPLY']._serialized_start=812
-  _globals['_REGISTERREPLY']._serialized_end=963
-  _globals['_WATCHREQUEST']._serialized_start=965
-  _globals['_WATCHREQUEST']._serialized_end=993
-  _globals['_DIRECTORYENTRY']._serialized_start=995
-  _globals['_DIRECTORYENTRY']._serialized_end=1064
-  _globals['_RANKUPDATE']._serialized_start=1066
-  _globals['_RANKUPDATE']._serialized_end=1189
-  _globals['_RANKREPORT']._serialized_start=1192
-  _globals['_RANKREPORT']._serialized_end=1360
-  _globals['_RANKREPORTREPLY']._serialized_start=1362
-  _globals['_RANKREPORTREPLY']._serialized_end=1379
-  _globals['_CONTROL']._serialized_start=1512
-  _globals['_CONTROL']._serialized_end=1628
-  _globals['_LAUNCHER']._serialized_start=1631
-  _globals['_LAUNCHER']._serialized_end=1827
+  _globals['_HOSTSTATUS']._serialized_end=793
+  _globals['_HOSTSTATUS_COUNTERSENTRY']._serialized_start=746
+  _globals['_HOSTSTATUS_COUNTERSENTRY']._serialized_end=793
+  _globals['_REGISTERREQUEST']._serialized_start=795
+  _globals['_REGISTERREQUEST']._serialized_end=859
+  _globals['_REGISTERREPLY']._serialized_start=862
+  _globals['_REGISTERREPLY']._serialized_end=1013
+  _globals['_WATCHREQUEST']._serialized_start=1015
+  _globals['_WATCHREQUEST']._serialized_end=1043
+  _globals['_DIRECTORYENTRY']._serialized_start=1045
+  _globals['_DIRECTORYENTRY']._serialized_end=1114
+  _globals['_RANKUPDATE']._serialized_start=1116
+  _globals['_RANKUPDATE']._serialized_end=1239
+  _globals['_RANKREPORT']._serialized_start=1242
+  _globals['_RANKREPORT']._serialized_end=1491
+  _globals['_RANKREPORT_COUNTERSENTRY']._serialized_start=746
+  _globals['_RANKREPORT_COUNTERSENTRY']._serialized_end=793
+  _globals['_RANKREPORTREPLY']._serialized_start=1493
+  _globals['_RANKREPORTREPLY']._serialized_end=1510
+  _globals['_CONTROL']._serialized_start=1643
+  _globals['_CONTROL']._serialized_end=1759
+  _globals['_LAUNCHER']._serialized_start=1762
+  _globals['_LAUNCHER']._serialized_end=1958
 # @@protoc_insertion_point(module_scope)

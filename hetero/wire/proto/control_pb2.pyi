@@ -58,7 +58,14 @@ class FailReply(_message.Message):
     def __init__(self, decided: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_decided", "stop_step", "usage_json", "ranks", "num_endpoint_restarts", "progress", "auth_failures", "rendezvous_port")
+    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_decided", "stop_step", "usage_json", "ranks", "counters", "progress", "rendezvous_port")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -73,9 +80,8 @@ class HostStatus(_message.Message):
     STOP_STEP_FIELD_NUMBER: _ClassVar[int]
     USAGE_JSON_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_ENDPOINT_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    AUTH_FAILURES_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
@@ -91,11 +97,10 @@ class HostStatus(_message.Message):
     stop_step: int
     usage_json: bytes
     ranks: _containers.RepeatedCompositeFieldContainer[RankReport]
-    num_endpoint_restarts: int
+    counters: _containers.ScalarMap[str, int]
     progress: int
-    auth_failures: int
     rendezvous_port: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_decided: bool = ..., stop_step: _Optional[int] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., num_endpoint_restarts: _Optional[int] = ..., progress: _Optional[int] = ..., auth_failures: _Optional[int] = ..., rendezvous_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_decided: bool = ..., stop_step: _Optional[int] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., progress: _Optional[int] = ..., rendezvous_port: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("rank", "world_size", "pid")
@@ -150,22 +155,29 @@ class RankUpdate(_message.Message):
     def __init__(self, endpoints: _Optional[_Iterable[_Union[DirectoryEntry, _Mapping]]] = ..., stop_requested: bool = ..., stop_decided: bool = ..., stop_step: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "steps_started", "summaries_json", "counters_json", "stop_vote", "failure", "finished")
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEPS_STARTED_FIELD_NUMBER: _ClassVar[int]
     SUMMARIES_JSON_FIELD_NUMBER: _ClassVar[int]
-    COUNTERS_JSON_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     STOP_VOTE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     steps_started: int
     summaries_json: _containers.RepeatedScalarFieldContainer[bytes]
-    counters_json: bytes
+    counters: _containers.ScalarMap[str, int]
     stop_vote: bool
     failure: Cause
     finished: bool
-    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[int] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters_json: _Optional[bytes] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[int] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ...) -> None: ...
 
 class RankReportReply(_message.Message):
     __slots__ = ()

@@ -1,0 +1,107 @@
+"""What runs on this host: endpoints, ranks, and what of it is emulated."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.config import LaunchOptions
+
+from hetero.cluster import ClusterSpec, Role
+from hetero.dataplane.pool import PoolOptions
+
+__all__ = ["Placement", "num_gpus", "plan", "pool_options", "usable_cpus"]
+
+_EMULATED_ENDPOINTS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """This host's share of the work."""
+
+    num_endpoints: int
+    """Endpoints on this host; 0: none."""
+    num_slots: int
+    """Batches that each endpoint computes at the same time; 1 unless vCPUs are emulated."""
+    num_ranks: int
+    """Ranks on this host; 0 on data hosts."""
+    remote: bool
+    """Whether the job has endpoints anywhere, so that loaders fetch from them."""
+    usage_scope: str
+    """What the host's resource use is read from: ``host``, or ``tree`` where hosts share a machine."""
+
+
+def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
+    """Return what runs on the current host.
+
+    With emulated vCPUs, the host of a homogeneous job loads through endpoints
+    too: the same slots in both runs, so that they compare like with like.
+    """
+    emulated = options.emulate_sample_s is not None
+    is_trainer = cluster.role is Role.TRAINER
+    if not is_trainer:
+        num_endpoints = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
+    elif emulated and not cluster.data_hosts:
+        num_endpoints = options.trainer_endpoints or _EMULATED_ENDPOINTS
+    else:
+        num_endpoints = options.trainer_endpoints
+    num_slots = 1
+    if emulated and num_endpoints:
+        num_slots = math.ceil((options.emulate_vcpus or usable_cpus()) / num_endpoints)
+    return Placement(
+        num_endpoints=num_endpoints,
+        num_slots=num_slots,
+        num_ranks=(options.nproc_per_node or num_gpus() or 1) if is_trainer else 0,
+        remote=bool(cluster.data_hosts) or options.trainer_endpoints > 0 or emulated,
+        usage_scope="tree" if "HETERO_SIMULATED" in os.environ else "host",
+    )
+
+
+def pool_options(
+    options: LaunchOptions,
+    placement: Placement,
+    *,
+    host: str,
+    address: str,
+    token_path: str | None,
+    job_id: str,
+    environment: Mapping[str, str],
+) -> PoolOptions:
+    """Return the options of this host's endpoint pool."""
+    return PoolOptions(
+        script=options.script,
+        script_args=tuple(options.script_args),
+        host=host,
+        address=address,
+        num_endpoints=placement.num_endpoints,
+        num_slots=placement.num_slots,
+        sample_time_s=options.emulate_sample_s or 0.0,
+        token_path=token_path,
+        job_id=job_id,
+        endpoint_restarts=options.endpoint_restarts,
+        log_level=options.log_level.upper(),
+        environment=environment,
+    )
+
+
+def usable_cpus() -> int:
+    """Return the CPUs that this process may use: affinity, and the quota of its control group."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
+def num_gpus() -> int:
+    """Return the accelerators of this host without importing a framework."""
+    declared = os.environ.get("SM_NUM_GPUS", "")
+    if declared.isdigit():
+        return int(declared)
+    return sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit())

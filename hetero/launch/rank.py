@@ -1,0 +1,120 @@
+"""Wraps one rank: connects it to its launcher, runs the user's script, tells the truth about its end.
+
+Usage, by `torch.distributed.run`: ``python -m hetero.launch.rank SCRIPT ARGUMENTS...``
+
+The rank reports an exception to the launcher *before* its process ends. Only
+then do its peers see their collectives break, so their errors arrive later
+and are not taken for the root cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetero.errors import ExitCode, HeteroError
+from hetero.process import die_with_parent
+
+LOG_VARIABLE = "HETERO_RANK_LOG"
+"""Environment: prefix of the FIFOs that the launcher reads; the local rank is appended."""
+PARENT_VARIABLE = "HETERO_PARENT_PID"
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``arguments[0]`` as ``__main__`` with the rest as its arguments."""
+    die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
+    _redirect_output()
+    # The launcher turns SIGTERM into one agreed last step for all ranks; torch's
+    # agent also sends it when a peer has failed, and then the launcher aborts.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from hetero.control import session as sessions
+
+    script, *script_arguments = arguments
+    try:
+        session = sessions.connect()
+    except HeteroError as error:
+        logger.error("%s", error)
+        return int(error.exit_code)
+    status = _run(script, script_arguments)
+    if session is not None:
+        if status is not None:
+            session.fail(*status)
+        session.close(finished=status is None)
+    _flush()
+    if status is None:
+        return 0
+    # Threads of a broken process group may never end: do not wait for them.
+    os._exit(int(status[2]))
+
+
+def _run(script: str, arguments: list[str]) -> tuple[str, str, ExitCode] | None:
+    """Run the script; return what failed as (summary, detail, exit code), or None."""
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        return _exit_failure(error.code)
+    except HeteroError as error:
+        _show_traceback()
+        return str(error).splitlines()[0], str(error), error.exit_code
+    except BaseException as error:  # noqa: BLE001  KeyboardInterrupt too is an end to report
+        text = _show_traceback()
+        line = traceback.format_exception_only(type(error), error)[-1].strip()
+        return f"the training script raised {line}", text, ExitCode.SCRIPT_FAILED
+    return None
+
+
+def _exit_failure(code: object) -> tuple[str, str, ExitCode] | None:
+    from hetero.control import session as sessions
+
+    session = sessions.current()
+    if code is None or code == 0 or (session is not None and session.stopped):
+        return None
+    if isinstance(code, int):
+        return f"the training script exited with status {code}", "", ExitCode.SCRIPT_FAILED
+    sys.stderr.write(f"{code}\n")
+    return f"the training script exited: {code}", "", ExitCode.SCRIPT_FAILED
+
+
+def _show_traceback() -> str:
+    """Print the current exception without this wrapper's own frames; return the text."""
+    kind, error, trace = sys.exc_info()
+    frames = trace
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(kind, error, frames))
+    sys.stderr.write(text)
+    return text
+
+
+def _redirect_output() -> None:
+    prefix = os.environ.get(LOG_VARIABLE)
+    if prefix is None:
+        return
+    descriptor = os.open(f"{prefix}{os.environ['LOCAL_RANK']}", os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,360 @@
+"""A whole multi-group job on one machine: the real launcher on every simulated host.
+
+Every host gets a tree shaped like ``/opt/ml``, a name (``algo-1``, ...) and a
+loopback address of its own. Nothing else differs from the platform: the
+launchers read the cluster from their tree and meet over gRPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from hetero.config import LaunchOptions, to_flags
+
+from hetero import logs
+from hetero.cluster import ClusterSpec, Role, parse_cluster
+from hetero.control import security
+from hetero.errors import ClusterError, ConfigError, PortError
+from hetero.launch.relay import LineRelay
+from hetero.pricing import Catalogue
+from hetero.process import describe_exit_status
+
+__all__ = ["SimulatedGroup", "parse_group", "simulate"]
+
+logger = logging.getLogger(__name__)
+
+PARENT_VARIABLE = "HETERO_PARENT_PID"
+_MAX_HOSTS = 250
+_TICK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedGroup:
+    """One instance group of a simulated job."""
+
+    name: str
+    instance_type: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Host:
+    name: str
+    group: str
+    role: Role
+    address: str
+    root: Path
+
+    @property
+    def base_dir(self) -> Path:
+        """What ``/opt/ml`` is on the platform."""
+        return self.root / "ml"
+
+
+def parse_group(text: str) -> SimulatedGroup:
+    """Read ``NAME=TYPE:COUNT``.
+
+    Raises:
+        ConfigError: If the text has another form or the count is out of range.
+    """
+    name, equals, rest = text.partition("=")
+    instance_type, colon, count = rest.rpartition(":")
+    if not (equals and colon and name and instance_type and count.isdigit()):
+        raise ConfigError(
+            f"--group {text!r} is not NAME=TYPE:COUNT; write for example --group data_group=ml.c5.9xlarge:2"
+        )
+    if not 1 <= int(count) <= _MAX_HOSTS:
+        raise ConfigError(f"--group {text!r} has {count} hosts; a simulated group has 1 to {_MAX_HOSTS}")
+    return SimulatedGroup(name=name, instance_type=instance_type, count=int(count))
+
+
+def simulate(
+    options: LaunchOptions,
+    groups: Sequence[SimulatedGroup],
+    *,
+    output_dir: Path,
+    channels: Mapping[str, Path],
+    vcpus: Mapping[str, int],
+) -> int:
+    """Run the job on simulated hosts and return its exit code.
+
+    Args:
+        options: Handed on to every host's launcher.
+        groups: The instance groups, in order.
+        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``.
+        channels: Input channels: name -> folder, seen by every host.
+        vcpus: vCPU counts of instance types that the catalogue does not know.
+
+    Raises:
+        ConfigError: If the script does not exist, or vCPUs are to be emulated and not known.
+    """
+    _check(options, groups, channels)
+    cluster = _describe(groups, options)
+    flags = {group.name: _flags(options, group, vcpus) for group in groups}
+    with contextlib.ExitStack() as stack:
+        lock, network = _lock_block(options.port)
+        stack.callback(lock.close)
+        hosts = _make_hosts(cluster, network, output_dir)
+        _write_trees(hosts, cluster, channels)
+        work_dir = Path(tempfile.mkdtemp(prefix="hetero-simulate-"))
+        stack.callback(shutil.rmtree, work_dir, ignore_errors=True)
+        hosts_file = work_dir / "hosts"
+        hosts_file.write_text("".join(f"{host.address} {host.name}\n" for host in hosts), encoding="ascii")
+        descriptor, token_path = security.token_memfd(security.Token.generate())
+        stack.callback(os.close, descriptor)
+        job_id = f"{Path(options.script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        environment = {
+            "HETERO_HOSTS_FILE": str(hosts_file),
+            "HETERO_JOB_ID": job_id,
+            "HETERO_SIMULATED": "1",
+            security.TOKEN_FILE_VARIABLE: token_path,
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+        run = stack.enter_context(_Run(hosts))
+        for host in hosts:
+            run.start(host, options, flags[host.group], environment, channels)
+        code = run.wait()
+    _collect(hosts, output_dir)
+    return code
+
+
+class _Run:
+    """The launchers of all simulated hosts."""
+
+    def __init__(self, hosts: Sequence[_Host]) -> None:
+        self._hosts = hosts
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, TextIO] = {}
+        self._signals = 0
+        self._relay = LineRelay(self._write)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> _Run:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        self._relay.close()
+        for log in self._logs.values():
+            log.close()
+        self._stack.close()
+
+    def start(
+        self,
+        host: _Host,
+        options: LaunchOptions,
+        flags: Sequence[str],
+        environment: Mapping[str, str],
+        channels: Mapping[str, Path],
+    ) -> None:
+        """Start the launcher of one host."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
+        self._relay.add(host.name, read_end)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
+        self._processes[host.name] = subprocess.Popen(
+            [sys.executable, "-m", "hetero.cli", "launch", *flags, options.script, "--", *options.script_args],
+            env={**inherited, **environment, **_platform_environment(host, channels)},
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=write_end,
+            start_new_session=True,  # Ctrl-C is ours to hand on
+        )
+        os.close(write_end)
+
+    def wait(self) -> int:
+        """Wait for every host; return the job's exit code."""
+        told_signals = 0
+        while any(process.poll() is None for process in self._processes.values()):
+            time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
+            if self._signals > told_signals:
+                told_signals = self._signals
+                self._hand_on_signal()
+        return self._exit_code()
+
+    def _hand_on_signal(self) -> None:
+        running = [name for name, process in self._processes.items() if process.poll() is None]
+        if self._signals == 1:
+            logger.warning("stopping; waiting for %s (again to kill them)", ", ".join(running))
+            for name in running:
+                self._processes[name].send_signal(signal.SIGTERM)
+        else:
+            logger.warning("killing %s", ", ".join(running))
+            self._kill()
+
+    def _kill(self) -> None:
+        # Each launcher's children die with it (parent-death signal).
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+    def _exit_code(self) -> int:
+        """Return what the trainer hosts say; a data host's status counts only if they are well."""
+        statuses = [(host, self._processes[host.name].returncode) for host in self._hosts]
+        for host, status in statuses:
+            if status != 0:
+                logger.error("%s (%s): launcher %s", host.name, host.group, describe_exit_status(status))
+        # A data host may be lost while the job goes well.
+        bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
+        return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
+
+    def _write(self, name: str, line: str) -> None:
+        self._logs[name].write(line + "\n")
+        logs.write_line(line)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+
+
+def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
+    if not Path(options.script).is_file():
+        raise ConfigError(f"the training script {options.script!r} does not exist in {Path.cwd()}; give its path")
+    if not groups:
+        raise ConfigError("no group given; write for example --group dnn_group=ml.p3.2xlarge:1")
+    names = [group.name for group in groups]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"two groups of one name in {', '.join(names)}; group names are unique in a job")
+    if sum(group.count for group in groups) > _MAX_HOSTS:
+        raise ConfigError(f"{sum(group.count for group in groups)} hosts; a simulated job has at most {_MAX_HOSTS}")
+    for name, path in channels.items():
+        if not path.is_dir():
+            raise ConfigError(f"--channel {name}={path}: no such folder")
+
+
+def _lock_block(port: int) -> tuple[socket.socket, str]:
+    """Reserve a block of loopback addresses for this run.
+
+    A datagram socket on the block's first address is the lock: it leaves no
+    file behind and goes with the process.
+    """
+    for second in range(31, 255):
+        lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            lock.bind((f"127.{second}.0.1", port))
+        except OSError:
+            lock.close()
+            continue
+        return lock, f"127.{second}.0"
+    raise PortError("no free block of loopback addresses from 127.31.0.0 on; end other simulations first")
+
+
+def _describe(groups: Sequence[SimulatedGroup], options: LaunchOptions) -> ClusterSpec:
+    """Return the cluster that the groups form; checks names and roles as the platform's description is checked."""
+    names = iter(f"algo-{number}" for number in itertools.count(1))
+    instance_groups = [
+        {
+            "instance_group_name": group.name,
+            "instance_type": group.instance_type,
+            "hosts": list(itertools.islice(names, group.count)),
+        }
+        for group in groups
+    ]
+    document = {
+        "current_group_name": groups[0].name,
+        "current_host": "algo-1",
+        "current_instance_type": groups[0].instance_type,
+        "hosts": [host for group in instance_groups for host in group["hosts"]],
+        "instance_groups": instance_groups,
+        "network_interface_name": "lo",
+    }
+    return parse_cluster(document, roles=options.roles, source="--group")
+
+
+def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[_Host]:
+    return [
+        _Host(
+            name=host.name,
+            group=host.group,
+            role=host.role,
+            address=f"{network}.{index + 2}",
+            root=output_dir / "hosts" / host.name,
+        )
+        for index, host in enumerate(cluster.hosts)
+    ]
+
+
+def _write_trees(hosts: Sequence[_Host], cluster: ClusterSpec, channels: Mapping[str, Path]) -> None:
+    for host in hosts:
+        if host.root.exists():
+            shutil.rmtree(host.root)
+        config = host.base_dir / "input" / "config"
+        config.mkdir(parents=True)
+        here = dataclasses.replace(cluster, current_host=host.name)
+        _write_json(config / "resourceconfig.json", here.to_resource_config())
+        _write_json(config / "hyperparameters.json", {})
+        channel = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+        _write_json(config / "inputdataconfig.json", dict.fromkeys(channels, channel))
+        data = host.base_dir / "input" / "data"
+        for folder in (data, host.base_dir / "model", host.base_dir / "output" / "data", host.base_dir / "checkpoints"):
+            folder.mkdir(parents=True)
+        for name, path in channels.items():
+            (data / name).symlink_to(path.resolve())
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _platform_environment(host: _Host, channels: Mapping[str, Path]) -> dict[str, str]:
+    """Return the variables that training scripts read on the platform."""
+    base = host.base_dir
+    found = {
+        "SAGEMAKER_BASE_DIR": str(base),
+        "SM_MODEL_DIR": str(base / "model"),
+        "SM_OUTPUT_DATA_DIR": str(base / "output" / "data"),
+        "SM_CURRENT_HOST": host.name,
+    }
+    for name in channels:
+        found[f"SM_CHANNEL_{name.upper()}"] = str(base / "input" / "data" / name)
+    return found
+
+
+def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> list[str]:
+    """Return the launcher's flags on the hosts of ``group``, with its vCPUs if they are emulated."""
+    flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
+    if options.emulate_sample_s is None:
+        return flags
+    count = vcpus.get(group.instance_type)
+    if count is None:
+        known = Catalogue.load(
+            profile=options.price_profile, region=options.region, price_file=options.price_file
+        ).find(group.instance_type)
+        count = known.vcpus if known is not None else None
+    if count is None:
+        raise ClusterError(
+            f"the vCPU count of instance type {group.instance_type!r} is not known, and its vCPUs are to be emulated; "
+            f"check the spelling or give --vcpus {group.instance_type}=N"
+        )
+    return [*flags, "--emulate-vcpus", str(count)]
+
+
+def _collect(hosts: Sequence[_Host], output_dir: Path) -> None:
+    """Copy the report that one trainer host wrote to the top of the output folder."""
+    for name in ("report.json", "report.md"):
+        (output_dir / name).unlink(missing_ok=True)
+        for host in hosts:
+            source = host.base_dir / "output" / "data" / host.name / name
+            if source.is_file():
+                shutil.copyfile(source, output_dir / name)
+                break

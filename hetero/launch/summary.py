@@ -1,0 +1,181 @@
+"""Turns what the hosts of a job reported into ``report.json`` and ``report.md``."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import json
+import logging
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.config import LaunchOptions
+
+from hetero.cluster import ClusterSpec
+from hetero.control.status import Cause, HostStatus
+from hetero.errors import ConfigError, ExitCode, HeteroError
+from hetero.launch.placement import Placement
+from hetero.metrics.hosts import HostUsage
+from hetero.metrics.steps import StepSummary
+from hetero.pricing import Catalogue
+from hetero.report.build import build_report
+from hetero.report.markdown import code, render_report
+from hetero.report.model import REPORT_FILE_NAME, GroupFacts, RankFacts, RunFacts
+from hetero.version import __version__
+
+__all__ = ["output_folder", "run_facts", "write_report"]
+
+logger = logging.getLogger(__name__)
+
+
+def output_folder(options: LaunchOptions, base_dir: Path, host: str) -> Path:
+    """Return where this host writes: several hosts share the job's output, so each has a folder."""
+    return options.output_dir if options.output_dir is not None else base_dir / "output" / "data" / host
+
+
+def write_report(
+    options: LaunchOptions,
+    cluster: ClusterSpec,
+    placement: Placement,
+    statuses: Sequence[HostStatus],
+    *,
+    job_id: str,
+    started: float,
+    wall_s: float,
+    exit_code: ExitCode,
+    cause: Cause | None,
+    base_dir: Path,
+) -> None:
+    """Write the job's report; what goes wrong here is named and does not change the job's end."""
+    folder = output_folder(options, base_dir, cluster.current_host)
+    try:
+        facts = run_facts(
+            options,
+            cluster,
+            placement,
+            statuses,
+            job_id=job_id,
+            started=started,
+            wall_s=wall_s,
+            exit_code=exit_code,
+        )
+        catalogue = Catalogue.load(
+            profile=options.price_profile,
+            region=options.region,
+            price_file=options.price_file,
+            overrides=options.prices,
+        )
+        report = build_report(facts, catalogue)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REPORT_FILE_NAME).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        text = render_report(report)
+        if cause is not None:
+            text += f"\nThe run failed: {code(cause.first_line)}\n"
+        (folder / "report.md").write_text(text, encoding="utf-8")
+    except (OSError, HeteroError) as error:
+        logger.error("the report could not be written to %s: %s", folder, error)
+        return
+    logger.info("report: %s", folder / "report.md")
+
+
+def run_facts(
+    options: LaunchOptions,
+    cluster: ClusterSpec,
+    placement: Placement,
+    statuses: Sequence[HostStatus],
+    *,
+    job_id: str,
+    started: float,
+    wall_s: float,
+    exit_code: ExitCode,
+) -> RunFacts:
+    """Return what was observed of a run, from the last status of each host.
+
+    ``started`` is the wall clock at the start of this launcher (seconds since the
+    epoch: a label, never subtracted), ``wall_s`` the monotonic seconds since then.
+    """
+    return RunFacts(
+        run_id=job_id,
+        command=shlex.join([options.script, *options.script_args]),
+        started_at=dt.datetime.fromtimestamp(started, dt.timezone.utc).isoformat(timespec="seconds"),
+        wall_s=wall_s,
+        exit_code=int(exit_code),
+        placement=_placement_name(options, cluster),
+        groups=tuple(
+            GroupFacts(
+                name=group.name,
+                role=group.role.value,
+                instance_type=group.instance_type,
+                count=len(group.hosts),
+            )
+            for group in cluster.groups
+        ),
+        ranks=tuple(_rank_facts(statuses)),
+        hosts=tuple(_usages(statuses)),
+        events=_events(statuses),
+        simulated=tuple(_simulated(options, cluster, placement)),
+        versions={"hetero": __version__, "python": platform.python_version()},
+        options={
+            "ranks per trainer host": str(placement.num_ranks),
+            "endpoints per data host": str(options.endpoints_per_host or "default"),
+            "endpoints per trainer host": str(options.trainer_endpoints),
+            "emulate_sample_s": str(options.emulate_sample_s),
+            "emulate_step_s": str(options.emulate_step_s),
+        },
+    )
+
+
+def _placement_name(options: LaunchOptions, cluster: ClusterSpec) -> str:
+    if not cluster.data_hosts:
+        return "homogeneous"
+    return "hybrid" if options.trainer_endpoints else "heterogeneous"
+
+
+def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
+    found = []
+    for status in statuses:
+        for report in status.ranks:
+            loaders = (_read(StepSummary, part) for part in report.summaries_json)
+            known = tuple(loader for loader in loaders if loader is not None)
+            found.append(RankFacts(rank=report.rank, host=status.host, loaders=known))
+    return sorted(found, key=lambda facts: facts.rank)
+
+
+def _usages(statuses: Sequence[HostStatus]) -> list[HostUsage]:
+    usages = (_read(HostUsage, status.usage_json) for status in statuses if status.usage_json)
+    return [usage for usage in usages if usage is not None]
+
+
+def _events(statuses: Sequence[HostStatus]) -> dict[str, int]:
+    events: collections.Counter[str] = collections.Counter()
+    for status in statuses:
+        for counters in (status.counters, *(report.counters for report in status.ranks)):
+            events.update(counters)
+    return dict(sorted(events.items()))
+
+
+def _simulated(options: LaunchOptions, cluster: ClusterSpec, placement: Placement) -> list[str]:
+    found = []
+    if placement.usage_scope == "tree":
+        hosts = len(cluster.hosts)
+        found.append(f"{hosts} hosts are processes on one machine; their network is its loopback")
+    if options.emulate_sample_s is not None:
+        found.append(
+            f"vCPUs: every sample costs {options.emulate_sample_s:g} s of one emulated vCPU; "
+            "the real work runs within that time"
+        )
+    if options.emulate_step_s is not None:
+        found.append(f"accelerators: the compute of a step is a wait of {options.emulate_step_s:g} s")
+    return found
+
+
+def _read(kind: Any, part: bytes) -> Any:
+    """Parse what another host sent; what is malformed is left out and said."""
+    try:
+        return kind.from_json(json.loads(part))
+    except (ValueError, ConfigError) as error:
+        logger.warning("left out of the report, malformed: %s", error)
+        return None

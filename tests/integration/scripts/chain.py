@@ -1,0 +1,95 @@
+"""Trains on nothing, but says exactly what it was fed: a SHA-256 chain per rank over every batch."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import hetero
+from hetero.torch import DataLoader
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Samples that depend on their index and on all three global generators."""
+
+    def __init__(self, num_samples: int, faults: str) -> None:
+        self.num_samples = num_samples
+        self.faults = dict(part.split("=", 1) for part in faults.split(",") if part)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        if int(self.faults.get("raise_at", -1)) == index:
+            raise ValueError(f"sample {index} is broken on purpose")
+        if "sleep_s" in self.faults:
+            time.sleep(float(self.faults["sleep_s"]))
+        noise = torch.rand(8) + random.random() + float(np.random.rand())
+        return {"index": index, "image": noise + index, "name": f"sample {index}"}
+
+
+@hetero.dataset
+def augmented(num_samples: int, faults: str = "") -> torch.utils.data.Dataset:
+    """Return the data set; ``faults`` says what is to go wrong."""
+    if "factory" in faults:
+        raise RuntimeError("the factory fails on purpose")
+    if "by_host" in faults:  # a data set that is not the same everywhere
+        num_samples += os.getpid() % 97
+    return Augmented(num_samples, faults)
+
+
+def main() -> None:
+    """Run the epochs and write one JSON file per rank."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--num-samples", type=int, default=101)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--faults", default="")
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--fail-at", type=int, default=-1)
+    parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--fail-rank", type=int, default=0)
+    parser.add_argument("--gloo", action="store_true")
+    args = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    if args.gloo:
+        torch.distributed.init_process_group("gloo")
+
+    spec = augmented(args.num_samples, args.faults)
+    loader = DataLoader(spec, batch_size=args.batch_size, shuffle=True, seed=17)
+    chain, indices, step = hashlib.sha256(), [], 0
+    stopped_at = args.output / f"stopped-{rank}"
+    hetero.on_stop(lambda: stopped_at.write_text(str(step)))
+    for epoch in range(args.epochs):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            step += 1
+            chain.update(repr(sorted(batch)).encode())
+            chain.update(batch["image"].numpy().tobytes())
+            chain.update(repr(batch["name"]).encode())
+            indices.append(batch["index"].tolist())
+            if args.step_s:
+                time.sleep(args.step_s)
+            if args.gloo:
+                torch.distributed.all_reduce(torch.ones(1))
+            print(f"rank {rank} epoch {epoch} step {step}", flush=True)
+            if rank == args.fail_rank and step == args.fail_at:
+                raise RuntimeError("training fails on purpose")
+            if rank == args.fail_rank and step == args.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    result = {"chain": chain.hexdigest(), "indices": indices, "len": len(loader), "steps": step}
+    (args.output / f"rank-{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Simulated jobs end to end: same bytes whatever the placement, whatever fails."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from harness import Job, StartJob
+
+DNN = "dnn_group=ml.p3.2xlarge:1"
+
+
+def data(count: int) -> str:
+    """Return the flag value of a data group."""
+    return f"data_group=ml.c5.9xlarge:{count}"
+
+
+PLACEMENTS = {
+    "none": ([DNN], ()),
+    "one": ([data(1), DNN], ()),
+    "two": ([data(2), DNN], ()),
+    "four": ([data(4), DNN], ()),
+    "hybrid": ([data(2), DNN], ("--trainer-endpoints", "1")),
+}
+
+
+def check_exactly_once(job: Job, num_ranks: int, *, num_samples: int, epochs: int, batch_size: int) -> None:
+    """Every sample of every epoch once over all ranks, plus the padding."""
+    results = [job.result(rank) for rank in range(num_ranks)]
+    padding = -num_samples % num_ranks
+    per_epoch = -(-num_samples // (num_ranks * batch_size))
+    for result in results:
+        assert result["len"] == per_epoch
+        assert result["steps"] == epochs * per_epoch
+    for epoch in range(epochs):
+        counts: collections.Counter[int] = collections.Counter()
+        for result in results:
+            for batch in result["indices"][epoch * per_epoch : (epoch + 1) * per_epoch]:
+                counts.update(batch)
+        assert set(counts) == set(range(num_samples))
+        assert sum(counts.values()) == num_samples + padding
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_chain_any_placement_is_the_same(start_job: StartJob, num_ranks: int) -> None:
+    chains = {}
+    for name, (groups, flags) in PLACEMENTS.items():
+        job = start_job(groups, "--endpoints-per-host", "1", "--nproc-per-node", str(num_ranks), *flags)
+        assert job.wait() == 0, job.output
+        check_exactly_once(job, num_ranks, num_samples=101, epochs=2, batch_size=8)
+        chains[name] = [job.result(rank)["chain"] for rank in range(num_ranks)]
+    assert len({tuple(chain) for chain in chains.values()}) == 1, chains
+
+
+def test_chain_two_trainer_hosts_equal_two_ranks_on_one(start_job: StartJob) -> None:
+    one = start_job([data(1), DNN], "--endpoints-per-host", "1", "--nproc-per-node", "2", args=["--gloo"])
+    assert one.wait() == 0, one.output
+    two = start_job(
+        [data(1), "dnn_group=ml.p3.2xlarge:2"], "--endpoints-per-host", "1", "--nproc-per-node", "1", args=["--gloo"]
+    )
+    assert two.wait() == 0, two.output
+    assert [one.result(rank)["chain"] for rank in range(2)] == [two.result(rank)["chain"] for rank in range(2)]
+
+
+def test_endpoint_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJob) -> None:
+    args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "400"]
+    calm = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
+    assert calm.wait() == 0, calm.output
+    job = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
+    job.wait_line("step 25")
+    forker = job.find("hetero.dataplane.forker")[0]
+    forker.children()[0].send_signal(signal.SIGKILL)
+    assert job.wait() == 0, job.output
+    assert job.result(0)["chain"] == calm.result(0)["chain"]
+    assert job.report()["run"]["events"]["endpoint restarts"] == 1
+
+
+def test_data_host_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJob) -> None:
+    args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "400"]
+    job = start_job([data(2), DNN], "--endpoints-per-host", "1", args=args)
+    job.wait_line("step 10")
+    job.find("hetero.cli launch", host="algo-1")[0].send_signal(signal.SIGKILL)
+    assert job.wait() == 0, job.output
+    calm = start_job([data(1), DNN], "--endpoints-per-host", "1", args=args)
+    assert calm.wait() == 0, calm.output
+    assert job.result(0)["chain"] == calm.result(0)["chain"]
+
+
+def test_training_script_raises_every_host_reports_the_same_cause(start_job: StartJob) -> None:
+    job = start_job(
+        [data(2), DNN],
+        "--endpoints-per-host",
+        "1",
+        "--nproc-per-node",
+        "2",
+        args=["--gloo", "--fail-at", "3", "--fail-rank", "1"],
+    )
+    assert job.wait() == 30, job.output
+    first_lines = {job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2, 3)}
+    assert len(first_lines) == 1
+    assert "training fails on purpose" in first_lines.pop()
+    assert "rank 1: " in job.output
+
+
+def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
+    job = start_job(
+        [data(1), DNN],
+        "--endpoints-per-host",
+        "1",
+        "--nproc-per-node",
+        "2",
+        args=["--gloo", "--kill-at", "3", "--fail-rank", "1"],
+    )
+    assert job.wait() == 30, job.output
+    assert "rank 1 killed by SIGKILL" in job.failure("algo-1")
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "words"),
+    [
+        ("factory", 34, "the factory fails on purpose"),
+        ("raise_at=17", 34, "sample 17 is broken on purpose"),
+        ("by_host", 11, "differ"),
+    ],
+)
+def test_dataset_at_fault_is_shown_in_the_trainers_error(
+    start_job: StartJob, faults: str, code: int, words: str
+) -> None:
+    job = start_job([data(2), DNN], "--endpoints-per-host", "1", args=["--faults", faults])
+    assert job.wait() == code, job.output
+    assert words in job.failure("algo-3")
+    assert words in job.output
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("raise OSError('no such disk')\n", 34, "no such disk"),
+        ("import hetero\n", 2, "@hetero.dataset"),
+        ("import hetero\nf = lambda: None\nhetero.dataset(f, name='x')\ng = lambda: 1\nhetero.dataset(g, name='x')\n",
+         2, "x"),
+    ],
+)  # fmt: skip
+def test_script_at_fault_on_a_data_host_ends_the_job(
+    start_job: StartJob, tmp_path: Path, text: str, code: int, words: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    job = start_job([data(1), DNN], "--endpoints-per-host", "1", script=script)
+    assert job.wait() == code, job.output
+    assert words in job.failure("algo-2")
+
+
+def test_sigterm_runs_stop_callbacks_after_the_same_step(start_job: StartJob) -> None:
+    job = start_job(
+        [data(1), DNN],
+        "--endpoints-per-host",
+        "1",
+        "--nproc-per-node",
+        "2",
+        args=["--gloo", "--step-s", "0.05", "--num-samples", "5000"],
+    )
+    job.wait_line("step 5")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143, job.output
+    stopped = [(job.directory / f"stopped-{rank}").read_text() for rank in range(2)]
+    assert stopped[0] == stopped[1]
+
+
+def test_interrupt_twice_is_gone_at_once(start_job: StartJob) -> None:
+    job = start_job([data(1), DNN], "--endpoints-per-host", "1", args=["--step-s", "30"])
+    job.wait_line("step 1")
+    job.process.send_signal(signal.SIGINT)
+    job.wait_line("stopping; waiting for")
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(20.0) != 0
+
+
+def test_trainer_launcher_killed_takes_its_ranks_along(start_job: StartJob) -> None:
+    job = start_job(
+        [data(1), DNN],
+        "--endpoints-per-host",
+        "1",
+        args=["--step-s", "0.1", "--num-samples", "5000"],
+        environment={"HETERO_TIME_SCALE": "0.1"},
+    )
+    job.wait_line("step 3")
+    job.find("hetero.cli launch", host="algo-2")[0].send_signal(signal.SIGKILL)
+    assert job.wait(60.0) == 137, job.output
+    assert "no trainer host was heard" in job.failure("algo-1")
+
+
+def test_report_names_loader_hosts_and_emulation(start_job: StartJob) -> None:
+    job = start_job(
+        [data(1), DNN],
+        "--emulate-sample-seconds",
+        "0.01",
+        "--emulate-step-seconds",
+        "0.02",
+        "--price-profile",
+        "seed-2022",
+        args=["--num-samples", "400"],
+    )
+    assert job.wait() == 0, job.output
+    report = job.report()
+    assert report["run"]["placement"] == "heterogeneous"
+    assert len(report["run"]["hosts"]) == 2
+    assert report["headline"]["step_time_mean"]["basis"] == "simulated"
+    assert report["cost"]["hourly"]["value"] == pytest.approx(5.661)
+    markdown = (job.directory / "run" / "report.md").read_text()
+    assert "simulated" in markdown.lower()
+
+
+def test_port_in_use_is_an_error_that_names_it(start_job: StartJob) -> None:
+    import socket
+
+    blockers = []
+    for second in range(31, 36):
+        blocker = socket.socket()
+        blocker.bind((f"127.{second}.0.2", 17999))
+        blocker.listen()
+        blockers.append(blocker)
+    try:
+        job = start_job([DNN], "--port", "17999")
+        assert job.wait() == 23, job.output
+        assert str(os.getpid()) in job.output
+    finally:
+        for blocker in blockers:
+            blocker.close()
