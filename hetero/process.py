@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hetero.errors import ExitCode
 
-__all__ = ["describe_exit_status", "die_with_parent", "limit_threads", "thread_limits"]
+__all__ = ["SignalWaiter", "describe_exit_status", "die_with_parent", "limit_threads", "thread_limits"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,6 +41,53 @@ def die_with_parent(expected_parent_pid: int) -> None:
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if os.getppid() != expected_parent_pid:
         os._exit(ExitCode.ORPHANED)
+
+
+class SignalWaiter:
+    """Turns signals into something to wait for; use it in the main thread, as a context manager.
+
+    An event set from a signal handler can deadlock: the handler may run while
+    the very same thread holds the event's lock. A pipe cannot.
+
+    Args:
+        signals: The signals to wait for instead of their default action.
+    """
+
+    def __init__(self, signals: tuple[signal.Signals, ...]) -> None:
+        self._signals = signals
+        self._before: list[tuple[signal.Signals, Any]] = []
+        self._restore_wakeup: Callable[[], object] = lambda: None
+        self._read_end = self._write_end = -1
+
+    def __enter__(self) -> SignalWaiter:
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        previous = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._restore_wakeup = lambda: signal.set_wakeup_fd(previous)
+        for number in self._signals:
+            self._before.append((number, signal.signal(number, _ignore)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+        for number, handler in self._before:
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def abandon(self) -> None:
+        """Let go of the pipe without touching handlers: what a forked child does with its parent's waiter."""
+        if self._read_end >= 0:
+            self._restore_wakeup()
+            os.close(self._read_end)
+            os.close(self._write_end)
+            self._read_end = self._write_end = -1
+
+    def wait(self, timeout_s: float, *, descriptors: tuple[int, ...] = ()) -> set[int]:
+        """Block until a signal came, a descriptor is readable, or the time is over.
+
+        Returns:
+            The numbers of the signals that came; empty if it was a descriptor or the time.
+        """
+        readable, _, _ = select.select([self._read_end, *descriptors], [], [], timeout_s)
+        return set(os.read(self._read_end, 4096)) if self._read_end in readable else set()
 
 
 def describe_exit_status(status: int) -> str:
@@ -73,6 +123,10 @@ def limit_threads() -> None:
         sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)  # 0 is OpenCV's "no threads"; 1 still keeps a pool
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Do nothing: the wake-up descriptor has told already."""
 
 
 def _describe_signal(number: int) -> str:

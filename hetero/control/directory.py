@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 __all__ = ["Directory", "EndpointRecord"]
@@ -34,6 +34,7 @@ class Directory:
         self._changed = threading.Condition()
         self._records = _sorted(records)
         self._version = 0
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def version(self) -> int:
@@ -50,10 +51,30 @@ class Directory:
         """Set the endpoints; wakes those who wait if anything changed."""
         ordered = _sorted(records)
         with self._changed:
-            if ordered != self._records:
-                self._records = ordered
-                self._version += 1
-                self._changed.notify_all()
+            if ordered == self._records:
+                return
+            self._records = ordered
+            self._version += 1
+            self._changed.notify_all()
+            listeners = tuple(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Have ``listener`` called after every change, in the thread that made it.
+
+        Returns:
+            A function that ends this.
+        """
+        with self._changed:
+            self._listeners.append(listener)
+
+        def unsubscribe() -> None:
+            with self._changed:
+                if listener in self._listeners:
+                    self._listeners.remove(listener)
+
+        return unsubscribe
 
     def wait_newer(self, version: int, timeout_s: float) -> int:
         """Block until the version exceeds ``version`` or the time is over.

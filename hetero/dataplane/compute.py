@@ -1,0 +1,189 @@
+"""The one place of an endpoint that runs the user's code: a priority queue and its thread.
+
+Random generators are global to a process, so real work is done one piece at a
+time. An endpoint that stands for n emulated vCPUs has n slots: each takes a
+task, does the real work when its turn comes, then waits until the stated time
+has passed since it took the task.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Compute", "ComputeStatistics", "Task"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeStatistics:
+    """What an endpoint's compute has done so far."""
+
+    num_tasks: int = 0
+    """Tasks finished, failures included."""
+    num_cancelled: int = 0
+    """Tasks dropped from the queue or stopped half way."""
+    num_overruns: int = 0
+    """Emulated tasks whose real work, waiting for its turn included, took longer than the emulated time."""
+    compute_time_s: float = 0.0
+    """Real work."""
+    emulated_time_s: float = 0.0
+    """What the finished emulated tasks were to take."""
+
+
+class Task:
+    """A piece of work in the queue. Thread-safe.
+
+    Args:
+        work: Called with this task on the compute thread; polls `is_cancelled`.
+        emulated_s: How long it is to occupy its slot; 0: as long as it takes.
+    """
+
+    def __init__(self, work: Callable[[Task], Any], emulated_s: float) -> None:
+        self._work = work
+        self.emulated_s = emulated_s
+        self.compute_time_s = 0.0
+        """Time that the task took, emulated or real; valid once it is done."""
+        self._cancelled = threading.Event()
+        self._finished = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def cancel(self) -> None:
+        """Give the result up: the task leaves the queue, or stops where it polls; idempotent."""
+        self._cancelled.set()
+
+    def is_cancelled(self) -> bool:
+        """Tell whether the result is still wanted."""
+        return self._cancelled.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the task is done, at most ``timeout_s`` seconds; True if it is."""
+        return self._finished.wait(timeout_s)
+
+    def result(self) -> Any:
+        """Return what the work returned, or raise what it raised; only once `wait` was true."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def run(self) -> None:
+        """Do the work and keep its outcome."""
+        try:
+            self._value = self._work(self)
+        except BaseException as error:  # noqa: BLE001 - a data set that calls sys.exit() must not end the thread
+            self._error = error
+
+    def finish(self) -> None:
+        """Wake those who wait."""
+        self._finished.set()
+
+    def wait_cancelled(self, timeout_s: float) -> None:
+        """Block until cancelled, at most ``timeout_s`` seconds."""
+        self._cancelled.wait(timeout_s)
+
+
+class Compute:
+    """Runs tasks, lowest priority number first, in order of arrival among equals.
+
+    Args:
+        num_slots: Tasks in progress at the same time, >= 1; more than one only for emulation.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, num_slots: int = 1, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queue: list[tuple[int, int, Task]] = []
+        self._num_submitted = 0
+        self._num_running = 0
+        self._is_closed = False
+        self._real_work = threading.Lock()
+        self._statistics = ComputeStatistics()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"compute-{slot}", daemon=True) for slot in range(num_slots)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, priority: int, work: Callable[[Task], Any], *, emulated_s: float = 0.0) -> Task:
+        """Queue a piece of work; does not block.
+
+        Raises:
+            RuntimeError: If closed.
+        """
+        task = Task(work, emulated_s)
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("compute is closed")
+            heapq.heappush(self._queue, (priority, self._num_submitted, task))
+            self._num_submitted += 1
+            self._changed.notify()
+        return task
+
+    @property
+    def num_queued(self) -> int:
+        """Tasks waiting or in progress: the load that clients see."""
+        with self._changed:
+            return len(self._queue) + self._num_running
+
+    def statistics(self) -> ComputeStatistics:
+        """Return the counters."""
+        with self._changed:
+            return self._statistics
+
+    def close(self) -> None:
+        """Cancel what is queued or running, and end the threads after the sample in progress; idempotent."""
+        with self._changed:
+            self._is_closed = True
+            for _, _, task in self._queue:
+                task.cancel()
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._is_closed:
+                        return
+                    self._changed.wait()
+                _, _, task = heapq.heappop(self._queue)
+                self._num_running += 1
+            try:
+                facts = self._run(task)
+            finally:
+                with self._changed:
+                    self._num_running -= 1
+            with self._changed:
+                self._count(task, *facts)
+            task.finish()
+
+    def _run(self, task: Task) -> tuple[float, bool]:
+        """Run one task in its slot; return the real seconds of work and whether they overran."""
+        taken_s = self._clock()
+        work_s = 0.0
+        if not task.is_cancelled():
+            with self._real_work:
+                begin_s = self._clock()
+                task.run()
+                work_s = self._clock() - begin_s
+        elapsed_s = self._clock() - taken_s
+        overran = task.emulated_s > 0 and elapsed_s > task.emulated_s
+        remaining_s = taken_s + task.emulated_s - self._clock()
+        if remaining_s > 0:
+            task.wait_cancelled(remaining_s)
+        task.compute_time_s = max(work_s, task.emulated_s)
+        return work_s, overran
+
+    def _count(self, task: Task, work_s: float, overran: bool) -> None:
+        before = self._statistics
+        self._statistics = ComputeStatistics(
+            num_tasks=before.num_tasks + (not task.is_cancelled()),
+            num_cancelled=before.num_cancelled + task.is_cancelled(),
+            num_overruns=before.num_overruns + overran,
+            compute_time_s=before.compute_time_s + work_s,
+            emulated_time_s=before.emulated_time_s + task.emulated_s,
+        )

@@ -1,0 +1,239 @@
+"""One preprocessing process: one gRPC server on a port of its own, one compute thread.
+
+Started by `hetero.dataplane.forker`: forked from a process that has imported the
+script, or, where forking is not safe, as a fresh process that imports it here.
+Ends on SIGTERM: stops accepting, finishes what is in flight within the grace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.control.health import HEALTH_POLICIES, Health
+from hetero.control.security import ServerInterceptor, token_from_environment
+from hetero.dataplane.compute import Compute
+from hetero.dataplane.script import load_script
+from hetero.dataplane.service import DATA_POLICIES, DataService
+from hetero.errors import ChildFailure, ExitCode, HeteroError
+from hetero.process import SignalWaiter, die_with_parent, limit_threads
+from hetero.wire import channels
+from hetero.wire.limits import Limits
+
+import grpc  # isort: skip
+
+__all__ = ["EndpointOptions", "EndpointStatistics", "main", "run_endpoint"]
+
+_REPORT_INTERVAL_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """What an endpoint is told at its start."""
+
+    host: str
+    index: int
+    """Among the endpoints of its host."""
+    num_endpoints: int
+    """Of its host."""
+    address: str
+    """This host's numeric address."""
+    incarnation: str
+    job_id: str
+    num_slots: int = 1
+    sample_time_s: float = 0.0
+    grace_s: float = 5.0
+    """For calls in flight when it is told to end."""
+    script: str = ""
+    script_args: tuple[str, ...] = ()
+    log_level: str = "INFO"
+
+    @property
+    def name(self) -> str:
+        """Id in the directory: ``algo-1/0``."""
+        return f"{self.host}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatistics:
+    """Counters of one endpoint process since its start."""
+
+    num_batches: int = 0
+    num_cancelled: int = 0
+    num_overruns: int = 0
+    """Emulated batches whose real work took longer than the emulated time."""
+    compute_time_s: float = 0.0
+    emulated_time_s: float = 0.0
+    auth_failures: int = 0
+
+
+class Endpoint:
+    """The server and what it needs; a context manager.
+
+    Args:
+        options: See `EndpointOptions`.
+
+    Raises:
+        AuthenticationError: The token file cannot be used.
+        PortError: The address cannot be bound.
+    """
+
+    def __init__(self, options: EndpointOptions) -> None:
+        token = token_from_environment(os.environ)
+        # Every call in progress holds a thread. The readers of all ranks together keep about two per slot
+        # in flight; beyond this bound they are told to come back, instead of queueing where nobody sees it.
+        max_calls = 64 + 4 * options.num_slots
+        self._options = options
+        self._compute = Compute(options.num_slots)
+        self._service = DataService(
+            self._compute,
+            name=options.name,
+            worker_index=options.index,
+            num_workers=options.num_endpoints,
+            num_slots=options.num_slots,
+            sample_time_s=options.sample_time_s,
+            limits=Limits(),
+        )
+        self._health = Health(["hetero.data"])
+        self._access = ServerInterceptor(token, job_id=options.job_id, policies={**DATA_POLICIES, **HEALTH_POLICIES})
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_calls, thread_name_prefix="call"),
+            handlers=[self._service.handler(), self._health.handler()],
+            interceptors=[self._access],
+            options=channels.server_options(max_streams=max_calls),
+            maximum_concurrent_rpcs=max_calls,
+        )
+        self.port = channels.bind(self._server, options.address)
+
+    def __enter__(self) -> Endpoint:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(0.0)
+
+    def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give those in flight ``grace_s`` seconds, end; idempotent."""
+        self._health.set_serving(False)
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._compute.close()
+
+    def statistics(self) -> EndpointStatistics:
+        """Return the counters."""
+        compute = self._compute.statistics()
+        return EndpointStatistics(
+            num_batches=self._service.num_batches,
+            num_cancelled=compute.num_cancelled,
+            num_overruns=compute.num_overruns,
+            compute_time_s=compute.compute_time_s,
+            emulated_time_s=compute.emulated_time_s,
+            auth_failures=self._access.auth_failures,
+        )
+
+
+def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
+    """Serve until SIGTERM; blocks the main thread.
+
+    Args:
+        options: See `EndpointOptions`; the script has been imported.
+        reports: To the pool: ``ready``, ``statistics`` and ``failed`` events.
+
+    Returns:
+        The exit status.
+    """
+    limit_threads()
+    with SignalWaiter((signal.SIGTERM,)) as signals:
+        try:
+            endpoint = Endpoint(options)
+        except HeteroError as error:
+            report_failure(reports, error)
+            return int(error.exit_code)
+
+        def report(event: str, facts: dict[str, Any]) -> None:
+            send_event(reports, event, index=options.index, incarnation=options.incarnation, **facts)
+
+        with endpoint:
+            report("ready", {"pid": os.getpid(), "port": endpoint.port})
+            reported = EndpointStatistics()
+            while signal.SIGTERM not in signals.wait(_REPORT_INTERVAL_S):
+                current = endpoint.statistics()
+                if current != reported:
+                    reported = current
+                    report("statistics", dataclasses.asdict(current))
+            endpoint.stop(options.grace_s)
+            report("statistics", dataclasses.asdict(endpoint.statistics()))
+    return int(ExitCode.OK)
+
+
+def send_event(reports: socket.socket, event: str, **facts: object) -> None:
+    """Send one event to the pool; a pool that is gone or does not read is no reason to stop serving."""
+    message = json.dumps({"event": event, **facts}).encode()
+    for _ in range(50):
+        try:
+            reports.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return
+        except BlockingIOError:
+            if event == "statistics":
+                return  # the next one says more
+            time.sleep(0.1)
+        except OSError:
+            return
+
+
+def report_failure(reports: socket.socket, error: HeteroError) -> None:
+    """Tell the pool why this process cannot go on."""
+    child = dataclasses.asdict(error.record) if isinstance(error.record, ChildFailure) else None
+    send_event(reports, "failed", kind=type(error).__name__, message=str(error)[:32_768], child=child)
+
+
+def configure_process(level: str) -> None:
+    """Set up logging to stderr, stack dumps on SIGUSR1, and no reaction to the terminal's Ctrl-C."""
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    # The launcher decides what Ctrl-C means; it reaches the whole foreground group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -> None:
+    """End this process without the parent's exit handlers and without waiting for threads."""
+    flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(status)
+
+
+def main() -> None:
+    """Run as a fresh process: options as JSON on stdin, the pool's socket as the descriptor in ``argv[1]``."""
+    given = json.load(sys.stdin)
+    die_with_parent(given.pop("parent_pid"))
+    options = EndpointOptions(**{**given, "script_args": tuple(given["script_args"])})
+    configure_process(options.log_level)
+    reports = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        load_script(options.script, options.script_args, host=options.name)
+        status = run_endpoint(options, reports)
+    except HeteroError as error:
+        report_failure(reports, error)
+        status = int(error.exit_code)
+    exit_process(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,495 @@
+"""The endpoints as one reader process sees them: followed, prepared, compared, chosen.
+
+One lock guards everything here and in the readers. It is never held during a
+call, a wait of the user's, or the user's code. One thread follows the directory
+and the back-offs; an endpoint is prepared in a short-lived thread of its own,
+so that one slow build does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetero.batches.fetch import Description
+from hetero.control.directory import Directory
+from hetero.control.security import Token
+from hetero.dataplane.agreement import Agreement
+from hetero.dataplane.connection import CallFailedError, ConnectionState, EndpointConnection, Fault
+from hetero.datasets import DatasetSpec
+from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError, ProtocolError
+from hetero.wire.limits import Limits
+
+__all__ = ["Fleet", "FleetStatistics", "has_live_channels"]
+
+_MIN_SUBSET = 8
+_SETTLE_S = 5.0
+_LOG_INTERVAL_S = 10.0
+_IDLE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetStatistics:
+    """Counters since the fleet was made."""
+
+    batches: int = 0
+    received_bytes: int = 0
+    retries: int = 0
+    """Requests sent again, for whatever reason."""
+    failovers: int = 0
+    """Requests sent again because their endpoint could not be reached any more."""
+    checksum_errors: int = 0
+    """Batches that arrived damaged."""
+    endpoint_losses: int = 0
+    """Times that an endpoint in use could not be reached any more."""
+
+
+class Listener(Protocol):
+    """A reader, as the fleet sees it."""
+
+    def on_fleet_change(self) -> None:
+        """Called with the lock held: an endpoint came, went, or is free."""
+
+    def close(self) -> None:
+        """Called without the lock, at the end."""
+
+
+class Fleet:
+    """All endpoints of the job, for the readers of one process. Thread-safe; a context manager.
+
+    Args:
+        directory: Which endpoints exist.
+        token: The job's token; None if the job runs without.
+        job_id: The job's id.
+        rank: Of this process, in ``[0, world_size)``.
+        world_size: Processes that read.
+        prepare_timeout_s: Bound for building a data set, and for the first endpoint to appear.
+        data_timeout_s: How long there may be no endpoint later on.
+        limits: What answers may make this process allocate.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        token: Token | None,
+        *,
+        job_id: str,
+        rank: int = 0,
+        world_size: int = 1,
+        prepare_timeout_s: float = 900.0,
+        data_timeout_s: float = 300.0,
+        limits: Limits | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.prepare_timeout_s = prepare_timeout_s
+        self.data_timeout_s = data_timeout_s
+        self.limits = Limits() if limits is None else limits
+        self.stats = FleetStatistics()
+        self.lock = threading.Lock()
+        self.failure: HeteroError | None = None
+        """Why nothing can be read any more: the token is wrong, say."""
+        self._directory = directory
+        self._token = token
+        self._job_id = job_id
+        self._pid = os.getpid()
+        self._changed = threading.Condition(self.lock)
+        self._news = True
+        self._is_closed = False
+        self._connections: dict[str, EndpointConnection] = {}  # in natural order
+        self._used: list[EndpointConnection] = []  # this rank's, in order of preference
+        self._retired: list[EndpointConnection] = []  # out of the directory, calls may be in progress
+        self._last_words: dict[str, str] = {}  # of endpoints that left
+        self._agreements: dict[DatasetSpec, Agreement] = {}
+        self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+        self._watcher: threading.Thread | None = None
+        self._unsubscribe = directory.subscribe(self._wake)
+        _fleets.add(self)
+        atexit.register(self.close)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close readers and connections; idempotent. Blocks until calls have ended."""
+        if self._pid != os.getpid():
+            return  # a forked copy: threads and channels are the parent's
+        with self.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            listeners = list(self._listeners)
+            self._changed.notify_all()
+        atexit.unregister(self.close)
+        self._unsubscribe()
+        for listener in listeners:
+            listener.close()
+        for connection in list(self._connections.values()):
+            connection.disconnect()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(_IDLE_S)
+
+    def describe(self, spec: DatasetSpec) -> Description:
+        """Return length, fingerprint and environment of a data set; blocks, cached.
+
+        Waits for the first endpoint that can answer, and a moment for the others, so
+        that data sets that differ are found before the first batch.
+
+        Raises:
+            DatasetError: The factory raised.
+            DatasetMismatchError: Two hosts hold different data.
+            EndpointUnavailableError: Nobody answered within ``prepare_timeout_s``.
+            AuthenticationError: An endpoint refuses the token.
+        """
+        begin_s = time.monotonic()
+        next_log_s = begin_s + _LOG_INTERVAL_S
+        settle_at_s: float | None = None
+        with self.lock:
+            agreement = self.want(spec)
+            while True:
+                self.raise_failure(agreement)
+                now_s = time.monotonic()
+                if agreement.reference is not None:
+                    settle_at_s = now_s + _SETTLE_S if settle_at_s is None else settle_at_s
+                    if now_s >= settle_at_s or agreement.is_settled(self._used):
+                        return agreement.reference
+                elif now_s - begin_s > self.prepare_timeout_s:
+                    raise self.unavailable(spec, now_s - begin_s)
+                elif now_s >= next_log_s:
+                    next_log_s += _LOG_INTERVAL_S
+                    logger.warning("waiting for data set %s: %s", spec, self.describe_endpoints())
+                self._changed.wait(0.5)
+
+    # For readers, with the lock held
+
+    def want(self, spec: DatasetSpec) -> Agreement:
+        """Have endpoints prepare ``spec`` from now on. Needs the lock."""
+        if self._pid != os.getpid():
+            raise HeteroError("this process was forked after its parent had opened connections; make a new loader here")
+        if self._is_closed:
+            raise HeteroError("the connection to the data hosts is closed")
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="hetero-fleet", daemon=True)
+            self._watcher.start()
+        agreement = self._agreements.get(spec)
+        if agreement is None:
+            agreement = self._agreements[spec] = Agreement(spec)
+            self._notify()
+        return agreement
+
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener`` of changes, as long as it lives. Needs the lock."""
+        self._listeners.add(listener)
+
+    def raise_failure(self, agreement: Agreement) -> None:
+        """Raise what makes waiting pointless. Needs the lock."""
+        failure = self.failure or agreement.failure
+        if failure is not None:
+            raise failure
+        if self._is_closed:
+            raise HeteroError("the connection to the data hosts is closed")
+
+    def choose(self, spec: DatasetSpec, *, alone_for: object | None = None) -> EndpointConnection | None:
+        """Take the endpoint that should compute the next request; None if there is none now. Needs the lock.
+
+        Args:
+            spec: The request's data set.
+            alone_for: The request, if nothing else of this process may be on the endpoint meanwhile. An
+                endpoint is then kept free of new requests until it is idle; ask again.
+        """
+        now_s = time.monotonic()
+        ready = [
+            connection
+            for connection in self._used
+            if connection.serves(spec)
+            and connection.busy_until_s <= now_s
+            and connection.reserved_by in (None, alone_for)
+        ]
+        if not ready:
+            return None
+        # min is stable: among equals the order of preference decides, which differs per rank.
+        chosen = min(
+            ready,
+            key=lambda connection: (
+                connection.reserved_by is not alone_for,
+                connection.num_outstanding / connection.record.num_slots,
+                connection.load / connection.record.num_slots,
+            ),
+        )
+        if alone_for is not None:
+            chosen.reserved_by = alone_for
+            if chosen.num_outstanding:
+                return None
+        chosen.num_outstanding += 1
+        return chosen
+
+    def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
+        """Give back what `choose` gave. Needs the lock."""
+        connection.num_outstanding -= 1
+        if alone_for is not None and connection.reserved_by is alone_for:
+            connection.reserved_by = None
+        if connection.is_retired and not connection.num_outstanding:
+            self._notify()  # the watcher closes it
+        elif not connection.num_outstanding or alone_for is not None:
+            self._tell_listeners()
+
+    def unreserve(self, owners: Container[object]) -> None:
+        """Let go of endpoints that these requests wanted alone. Needs the lock."""
+        for connection in self._connections.values():
+            if connection.reserved_by is not None and connection.reserved_by in owners:
+                connection.reserved_by = None
+        self._tell_listeners()
+
+    def call_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
+        """Draw the conclusions from a failed call. Needs the lock."""
+        now_s = time.monotonic()
+        if error.fault in (Fault.UNREACHABLE, Fault.CANCELLED):
+            if connection.mark_down(str(error), now_s, generation):
+                self.stats.endpoint_losses += 1
+                logger.info("endpoint %s is down: %s", connection.name, error)
+        elif error.fault is Fault.BUSY:
+            connection.busy_until_s = now_s + 0.2
+        elif error.fault is Fault.UNPREPARED:
+            connection.prepared.clear()
+            connection.descriptions.clear()
+        elif error.fault is Fault.REFUSED:
+            connection.mark_refused(str(error))
+            logger.warning("endpoint %s is refused: %s", connection.name, error)
+        self._notify()
+
+    def fail(self, error: HeteroError) -> None:
+        """End all reading of this process. Needs the lock."""
+        if self.failure is None:
+            self.failure = error
+        self._notify()
+
+    def is_gone(self, identity: tuple[str, str]) -> bool:
+        """Tell whether this incarnation of an endpoint left the directory. Needs the lock."""
+        connection = self._connections.get(identity[0])
+        return connection is None or connection.identity != identity
+
+    def is_back(self, identity: tuple[str, str], spec: DatasetSpec) -> bool:
+        """Tell whether this incarnation of an endpoint serves. Needs the lock."""
+        connection = self._connections.get(identity[0])
+        return connection is not None and connection.identity == identity and connection.serves(spec)
+
+    def num_slots(self) -> int:
+        """Return how many batches all endpoints together compute at the same time. Needs the lock."""
+        return sum(
+            connection.record.num_slots
+            for connection in self._connections.values()
+            if connection.state is not ConnectionState.REFUSED
+        )
+
+    def has_ready(self, spec: DatasetSpec) -> bool:
+        """Tell whether any endpoint of this rank serves ``spec``. Needs the lock."""
+        return any(connection.serves(spec) for connection in self._used)
+
+    def is_preparing(self, spec: DatasetSpec) -> bool:
+        """Tell whether an endpoint that can be reached is building ``spec``. Needs the lock."""
+        return any(spec in connection.preparing for connection in self._used)
+
+    def describe_endpoints(self) -> str:
+        """Return each endpoint and its last word, on one line. Needs the lock."""
+        words = [f"{connection.name}: {connection.last_word}" for connection in self._connections.values()]
+        words += [f"{name}: {word}" for name, word in self._last_words.items() if name not in self._connections]
+        return "; ".join(words) if words else "no endpoint has appeared in the directory"
+
+    def unavailable(self, spec: DatasetSpec, waited_s: float) -> EndpointUnavailableError:
+        """Return the error that names every endpoint. Needs the lock."""
+        return EndpointUnavailableError(
+            f"no endpoint served data set {spec.name!r} for {waited_s:.0f} s.\n    "
+            + self.describe_endpoints().replace("; ", "\n    ")
+        )
+
+    # The watcher
+
+    def _wake(self) -> None:
+        with self.lock:
+            self._notify()
+
+    def _notify(self) -> None:
+        self._news = True
+        self._changed.notify_all()
+        self._tell_listeners()
+
+    def _tell_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.on_fleet_change()
+
+    def _watch(self) -> None:
+        while True:
+            with self.lock:
+                if self._is_closed:
+                    return
+                self._news = False
+                ended = self._follow_directory()
+                self._choose_subset()
+                due, next_due_s = self._due(time.monotonic())
+                for connection, spec in due:
+                    connection.preparing.add(spec)
+                remaining = list(self._connections.values())
+            for connection in ended:
+                connection.disconnect()
+            for connection in remaining:
+                connection.close_stale()
+            for connection, spec in due:
+                threading.Thread(
+                    target=self._prepare,
+                    args=(connection, spec),
+                    name=f"prepare-{connection.record.endpoint_id}",
+                    daemon=True,
+                ).start()
+            with self.lock:
+                if not self._news and not self._is_closed:
+                    self._changed.wait(max(0.01, next_due_s - time.monotonic()))
+
+    def _follow_directory(self) -> list[EndpointConnection]:
+        """Make connections what the directory says; return those to be closed now."""
+        records = self._directory.records()
+        followed: dict[str, EndpointConnection] = {}
+        for record in records:
+            known = self._connections.pop(record.endpoint_id, None)
+            if known is not None and known.record == record:
+                followed[record.endpoint_id] = known
+                continue
+            if known is not None:
+                self._retire(known)
+            followed[record.endpoint_id] = EndpointConnection(
+                record, self._token, job_id=self._job_id, limits=self.limits
+            )
+        for gone in self._connections.values():
+            self._retire(gone)
+        self._connections = followed
+        done = [connection for connection in self._retired if not connection.num_outstanding]
+        for connection in done:
+            self._retired.remove(connection)
+        return done
+
+    def _retire(self, connection: EndpointConnection) -> None:
+        connection.is_retired = True
+        connection.reserved_by = None
+        self._last_words[connection.record.endpoint_id] = f"left ({connection.last_word})"
+        self._retired.append(connection)
+
+    def _choose_subset(self) -> None:
+        """Use as many endpoints as this rank needs: all of a small job's, a part of a large job's.
+
+        Twice the rank's share, so that a lost host leaves choice; neighbours in the
+        order are on different hosts; each rank starts elsewhere. Those that are down
+        do not count, so that others take their place.
+        """
+        connections = sorted(
+            self._connections.values(),
+            key=lambda connection: int(connection.record.endpoint_id.rpartition("/")[2] or 0),
+        )
+        count = len(connections)
+        start = self.rank * count // self.world_size
+        rotated = connections[start:] + connections[:start]
+        size = max(_MIN_SUBSET, -(-2 * count // self.world_size))
+        used: list[EndpointConnection] = []
+        num_up = 0
+        for connection in rotated:
+            if num_up < size:
+                used.append(connection)
+                num_up += connection.state in (ConnectionState.CONNECTING, ConnectionState.READY)
+        self._used = used
+
+    def _due(self, now_s: float) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
+        """Return what is to be prepared now, and when to look again."""
+        first = next(iter(self._connections.values()), None)
+        due = []
+        next_due_s = now_s + _IDLE_S
+        # The first one gives the reference, so that all ranks compare with the same.
+        for connection in self._used if first is None or first in self._used else [first, *self._used]:
+            missing = [
+                spec
+                for spec in self._agreements
+                if spec not in connection.prepared and spec not in connection.preparing
+            ]
+            if not missing or connection.state is ConnectionState.REFUSED:
+                continue
+            if connection.retry_at_s > now_s:
+                next_due_s = min(next_due_s, connection.retry_at_s)
+            else:
+                due += [(connection, spec) for spec in missing]
+        return due, next_due_s
+
+    def _prepare(self, connection: EndpointConnection, spec: DatasetSpec) -> None:
+        """Bring one endpoint to serve one data set; runs in a thread of its own."""
+        generation = connection.generation
+        with self.lock:
+            agreement = self._agreements[spec]
+            if connection.state is ConnectionState.DOWN:
+                connection.state = ConnectionState.CONNECTING
+        outcome: Description | Exception
+        try:
+            connection.prepare(spec, timeout_s=self.prepare_timeout_s)
+            outcome = connection.describe(spec)
+        except Exception as error:  # noqa: BLE001 - concluded below
+            outcome = error
+        with self.lock:
+            connection.preparing.discard(spec)
+            if not self._is_closed and not connection.is_retired:
+                self._conclude(connection, agreement, outcome, generation)
+                agreement.update(list(self._connections.values()))
+            self._notify()
+
+    def _conclude(
+        self, connection: EndpointConnection, agreement: Agreement, outcome: Description | Exception, generation: int
+    ) -> None:
+        """Take in what became of a preparation."""
+        if isinstance(outcome, Description):
+            if connection.state is not ConnectionState.REFUSED:
+                connection.mark_ready()
+                connection.descriptions[agreement.spec] = outcome
+        elif isinstance(outcome, DatasetError):
+            agreement.build_failed(connection, outcome)
+        elif isinstance(outcome, CallFailedError):
+            self._prepare_failed(connection, outcome, generation)
+        elif isinstance(outcome, HeteroError):
+            self.fail(outcome)
+        else:
+            logger.error("cannot prepare %s", connection.name, exc_info=outcome)
+            self.fail(HeteroError(f"cannot prepare {connection.name}: {outcome!r}"))
+
+    def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
+        if error.fault is Fault.REJECTED:
+            self.fail(ProtocolError(f"{connection.name} speaks another protocol: {error.details}"))
+        elif error.fault is Fault.REFUSED:
+            self.call_failed(connection, error, generation)
+        elif error.fault is Fault.BUSY:
+            connection.retry_at_s = time.monotonic() + 0.5
+        else:
+            connection.mark_down(str(error), time.monotonic())
+
+
+_fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
+
+
+def has_live_channels() -> bool:
+    """Tell whether this process has open connections to endpoints: it must not fork then."""
+    return any(connection.is_connected for fleet in list(_fleets) for connection in list(fleet._connections.values()))
+
+
+def _after_fork() -> None:
+    # Locks may be held by threads that do not exist in the child; nothing of these fleets is usable here.
+    for fleet in list(_fleets):
+        atexit.unregister(fleet.close)
+        fleet._connections = {}
+    _fleets.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,191 @@
+"""The trainer's side of the data plane: batches in order, whoever computes them.
+
+A `Reader` is a handle on its `Window`. The fetching threads hold the window and
+never the reader, so that a reader that is dropped without `close` is collected,
+which closes its window.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hetero.batches.request import BatchRequest
+from hetero.dataplane.agreement import Agreement
+from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.window import Arrived, Item, Window
+from hetero.errors import ConfigError
+
+__all__ = ["Reader", "default_window_bytes"]
+
+_MAX_WINDOW_BYTES = 2**30
+_POLL_S = 0.5
+_LOG_AFTER_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class Reader(Iterator[Any]):
+    """Batches strictly in the order of their requests; an iterator. For one consuming thread.
+
+    Requests are taken from the iterator in the consuming thread, at construction and in
+    ``next``, never further ahead than the window: a sampler that draws from the trainer's
+    generators draws where torch's own loader would.
+
+    After an exception or the end the reader is closed. Several readers share one fleet.
+
+    Args:
+        fleet: The endpoints.
+        requests: What to fetch; may be endless.
+        prefetch_factor: Batches in the window per endpoint slot; the window is this rank's share, at least 2.
+        window_bytes: Bound of what the window holds; default 1 GiB or this rank's share of a quarter of the
+            host's memory, whichever is less. One batch is always allowed.
+        data_timeout_s: Bound of one call, and of the time without any endpoint; default the fleet's.
+        allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
+
+    Raises:
+        ConfigError: If ``prefetch_factor`` or ``window_bytes`` is not positive.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        requests: Iterator[BatchRequest],
+        *,
+        prefetch_factor: float = 2,
+        window_bytes: int | None = None,
+        data_timeout_s: float | None = None,
+        allocate: Callable[[int], memoryview] | None = None,
+    ) -> None:
+        if prefetch_factor <= 0:
+            raise ConfigError(f"prefetch_factor is {prefetch_factor}, expected more than 0")
+        if window_bytes is not None and window_bytes <= 0:
+            raise ConfigError(f"window_bytes is {window_bytes}, expected more than 0")
+        self._fleet = fleet
+        self._requests = iter(requests)
+        self._num_taken = 0
+        self._is_exhausted = False
+        self._agreement: Agreement | None = None
+        self._window = Window(
+            fleet,
+            prefetch_factor=prefetch_factor,
+            window_bytes=window_bytes if window_bytes is not None else default_window_bytes(),
+            data_timeout_s=data_timeout_s if data_timeout_s is not None else fleet.data_timeout_s,
+            allocate=allocate,
+        )
+        self._finalizer = weakref.finalize(self, self._window.close)
+        with fleet.lock:
+            fleet.listen(self._window)
+        self._fill()
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch; blocks.
+
+        Raises:
+            StopIteration: The requests are exhausted, or the reader is closed.
+            DatasetError: The user's code raised for this batch, or killed its endpoint three times.
+            EndpointUnavailableError: There was no endpoint for the data timeout.
+            DataPlaneError: See `hetero.errors`.
+        """
+        try:
+            self._fill()
+            outcome = self._wait()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            self._fill()
+        except BaseException:
+            self.close()
+            raise
+        return outcome.batch
+
+    def close(self) -> None:
+        """Cancel what is on its way and end the threads; idempotent. Blocks until they have ended."""
+        self._finalizer()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fill(self) -> None:
+        """Take requests until the window is full; the user's sampler runs here, without the lock."""
+        while not self._is_exhausted:
+            with self._fleet.lock:
+                if self._window.is_closed or self._num_taken >= self._window.next_sequence + self._window.size:
+                    return
+            try:
+                request = next(self._requests)
+            except StopIteration:
+                self._is_exhausted = True
+                return
+            except BaseException as error:  # noqa: BLE001 - the sampler's: raised when its turn comes
+                self._is_exhausted = True
+                with self._fleet.lock:
+                    self._window.put(self._num_taken, error)
+                self._num_taken += 1
+                return
+            with self._fleet.lock:
+                self._agreement = self._fleet.want(request.spec)
+                self._window.add(Item(self._num_taken, request, self._agreement))
+            self._num_taken += 1
+
+    def _wait(self) -> Arrived | BaseException:
+        """Block until the next batch is there; return it or what is to be raised."""
+        window, fleet = self._window, self._fleet
+        begin_s = time.monotonic()
+        log_at_s = begin_s + _LOG_AFTER_S
+        unserved_since_s: float | None = None
+        while True:
+            with fleet.lock:
+                outcome = window.pop()
+                if outcome is not None:
+                    return outcome
+                if window.is_closed or self._agreement is None or window.next_sequence >= self._num_taken:
+                    return StopIteration()
+                fleet.raise_failure(self._agreement)
+                now_s = time.monotonic()
+                spec = self._agreement.spec
+                if fleet.has_ready(spec):
+                    unserved_since_s = None
+                elif unserved_since_s is None:
+                    unserved_since_s = now_s
+                elif now_s - unserved_since_s > self._patience_s(self._agreement):
+                    raise fleet.unavailable(spec, now_s - unserved_since_s)
+                if now_s >= log_at_s:
+                    log_at_s = math.inf
+                    logger.warning(
+                        "waiting for batch %d for %.0f s: %s",
+                        window.next_sequence,
+                        now_s - begin_s,
+                        fleet.describe_endpoints(),
+                    )
+                window.arrived.wait(_POLL_S)
+            self._fill()  # the window grows with the fleet
+
+    def _patience_s(self, agreement: Agreement) -> float:
+        """Return how long there may be no endpoint: longer at the start, and while one builds the data set."""
+        if not agreement.was_served or self._fleet.is_preparing(agreement.spec):
+            return max(self._window.data_timeout_s, self._fleet.prepare_timeout_s)
+        return self._window.data_timeout_s
+
+
+def default_window_bytes(num_local_readers: int | None = None) -> int:
+    """Return the default bound of a window: 1 GiB, or a rank's share of a quarter of the host's memory.
+
+    Args:
+        num_local_readers: Ranks on this host; default from ``LOCAL_WORLD_SIZE``, else 1.
+    """
+    if num_local_readers is None:
+        given = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(_MAX_WINDOW_BYTES, memory_bytes // 4 // num_local_readers)

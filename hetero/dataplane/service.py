@@ -1,0 +1,304 @@
+"""What an endpoint answers: Prepare, Describe, Fetch.
+
+Handler threads parse, wait and send; the user's code runs in `Compute` alone.
+While the frames of one batch are being sent, the next one is computed. Waits
+are bounded and watch the call, so that a cancelled call frees its thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.failures import dataset_error
+from hetero.batches.fetch import Cancelled, Description, describe, fetch
+from hetero.batches.request import BatchRequest
+from hetero.control.security import Policy
+from hetero.dataplane.compute import Compute, Task
+from hetero.datasets import DatasetSpec
+from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
+from hetero.process import limit_threads
+from hetero.wire import framing, requests  # before grpc: channels sets its environment
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+
+import grpc  # isort: skip
+
+__all__ = ["DATA_POLICIES", "SERVICE", "DataService"]
+
+SERVICE = "hetero.v1.Data"
+
+DATA_POLICIES: Mapping[str, Policy] = {
+    f"/{SERVICE}/Prepare": Policy.TOKEN,
+    f"/{SERVICE}/Describe": Policy.TOKEN,
+    f"/{SERVICE}/Fetch": Policy.TOKEN,
+}
+
+MAX_DATASETS = 64
+"""Different specifications that one endpoint keeps built."""
+
+_POLL_S = 0.5
+_FIRST = -1  # ahead of every step
+_Message = TypeVar("_Message", bound=Message)
+
+logger = logging.getLogger(__name__)
+
+
+class _Served:
+    """One data set of this endpoint: its building, and then itself."""
+
+    def __init__(self) -> None:
+        self.build: Task | None = None
+        self.build_time_s = 0.0
+        self.built: BuiltDataset | None = None
+        self.description: Task | None = None
+
+
+class DataService:
+    """Handlers of the data plane. Thread-safe.
+
+    Args:
+        compute: Runs the user's code.
+        name: Of this endpoint, for the user's errors: ``algo-1/0``.
+        worker_index: Of this endpoint among its host's.
+        num_workers: Endpoints of this host.
+        num_slots: Emulated vCPUs; 1 if nothing is emulated.
+        sample_time_s: Emulated time per sample; 0: real time only.
+        limits: Bounds of what is sent and accepted.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        *,
+        name: str,
+        worker_index: int,
+        num_workers: int,
+        num_slots: int,
+        sample_time_s: float,
+        limits: Limits,
+    ) -> None:
+        self._compute = compute
+        self._name = name
+        self._worker_index = worker_index
+        self._num_workers = num_workers
+        self._num_slots = num_slots
+        self._sample_time_s = sample_time_s
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._served: dict[DatasetSpec, _Served] = {}
+        self._sent_batches = itertools.count()
+        self.num_batches = 0
+        """Batches sent completely."""
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return the service for ``grpc.server``; messages stay bytes, so that parsing errors are ours."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Prepare": grpc.unary_unary_rpc_method_handler(self._guarded(self._prepare)),
+                "Describe": grpc.unary_unary_rpc_method_handler(self._guarded(self._describe)),
+                "Fetch": grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._fetch)),
+            },
+        )
+
+    # Prepare and Describe
+
+    def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        request = _parse(pb.PrepareRequest, data, context)
+        served = self._start_build(_spec(request.dataset, context), context)
+        assert served.build is not None
+        if not _wait(served.build, context):
+            return b""
+        reply = pb.PrepareReply(num_slots=self._num_slots)
+        try:
+            served.build.result()
+        except DatasetError as error:
+            reply.failure.CopyFrom(requests.failure_to_proto(_record(error)))
+        reply.build_time_s = served.build_time_s
+        return reply.SerializeToString()
+
+    def _start_build(self, spec: DatasetSpec, context: grpc.ServicerContext) -> _Served:
+        """Return the data set whose building is queued, running or done; concurrent calls share one."""
+        with self._lock:
+            served = self._served.get(spec)
+            if served is None:
+                if len(self._served) >= MAX_DATASETS:
+                    context.abort(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED, f"this endpoint holds {MAX_DATASETS} data sets already"
+                    )
+                served = self._served[spec] = _Served()
+                served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, served))
+            return served
+
+    def _build(self, spec: DatasetSpec, served: _Served, _task: Task) -> None:
+        begin_s = time.monotonic()
+        try:
+            served.built = BuiltDataset.build(
+                spec, host=self._name, worker_index=self._worker_index, num_workers=self._num_workers
+            )
+            limit_threads()  # the factory may have imported torch or OpenCV just now
+        except BaseException as error:
+            with self._lock:
+                del self._served[spec]  # the next Prepare tries again: a mount may have been late
+            if isinstance(error, DatasetError):
+                raise
+            raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
+        served.build_time_s = time.monotonic() - begin_s
+        logger.info("built data set %s in %.1f s", spec, served.build_time_s)
+
+    def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        request = _parse(pb.DescribeRequest, data, context)
+        served, built = self._find(_spec(request.dataset, context), context)
+        with self._lock:
+            if served.description is None:
+                served.description = self._compute.submit(_FIRST, lambda _task: describe(built, host=self._name))
+            task = served.description
+        if not _wait(task, context):
+            return b""
+        try:
+            description: Description = task.result()
+        except DatasetError as error:
+            with self._lock:
+                served.description = None
+            return pb.DescribeReply(failure=requests.failure_to_proto(_record(error))).SerializeToString()
+        return pb.DescribeReply(
+            num_samples=description.num_samples,
+            fingerprint=description.fingerprint,
+            environment=description.environment,
+        ).SerializeToString()
+
+    def _find(self, spec: DatasetSpec, context: grpc.ServicerContext) -> tuple[_Served, BuiltDataset]:
+        with self._lock:
+            served = self._served.get(spec)
+        if served is None or served.built is None:
+            # After a restart, say: the reader prepares and asks again.
+            context.abort(grpc.StatusCode.NOT_FOUND, "the data set is not prepared here")
+            raise AssertionError("abort raises")
+        return served, served.built
+
+    # Fetch
+
+    def _fetch(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        message = _parse(pb.FetchRequest, data, context)
+        request = requests.from_proto(message, self._limits)
+        _, built = self._find(request.spec, context)
+        task = self._compute.submit(
+            request.step,
+            functools.partial(self._compute_batch, built, request),
+            emulated_s=self._sample_time_s * len(request.indices),
+        )
+        if not context.add_callback(task.cancel):
+            task.cancel()  # the call ended before it began
+        if not _wait(task, context) or task.is_cancelled():
+            task.cancel()
+            return
+        try:
+            encoded = framing.EncodedBatch(
+                task.result(),
+                limits=self._limits.within(message.max_batch_bytes),
+                num_queued=self._compute.num_queued,
+                compute_time_s=task.compute_time_s,
+            )
+        except Cancelled:
+            return
+        except DatasetError as error:
+            yield framing.encode_failure(_record(error))
+            return
+        except ConfigError as error:  # an object that cannot travel, or a batch too large
+            failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
+            yield framing.encode_failure(_record(failed))
+            return
+        del task  # the batch now lives in the frames alone
+        yield from encoded.frames()
+        self.num_batches = next(self._sent_batches) + 1
+
+    def _compute_batch(self, built: BuiltDataset, request: BatchRequest, task: Task) -> Any:
+        try:
+            return fetch(built, request, host=self._name, cancelled=task.is_cancelled)
+        except (DatasetError, Cancelled):
+            raise
+        except BaseException as error:
+            # sys.exit() in a transform, say: the user's failure, and no reason to end the endpoint.
+            raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
+
+    # The one place where this side's exceptions become statuses
+
+    def _guarded(self, method: Callable[..., bytes]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        def guarded(data: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                return method(data, context)
+            except Exception as error:  # noqa: BLE001
+                self._translate(error, context)
+
+        return guarded
+
+    def _guarded_stream(
+        self, method: Callable[..., Iterator[bytes]]
+    ) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
+        def guarded(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            try:
+                yield from method(data, context)
+            except Exception as error:  # noqa: BLE001
+                self._translate(error, context)
+
+        return guarded
+
+    def _translate(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
+        if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
+            raise error  # an abort of our own, or nobody is there to tell
+        if isinstance(error, ProtocolError | ConfigError):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, _one_line(error))
+        incident = secrets.token_hex(4)
+        logger.error("internal error %s", incident, exc_info=error)
+        context.abort(grpc.StatusCode.INTERNAL, f"internal error {incident}, see the log of {self._name}")
+        raise AssertionError("abort raises")
+
+
+def _record(error: DatasetError) -> SampleFailure:
+    return cast("SampleFailure", error.record)
+
+
+def _wait(task: Task, context: grpc.ServicerContext) -> bool:
+    """Block until the task is done; False if the caller left first."""
+    while not task.wait(_POLL_S):
+        if not context.is_active():
+            return False
+    return True
+
+
+def _parse(kind: type[_Message], data: bytes, context: grpc.ServicerContext) -> _Message:
+    """Return the message; refuse other bytes and other protocols."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol")
+    protocol = message.protocol  # type: ignore[attr-defined]
+    if protocol != PROTOCOL:
+        context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"data plane protocol {protocol} was asked for, this endpoint has {PROTOCOL}",
+        )
+    return message
+
+
+def _spec(message: pb.DatasetSpec, context: grpc.ServicerContext) -> DatasetSpec:
+    try:
+        return requests.spec_from_proto(message)
+    except ProtocolError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, _one_line(error))
+        raise AssertionError("abort raises") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]

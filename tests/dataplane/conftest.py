@@ -1,0 +1,225 @@
+"""Real endpoints for these tests: a small script, pools that serve it, and a fleet that reads."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import fetch
+from hetero.batches.request import BatchRequest
+from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.security import Token, write_token
+from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.datasets import DatasetSpec
+
+JOB = "test-job"
+
+SCRIPT = '''
+    """Serves small arrays; arguments make it misbehave."""
+    import os
+    import random
+    import sys
+    import time
+
+    import numpy as np
+
+    import hetero
+
+    def together(samples):
+        return {key: np.stack([sample[key] for sample in samples]) for key in samples[0]}
+
+    class Numbers:
+        def __init__(self, length, raise_at, kill_at, kill_flag, sample_s, width):
+            self.length, self.raise_at, self.kill_at = length, raise_at, kill_at
+            self.kill_flag, self.sample_s, self.width = kill_flag, sample_s, width
+
+        def __len__(self):
+            return self.length
+
+        def __getitem__(self, index):
+            if index == self.raise_at:
+                raise ValueError(f"sample {index} is broken")
+            if index == self.kill_at and (not self.kill_flag or not os.path.exists(self.kill_flag)):
+                if self.kill_flag:
+                    open(self.kill_flag, "w").close()
+                os.kill(os.getpid(), 9)
+            time.sleep(self.sample_s)
+            noise = np.random.random(self.width) + random.random()
+            return {"index": np.int64(index), "noise": noise}
+
+    @hetero.dataset(collate_fn=together, fingerprint=lambda data: f"numbers-{data.length}")
+    def numbers(length=100, raise_at=-1, kill_at=-1, kill_flag="", sample_s=0.0, width=8):
+        return Numbers(length, raise_at, kill_at, kill_flag, sample_s, width)
+
+    @hetero.dataset(collate_fn=together)
+    def unbuildable():
+        raise RuntimeError("no such directory: " + " ".join(sys.argv[1:]))
+
+    @hetero.dataset(collate_fn=lambda samples: {"handle": object()})
+    def unsendable():
+        return Numbers(10, -1, -1, "", 0.0, 1)
+
+    if __name__ == "__main__":
+        raise SystemExit("the main block must not run on endpoints")
+'''
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Poll until the condition holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not come true"
+        time.sleep(0.01)
+
+
+class Job:
+    """Pools on simulated hosts, one directory for all, fleets to read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.script = path / "train.py"
+        self.script.write_text(textwrap.dedent(SCRIPT))
+        self.token = Token.generate()
+        self.token_path = path / "token"
+        write_token(str(self.token_path), self.token)
+        self.directory = Directory()
+        self.pools: list[EndpointPool] = []
+        self.fleets: list[Fleet] = []
+        self.lines: list[str] = []
+        self._records: dict[str, tuple[EndpointRecord, ...]] = {}
+        self._lock = threading.Lock()
+
+    def pool(self, host: str = "algo-1", *, ready: bool = True, **options: Any) -> EndpointPool:
+        def publish(records: tuple[EndpointRecord, ...]) -> None:
+            with self._lock:
+                self._records[host] = records
+                self.directory.replace(entry for entries in self._records.values() for entry in entries)
+
+        given = {
+            "script": str(self.script),
+            "num_endpoints": 1,
+            "address": "127.0.0.1",
+            "job_id": JOB,
+            "token_path": str(self.token_path),
+            **options,
+        }
+        pool = EndpointPool(
+            PoolOptions(host=host, **given), publish, lambda name, text: self.lines.append(f"{name}: {text}")
+        )
+        self.pools.append(pool)
+        pool.start()
+        if ready:
+            assert pool.wait_ready(60.0), self.lines
+        return pool
+
+    def fleet(self, **options: Any) -> Fleet:
+        fleet = Fleet(
+            self.directory,
+            options.pop("token", self.token),
+            **{"job_id": JOB, "prepare_timeout_s": 60.0, "data_timeout_s": 60.0, **options},
+        )
+        self.fleets.append(fleet)
+        return fleet
+
+    def stop(self) -> None:
+        for fleet in self.fleets:
+            fleet.close()
+        for pool in self.pools:
+            pool.stop(0.0)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A job without endpoints yet; after the test none of its processes may be left."""
+    threads = threading.active_count()
+    job = Job(tmp_path)
+    yield job
+    job.stop()
+    assert _processes_of(str(job.script)) == []
+    wait_for(lambda: threading.active_count() <= threads, 10.0)
+
+
+def _processes_of(script: str) -> list[str]:
+    """Return processes that were told to serve this script; its token path is in their environment."""
+    token = str(Path(script).parent / "token").encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            if b"hetero.dataplane" in command and token in (process / "environ").read_bytes():
+                found.append(f"{process.name}: {command!r}")
+        except OSError:
+            continue
+    return found
+
+
+def spec(name: str = "numbers", **arguments: Any) -> DatasetSpec:
+    """Return the specification that calling the script's factory would give."""
+    import json
+
+    given = {"length": 100, "raise_at": -1, "kill_at": -1, "kill_flag": "", "sample_s": 0.0, "width": 8}
+    given = {**given, **arguments} if name == "numbers" else arguments
+    return DatasetSpec(name, json.dumps(given, sort_keys=True, separators=(",", ":")))
+
+
+def requests(wanted: DatasetSpec, num_batches: int = 12, batch_size: int = 4, seed: int = 3) -> list[BatchRequest]:
+    """Return shuffled batches over a data set."""
+    order = np.random.default_rng(seed).permutation(num_batches * batch_size).astype(np.int64)
+    return [
+        BatchRequest(
+            spec=wanted,
+            indices=order[position * batch_size : (position + 1) * batch_size],
+            seed=seed,
+            epoch=1,
+            position=position,
+            step=position,
+        )
+        for position in range(num_batches)
+    ]
+
+
+@pytest.fixture
+def tools() -> Any:
+    """The functions above, for test modules (which cannot import a conftest)."""
+
+    class Tools:
+        pass
+
+    tools = Tools()
+    tools.spec, tools.requests, tools.wait_for = spec, requests, wait_for  # type: ignore[attr-defined]
+    tools.local, tools.digest = local, digest  # type: ignore[attr-defined]
+    return tools
+
+
+def local(path: Path, wanted: list[BatchRequest]) -> list[Any]:
+    """Compute batches in this process, from the same script."""
+    import importlib.util
+    import sys
+
+    from hetero.batches.seeds import preserved_generators
+    from hetero.datasets import registered
+
+    if "numbers" not in registered():
+        module_spec = importlib.util.spec_from_file_location("dataplane_test_script", path)
+        assert module_spec is not None
+        assert module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules["dataplane_test_script"] = module
+        module_spec.loader.exec_module(module)
+    with preserved_generators():
+        built = BuiltDataset.build(wanted[0].spec)
+        return [fetch(built, request) for request in wanted]
+
+
+def digest(batches: list[dict[str, Any]]) -> list[bytes]:
+    """Return the bytes of batches, for comparison."""
+    return [b"".join(key.encode() + np.asarray(batch[key]).tobytes() for key in sorted(batch)) for batch in batches]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hetero.dataplane.compute import Compute, Task
+
+
+@pytest.fixture
+def compute() -> Iterator[Compute]:
+    compute = Compute()
+    yield compute
+    compute.close()
+
+
+def hold(compute: Compute) -> threading.Event:
+    """Keep the compute thread busy until the event is set."""
+    release, started = threading.Event(), threading.Event()
+
+    def work(_task: Task) -> None:
+        started.set()
+        release.wait(30)
+
+    compute.submit(0, work)
+    assert started.wait(30)
+    return release
+
+
+def test_compute_serves_lowest_priority_first_then_arrival(compute: Compute) -> None:
+    release = hold(compute)
+    done: list[str] = []
+    tasks = [
+        compute.submit(priority, lambda _task, name=name: done.append(name))  # type: ignore[misc]
+        for priority, name in ((2, "late"), (1, "first"), (1, "second"), (0, "urgent"))
+    ]
+    assert compute.num_queued == 5
+    release.set()
+    assert all(task.wait(30) for task in tasks)
+    assert done == ["urgent", "first", "second", "late"]
+    assert compute.num_queued == 0
+
+
+def test_compute_keeps_what_the_work_raised(compute: Compute) -> None:
+    def leave(_task: Task) -> None:
+        raise SystemExit(3)
+
+    task = compute.submit(0, leave)
+    assert task.wait(30)
+    with pytest.raises(SystemExit):
+        task.result()
+    after = compute.submit(0, lambda _task: 7)
+    assert after.wait(30)
+    assert after.result() == 7
+
+
+def test_compute_cancelled_task_never_runs(compute: Compute) -> None:
+    release = hold(compute)
+    ran: list[int] = []
+    task = compute.submit(0, lambda _task: ran.append(1))
+    task.cancel()
+    release.set()
+    assert task.wait(30)
+    assert not ran
+    assert compute.statistics().num_cancelled == 1
+
+
+def test_compute_cancelled_while_emulating_frees_the_slot(compute: Compute) -> None:
+    task = compute.submit(0, lambda _task: 1, emulated_s=1000.0)
+    after = compute.submit(0, lambda _task: 2)
+    task.cancel()
+    assert after.wait(30)
+    assert after.result() == 2
+
+
+def test_compute_slots_overlap_only_the_emulated_wait() -> None:
+    compute = Compute(num_slots=3)
+    busy = threading.Lock()
+    both = threading.Barrier(3)
+
+    def work(_task: Task) -> bool:
+        alone = busy.acquire(blocking=False)
+        busy.release()
+        return alone
+
+    tasks = [compute.submit(0, work, emulated_s=0.05) for _ in range(6)]
+    assert all(task.wait(30) for task in tasks)
+    assert all(task.result() for task in tasks)
+    assert all(task.compute_time_s == 0.05 for task in tasks)
+    assert compute.statistics().num_tasks == 6
+    assert compute.statistics().emulated_time_s == pytest.approx(0.3)
+    assert both.n_waiting == 0
+    compute.close()
+
+
+def test_compute_counts_real_work_longer_than_emulated() -> None:
+    ticks = iter(range(100))
+    compute = Compute(clock=lambda: float(next(ticks)))
+    task = compute.submit(0, lambda _task: 1, emulated_s=0.5)
+    assert task.wait(30)
+    assert compute.statistics().num_overruns == 1
+    compute.close()
+
+
+def test_compute_closed_refuses_work(compute: Compute) -> None:
+    compute.close()
+    compute.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        compute.submit(0, lambda _task: 1)
