@@ -19,6 +19,7 @@ import itertools
 import os
 import random
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -136,20 +137,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     train_set = digits("train", args.rounds)
     validation_set = digits("validation", args.rounds)
-    train_loader = DataLoader(
-        train_set,
-        batch_size=args.batch_size,
-        shuffle=True,
-        seed=args.seed,
-        drop_last=True,
-        num_workers=args.num_workers,
-    )
-    validation_loader = DataLoader(
-        validation_set,
-        batch_size=args.batch_size,
-        padding=False,
-        num_workers=args.num_workers,
-    )
+    options: dict[str, Any] = {
+        "batch_size": args.batch_size,
+        "num_workers": args.num_workers,
+        "persistent_workers": args.num_workers > 0,
+    }
+    train_loader: DataLoader[Any] = DataLoader(train_set, shuffle=True, seed=args.seed, drop_last=True, **options)
+    validation_loader: DataLoader[Any] = DataLoader(validation_set, padding=False, **options)
 
     step = 0
     for epoch in range(args.epochs):

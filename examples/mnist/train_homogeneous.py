@@ -19,6 +19,7 @@ import itertools
 import os
 import random
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -132,20 +133,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     train_set = digits("train", args.rounds)
     validation_set = digits("validation", args.rounds)
+    options: dict[str, Any] = {
+        "batch_size": args.batch_size,
+        "num_workers": args.num_workers,
+        "persistent_workers": args.num_workers > 0,
+    }
     train_sampler: DistributedSampler[int] = DistributedSampler(train_set, seed=args.seed, drop_last=True)
-    train_loader = DataLoader(
-        train_set,
-        batch_size=args.batch_size,
-        sampler=train_sampler,
-        drop_last=True,
-        num_workers=args.num_workers,
-    )
-    validation_loader = DataLoader(
-        validation_set,
-        batch_size=args.batch_size,
-        sampler=DistributedSampler(validation_set, shuffle=False),
-        num_workers=args.num_workers,
-    )
+    train_loader = DataLoader(train_set, sampler=train_sampler, drop_last=True, **options)
+    validation_loader = DataLoader(validation_set, sampler=DistributedSampler(validation_set, shuffle=False), **options)
 
     step = 0
     for epoch in range(args.epochs):

@@ -18,6 +18,7 @@ import os
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -152,22 +153,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     train_set = photos(args.data, "train", args.image_size)
     validation_set = photos(args.data, "validation", args.image_size)
-    train_loader = DataLoader(
-        train_set,
-        batch_size=args.batch_size,
-        shuffle=True,
-        seed=args.seed,
-        drop_last=True,
-        num_workers=args.num_workers,
-        pin_memory=device.type == "cuda",
-    )
-    validation_loader = DataLoader(
-        validation_set,
-        batch_size=args.batch_size,
-        padding=False,
-        num_workers=args.num_workers,
-        pin_memory=device.type == "cuda",
-    )
+    options: dict[str, Any] = {
+        "batch_size": args.batch_size,
+        "num_workers": args.num_workers,
+        "persistent_workers": args.num_workers > 0,
+        "pin_memory": device.type == "cuda",
+    }
+    train_loader: DataLoader[Any] = DataLoader(train_set, shuffle=True, seed=args.seed, drop_last=True, **options)
+    validation_loader: DataLoader[Any] = DataLoader(validation_set, padding=False, **options)
 
     epoch = step = 0
     if args.checkpoint is not None and args.checkpoint.exists():

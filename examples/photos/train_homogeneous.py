@@ -18,6 +18,7 @@ import os
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -148,22 +149,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     train_set = photos(args.data, "train", args.image_size)
     validation_set = photos(args.data, "validation", args.image_size)
+    options: dict[str, Any] = {
+        "batch_size": args.batch_size,
+        "num_workers": args.num_workers,
+        "persistent_workers": args.num_workers > 0,
+        "pin_memory": device.type == "cuda",
+    }
     train_sampler: DistributedSampler[int] = DistributedSampler(train_set, seed=args.seed, drop_last=True)
-    train_loader = DataLoader(
-        train_set,
-        batch_size=args.batch_size,
-        sampler=train_sampler,
-        drop_last=True,
-        num_workers=args.num_workers,
-        pin_memory=device.type == "cuda",
-    )
-    validation_loader = DataLoader(
-        validation_set,
-        batch_size=args.batch_size,
-        sampler=DistributedSampler(validation_set, shuffle=False),
-        num_workers=args.num_workers,
-        pin_memory=device.type == "cuda",
-    )
+    train_loader = DataLoader(train_set, sampler=train_sampler, drop_last=True, **options)
+    validation_loader = DataLoader(validation_set, sampler=DistributedSampler(validation_set, shuffle=False), **options)
 
     epoch = step = 0
     if args.checkpoint is not None and args.checkpoint.exists():
