@@ -1,8 +1,8 @@
 """Bytes in, typed batches out, nothing trusted.
 
-    limits.py     what a peer may make us allocate, and the protocol's version
-    framing.py    a nested batch <-> frames of a response stream
-    requests.py   a batch request and a failure <-> their messages
-    channels.py   options of gRPC channels and servers
-    proto/        generated messages
+limits.py     what a peer may make us allocate, and the protocol's version
+framing.py    a nested batch <-> frames of a response stream
+requests.py   a batch request and a failure <-> their messages
+channels.py   options of gRPC channels and servers
+proto/        generated messages
 """

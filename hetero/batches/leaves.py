@@ -1,0 +1,305 @@
+"""The large parts of a batch as contiguous bytes with a dtype and a shape, and back.
+
+Bytes are little-endian, as every machine is that PyTorch has Linux wheels for.
+torch is imported only to restore a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from hetero.errors import ProtocolError
+
+__all__ = [
+    "DTYPES",
+    "Container",
+    "Leaf",
+    "LeafShape",
+    "Refused",
+    "Text",
+    "list_leaf",
+    "numpy_leaf",
+    "restore",
+    "tensor_leaf",
+    "text_leaf",
+]
+
+Container: TypeAlias = Literal["tensor", "array", "scalar", "list"]
+"""What a leaf was: torch.Tensor; numpy.ndarray; a NumPy scalar, or a long str or bytes; a list of one plain type."""
+
+Text: TypeAlias = str | bytes
+
+_ITEM_BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
+_ITEM_BYTES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "bool": 1}
+
+_NUMPY = {name: np.dtype(f"{name[0]}{size}") for name, size in _ITEM_BYTES.items() if name != "bf16"}
+_NUMPY["bool"] = np.dtype(np.bool_)
+_NUMPY_NAMES = {dtype: name for name, dtype in _NUMPY.items()}
+
+_LIST_DTYPES: dict[type, str] = {int: "i64", float: "f64", bool: "bool"}
+
+DTYPES: dict[Container, frozenset[str]] = {
+    "tensor": frozenset(_ITEM_BYTES),
+    "array": frozenset(_NUMPY),
+    "scalar": frozenset(_NUMPY) | {"bytes", "utf8"},
+    "list": frozenset(_LIST_DTYPES.values()) | {"bytes", "utf8"},
+}
+"""What each container can hold. ``bytes`` and ``utf8`` elements differ in length."""
+
+_LENGTH = np.dtype("<u4")
+
+
+class Refused(Exception):
+    """A value cannot become a leaf; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafShape:
+    """Everything about a leaf but its bytes."""
+
+    container: Container
+    """What it was."""
+    dtype: str
+    """One of `DTYPES` of the container."""
+    shape: tuple[int, ...]
+    """In elements; one dimension for a list, none for a scalar."""
+    nbytes: int
+    """Of the data: elements times their size, or lengths and elements of varying length."""
+
+    def check(self, *, max_bytes: int, max_ndim: int, max_list_items: int) -> None:
+        """Refuse what no encoder produces, and what would take more memory than allowed; allocates nothing.
+
+        Raises:
+            ProtocolError: If a field breaks the rules above or a bound.
+        """
+        if self.dtype not in DTYPES.get(self.container, ()):
+            raise ProtocolError(f"a leaf is a {self.container} of {self.dtype}, which no batch contains")
+        ndim = len(self.shape)
+        if ndim > max_ndim or ndim != {"scalar": 0, "list": 1}.get(self.container, ndim):
+            raise ProtocolError(f"a {self.container} leaf has {ndim} dimensions, at most {max_ndim} are allowed")
+        # Python integers do not overflow. Zeros are left out: an empty array must not carry absurd dimensions either.
+        size = math.prod(dim for dim in self.shape if dim) * _ITEM_BYTES.get(self.dtype, _LENGTH.itemsize)
+        if size > max_bytes or self.nbytes > max_bytes:
+            raise ProtocolError(f"a leaf of shape {self.shape} and {self.nbytes} bytes exceeds {max_bytes} bytes")
+        if self.container == "list" and self.shape[0] > max_list_items:
+            raise ProtocolError(f"a list leaf has {self.shape[0]} items, at most {max_list_items} are allowed")
+        size = 0 if 0 in self.shape else size
+        if self.nbytes < size or (self.dtype in _ITEM_BYTES and self.nbytes != size):
+            raise ProtocolError(f"a {self.dtype} leaf of shape {self.shape} has {self.nbytes} bytes, expected {size}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Leaf:
+    """One large part of a batch.
+
+    The data of a leaf made from an array or a CPU tensor is the array's own memory where that is contiguous.
+    """
+
+    container: Container
+    """What it was."""
+    dtype: str
+    """One of `DTYPES` of the container."""
+    shape: tuple[int, ...]
+    """In elements."""
+    nbytes: int
+    """Length of the data."""
+    data: memoryview
+    """C order, format ``B``, one dimension. To be restored without a copy it must be writable."""
+
+
+def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
+    """Return an array or NumPy scalar as a leaf.
+
+    Args:
+        value: Exactly a numpy.ndarray, or a numpy.generic.
+        max_bytes: Refused if it has more.
+
+    Raises:
+        Refused: If the dtype cannot be sent, or it is too large.
+    """
+    name = _NUMPY_NAMES.get(value.dtype)
+    if name is None:
+        raise Refused(f"{type(value).__name__} of {value.dtype.str!r} cannot be sent; {_dtype_advice(value.dtype)}")
+    container: Container = "array" if type(value) is np.ndarray else "scalar"
+    return _fixed(container, name, np.asarray(value), max_bytes)
+
+
+def _dtype_advice(dtype: np.dtype[Any]) -> str:
+    """Say what to do about a NumPy dtype that is not in the list."""
+    if dtype.newbyteorder("=") in _NUMPY_NAMES:
+        return "it is big-endian: convert it with .astype(a.dtype.newbyteorder('='))"
+    if dtype.kind in "OUST":
+        return "return a list of str, bytes or numbers, or an array of numbers"
+    return f"convert it to one of {', '.join(_NUMPY)}"
+
+
+def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
+    """Return a tensor as a leaf.
+
+    Args:
+        torch: The module.
+        tensor: Exactly a torch.Tensor.
+        max_bytes: Refused if it has more.
+
+    Raises:
+        Refused: If it is not dense, on an accelerator, part of a graph, of another dtype or too large.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise Refused("a sparse or nested tensor cannot be sent; convert it with .to_dense() or to a list of tensors")
+    if not tensor.is_cpu:
+        raise Refused(f"a tensor on {tensor.device} cannot be sent; data sets run on CPUs: convert it with .cpu()")
+    if tensor.requires_grad:
+        raise Refused("a tensor that requires a gradient cannot be sent; convert it with .detach()")
+    name = _torch_names().get(tensor.dtype)
+    if name is None:
+        raise Refused(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    # NumPy has no bfloat16; only the bytes matter here.
+    array = (tensor.view(torch.int16) if name == "bf16" else tensor).numpy()
+    return _fixed("tensor", name, array, max_bytes)
+
+
+def _fixed(container: Container, name: str, array: np.ndarray[Any, Any], max_bytes: int) -> Leaf:
+    """Return an array of one of the dtypes as a leaf; copies only what is not contiguous."""
+    nbytes = array.nbytes
+    # Before the copy: an expanded array has more elements than memory. Empty ones are held to their other dimensions.
+    if (size := nbytes or math.prod(dim for dim in array.shape if dim) * array.itemsize) > max_bytes:
+        raise _too_large(size, max_bytes)
+    # ascontiguousarray turns zero dimensions into one; memoryview cannot cast an empty array.
+    data = np.ascontiguousarray(array).data.cast("B") if nbytes else memoryview(b"")
+    if name == "bool" and _has_invalid_bool(data):
+        raise Refused("a boolean array has elements that are neither 0 nor 1; it is a view of something else")
+    return Leaf(container=container, dtype=name, shape=tuple(array.shape), nbytes=nbytes, data=data)
+
+
+def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
+    """Return a list of one plain type as a leaf.
+
+    Args:
+        items: All of exactly this type.
+        kind: str, bytes, int, float or bool.
+        max_bytes: Refused if it has more.
+
+    Raises:
+        Refused: If an int exceeds 64 bits, a str has no UTF-8 form, or it is too large.
+    """
+    if kind is str or kind is bytes:
+        return text_leaf("list", items, max_bytes)
+    name = _LIST_DTYPES[kind]
+    if 8 * len(items) > max_bytes:
+        raise _too_large(8 * len(items), max_bytes)
+    try:
+        return _fixed("list", name, np.array(items, dtype=_NUMPY[name]), max_bytes)
+    except OverflowError:
+        worst = max(items, key=abs)
+        raise Refused(f"the list has an int beyond 64 bits, {str(worst)[:30]}; send it as str") from None
+
+
+def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Leaf:
+    """Return str or bytes, all of one type, as a leaf: ``scalar`` for a single one, else ``list``.
+
+    Raises:
+        Refused: If a str has no UTF-8 form, or it is too large.
+    """
+    is_text = isinstance(items[0], str)
+    try:
+        encoded = [item.encode() if isinstance(item, str) else item for item in items]
+    except UnicodeEncodeError as exc:
+        raise Refused(f"a str has no UTF-8 form: {exc.reason} at {exc.start}; send it as bytes") from None
+    lengths = [len(item) for item in encoded]
+    nbytes = sum(lengths) + _LENGTH.itemsize * len(lengths)
+    if nbytes > max_bytes:
+        raise _too_large(nbytes, max_bytes)
+    data = memoryview(b"".join((np.array(lengths, _LENGTH).tobytes(), *encoded)))
+    shape = (len(items),) if container == "list" else ()
+    return Leaf(container=container, dtype="utf8" if is_text else "bytes", shape=shape, nbytes=nbytes, data=data)
+
+
+def _too_large(nbytes: int, max_bytes: int) -> Refused:
+    return Refused(f"{nbytes} bytes, but only {max_bytes} are left of what a batch may have; use smaller batches")
+
+
+def restore(leaf: Leaf) -> Any:
+    """Return what a checked leaf was made from; it shares the leaf's memory if that is writable.
+
+    Raises:
+        ProtocolError: If the data is not what its dtype says, or a tensor comes where there is no torch.
+    """
+    if leaf.dtype in ("bytes", "utf8"):
+        items = _split(leaf)
+        return items if leaf.container == "list" else items[0]
+    data = leaf.data
+    if leaf.dtype == "bool" and _has_invalid_bool(data):
+        raise ProtocolError("a boolean leaf has elements that are neither 0 nor 1")
+    if leaf.container == "tensor":
+        return _restore_tensor(leaf)
+    dtype = _NUMPY[leaf.dtype]
+    if not leaf.nbytes:
+        return [] if leaf.container == "list" else np.empty(leaf.shape, dtype)
+    array = np.frombuffer(bytearray(data) if data.readonly else data, dtype)
+    if leaf.container == "list":
+        return array.tolist()
+    return array[0] if leaf.container == "scalar" else array.reshape(leaf.shape)
+
+
+def _restore_tensor(leaf: Leaf) -> Any:
+    """Return a tensor on the leaf's memory."""
+    dtype = _torch_dtypes().get(leaf.dtype)
+    if dtype is None:
+        raise ProtocolError(f"a tensor of {leaf.dtype} arrived, which the installed torch does not have")
+    import torch
+
+    if not leaf.nbytes:
+        return torch.empty(leaf.shape, dtype=dtype)
+    data = bytearray(leaf.data) if leaf.data.readonly else leaf.data
+    return torch.frombuffer(data, dtype=dtype).view(leaf.shape)
+
+
+def _split(leaf: Leaf) -> list[Any]:
+    """Return the elements of a leaf of varying length."""
+    num_items = leaf.shape[0] if leaf.shape else 1
+    start = num_items * _LENGTH.itemsize
+    lengths = np.frombuffer(leaf.data[:start], _LENGTH) if num_items else np.empty(0, _LENGTH)
+    if start + int(lengths.sum(dtype=np.uint64)) != leaf.nbytes:
+        raise ProtocolError(f"the elements of a {leaf.dtype} leaf do not add up to its {leaf.nbytes} bytes")
+    items: list[Any] = []
+    for length in lengths.tolist():
+        items.append(bytes(leaf.data[start : start + length]))
+        start += length
+    if leaf.dtype == "utf8":
+        try:
+            return [item.decode() for item in items]
+        except UnicodeDecodeError as exc:
+            raise ProtocolError(f"a utf8 leaf is not UTF-8: {exc.reason}") from None
+    return items
+
+
+def _has_invalid_bool(data: memoryview) -> bool:
+    """Return whether a byte is neither 0 nor 1: operations would disagree on what it is."""
+    return len(data) > 0 and int(np.frombuffer(data, np.uint8).max()) > 1
+
+
+@cache
+def _torch_dtypes() -> dict[str, Any]:
+    """Return torch's dtype by name; empty without torch. Unsigned types above 8 bits came with torch 2.3."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    names = {"bool": "bool", "bf16": "bfloat16"}
+    kinds = {"u": "uint", "i": "int", "f": "float"}
+    full = {name: names.get(name, kinds.get(name[0], "") + name[1:]) for name in _ITEM_BYTES}
+    return {name: getattr(torch, attribute) for name, attribute in full.items() if hasattr(torch, attribute)}
+
+
+@cache
+def _torch_names() -> dict[Any, str]:
+    """Return the name of torch's dtypes."""
+    return {dtype: name for name, dtype in _torch_dtypes().items()}

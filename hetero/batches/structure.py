@@ -1,0 +1,371 @@
+"""Nested batch <-> a small tree and a list of flat leaves.
+
+The tree keeps types and insertion order, None, short numbers, strings and lists. Tensors,
+arrays, NumPy scalars and whatever is long becomes a `Leaf`. A plain Python
+value in the tree stands for itself.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hetero.batches.leaves import Leaf, Refused, list_leaf, numpy_leaf, restore, tensor_leaf, text_leaf
+from hetero.errors import ConfigError, ProtocolError
+
+__all__ = [
+    "Leaf",
+    "LeafRef",
+    "ListTree",
+    "MappingTree",
+    "RecordTree",
+    "StructureLimits",
+    "Tree",
+    "TupleTree",
+    "UnsupportedBatchError",
+    "flatten",
+    "set_script_module",
+    "unflatten",
+]
+
+
+class UnsupportedBatchError(ConfigError):
+    """A batch holds something that cannot be sent; the message starts with the path inside the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructureLimits:
+    """Bounds of one batch, the same for who sends and who receives."""
+
+    max_batch_bytes: int = 2**30
+    """All leaves together."""
+    max_leaves: int = 1024
+    """Tensors, arrays, NumPy scalars, long lists and strings."""
+    max_nodes: int = 16_384
+    """Containers and values of the tree."""
+    max_depth: int = 8
+    """Containers inside containers."""
+    max_ndim: int = 8
+    """Dimensions of an array."""
+    max_key_bytes: int = 256
+    """UTF-8 of a dictionary key, a field or a type's name."""
+    max_inline_bytes: int = 256
+    """Longer str and bytes become leaves."""
+    max_list_items: int = 2**20
+    """Items of all lists that became leaves: Python objects take many times the bytes that they came in."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRef:
+    """Stands for a leaf."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListTree:
+    """A list."""
+
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TupleTree:
+    """A plain tuple."""
+
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTree:
+    """A dict, or a collections.OrderedDict; in insertion order."""
+
+    keys: tuple[int | str, ...]
+    values: tuple[Tree, ...]
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTree:
+    """A namedtuple or dataclass of the user's."""
+
+    module: str
+    """Empty: the user's script, which is ``__main__`` in one process and not in another."""
+    qualified_name: str
+    fields: tuple[str, ...]
+    values: tuple[Tree, ...]
+
+
+Tree: TypeAlias = LeafRef | ListTree | TupleTree | MappingTree | RecordTree | bool | int | float | str | bytes | None
+"""A nested batch without its leaves; plain values stand for themselves."""
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_MIN_LEAF_ITEMS = 8
+"""Shorter lists stay in the tree: thousands of coordinate pairs would cost more as leaves, and run out of them."""
+_PLAIN_TYPES = frozenset({str, bytes, int, float, bool})
+_SCRIPT_NAMES = ("__main__", "__mp_main__")
+
+_script_module = "__main__"
+
+
+def set_script_module(name: str) -> None:
+    """Say under which name ``sys.modules`` has the user's script, where that is not ``__main__``."""
+    global _script_module
+    _script_module = name
+
+
+def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, list[Leaf]]:
+    """Split a batch into a tree and leaves.
+
+    The leaves share the batch's memory where that is contiguous: encode them before the batch changes.
+
+    Args:
+        batch: Dicts, lists, tuples, namedtuples and dataclasses of tensors, arrays, numbers, str, bytes and None.
+        limits: Bounds; the default ones if None.
+
+    Returns:
+        The tree, and the leaves in the order in which the tree mentions them.
+
+    Raises:
+        UnsupportedBatchError: For any other type, and beyond a limit.
+    """
+    flattener = _Flattener(limits or StructureLimits())
+    try:
+        return flattener.tree(batch, 0), flattener.leaves
+    except Refused as refused:
+        raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {refused}") from None
+
+
+class _Field(str):
+    """A step of a path that is an attribute."""
+
+    __slots__ = ()
+
+
+def _format_path(path: Iterable[object]) -> str:
+    return "batch" + "".join(f".{step}" if isinstance(step, _Field) else f"[{step!r:.60}]" for step in path)
+
+
+class _Flattener:
+    """One walk over a batch."""
+
+    def __init__(self, limits: StructureLimits) -> None:
+        self.limits = limits
+        self.leaves: list[Leaf] = []
+        self.path: list[object] = []  # to what is looked at; right also when an exception ends the walk
+        self.bytes_left = limits.max_batch_bytes
+        self.nodes_left = limits.max_nodes
+        self.list_items_left = limits.max_list_items
+
+    def tree(self, value: Any, depth: int) -> Tree:
+        self.nodes_left -= 1
+        if self.nodes_left < 0:
+            raise Refused(f"the batch has more than {self.limits.max_nodes} parts; use tensors or arrays instead")
+        kind = type(value)
+        if value is None or kind is bool or kind is float:
+            return value  # type: ignore[no-any-return]
+        if kind is int:
+            if not _INT64_MIN <= value <= _INT64_MAX:
+                raise Refused(f"the int {str(value)[:30]} exceeds 64 bits; send it as str")
+            return value  # type: ignore[no-any-return]
+        if kind is str or kind is bytes:
+            return self._text(value)
+        if kind is np.ndarray or issubclass(kind, np.generic):
+            return self._leaf(numpy_leaf(self._with_few_dimensions(value), self.bytes_left))
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and kind is torch.Tensor:
+            return self._leaf(tensor_leaf(torch, self._with_few_dimensions(value), self.bytes_left))
+        return self._container(value, kind, depth)
+
+    def _container(self, value: Any, kind: type, depth: int) -> Tree:
+        if depth >= self.limits.max_depth:
+            raise Refused(f"the batch nests deeper than {self.limits.max_depth} levels")
+        if kind is list:
+            item_kinds = set(map(type, value)) if len(value) >= _MIN_LEAF_ITEMS else set()
+            if len(item_kinds) == 1 and item_kinds <= _PLAIN_TYPES:
+                return self._plain_list(value, item_kinds.pop())
+            return ListTree(self._children(enumerate(value), depth))
+        if kind is tuple:
+            return TupleTree(self._children(enumerate(value), depth))
+        if kind is dict or kind is collections.OrderedDict:
+            for key in value:
+                self._check_key(key)
+            ordered = kind is collections.OrderedDict
+            return MappingTree(tuple(value), self._children(value.items(), depth), ordered)
+        return self._record(value, kind, depth)
+
+    def _record(self, value: Any, kind: type, depth: int) -> RecordTree:
+        names = _field_names(kind)
+        if names is None:
+            raise Refused(_advice(kind))
+        for name in (kind.__module__, kind.__qualname__, *names):
+            self._check_key(name)
+        module = "" if kind.__module__ in (*_SCRIPT_NAMES, _script_module) else kind.__module__
+        if _find_type(module, kind.__qualname__) is not kind:
+            raise Refused(f"{_name(kind)} is not at the top level of its module, so the trainer could not find it")
+        missing = [name for name in names if not hasattr(value, name)]
+        if missing:
+            raise Refused(f"{_name(kind)} has no value in field {missing[0]!r}")
+        values = self._children(((_Field(name), getattr(value, name)) for name in names), depth)
+        return RecordTree(module, kind.__qualname__, names, values)
+
+    def _children(self, items: Iterable[tuple[object, Any]], depth: int) -> tuple[Tree, ...]:
+        children = []
+        for step, item in items:
+            self.path.append(step)
+            children.append(self.tree(item, depth + 1))
+            self.path.pop()
+        return tuple(children)
+
+    def _check_key(self, key: object) -> None:
+        self.nodes_left -= 1
+        if type(key) is int and _INT64_MIN <= key <= _INT64_MAX:
+            return
+        if type(key) is not str:
+            raise Refused(f"the key {key!r:.60} is {_name(type(key))}; keys must be str, or int of 64 bits")
+        size = len(key.encode(errors="replace"))
+        if size > self.limits.max_key_bytes or not _is_utf8(key):
+            raise Refused(f"the key {key!r:.60} is not UTF-8 of at most {self.limits.max_key_bytes} bytes")
+
+    def _text(self, value: str | bytes) -> Tree:
+        limit = self.limits.max_inline_bytes
+        if len(value) <= limit and (isinstance(value, bytes) or (_is_utf8(value) and len(value.encode()) <= limit)):
+            return value
+        return self._leaf(text_leaf("scalar", (value,), self.bytes_left))
+
+    def _plain_list(self, items: list[Any], kind: type) -> Tree:
+        self.list_items_left -= len(items)
+        if self.list_items_left < 0:
+            raise Refused(f"the lists hold more than {self.limits.max_list_items} items; use arrays or tensors instead")
+        return self._leaf(list_leaf(items, kind, self.bytes_left))
+
+    def _leaf(self, leaf: Leaf) -> LeafRef:
+        if len(self.leaves) >= self.limits.max_leaves:
+            raise Refused(f"the batch has more than {self.limits.max_leaves} tensors and arrays; stack some of them")
+        self.bytes_left -= leaf.nbytes
+        self.leaves.append(leaf)
+        return LeafRef(len(self.leaves) - 1)
+
+    def _with_few_dimensions(self, value: Any) -> Any:
+        if value.ndim > self.limits.max_ndim:
+            raise Refused(f"{value.ndim} dimensions, at most {self.limits.max_ndim} can be sent; reshape it")
+        return value
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether it has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _advice(kind: type) -> str:
+    """Say what to do about a type that cannot be sent."""
+    for base in kind.__mro__[1:]:
+        if base.__module__ == "torch" and base.__name__ == "Tensor":
+            return f"{_name(kind)} cannot be sent; convert it with .detach().as_subclass(torch.Tensor)"
+        if base is np.ndarray:
+            return f"{_name(kind)} cannot be sent; convert it with numpy.asarray"
+        if base in (dict, list, tuple, int, float, str, bytes):
+            return f"{_name(kind)} cannot be sent; convert it to {base.__name__}"
+    return (
+        f"{_name(kind)} cannot be sent; return tensors, arrays, numbers, str, bytes or None, "
+        "or dicts, lists, tuples, namedtuples or dataclasses of these"
+    )
+
+
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Return the fields of a namedtuple or dataclass type, None for other types."""
+    if issubclass(kind, tuple):
+        names = getattr(kind, "_fields", None)
+        return names if isinstance(names, tuple) and all(isinstance(name, str) for name in names) else None
+    if not dataclasses.is_dataclass(kind):
+        return None
+    try:
+        object.__new__(kind)  # refuses subclasses of built-in types, whose value is more than their fields
+    except TypeError:
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _find_type(module: str, qualified_name: str) -> type | None:
+    """Return a type of a module that is already imported; runs no code of the module."""
+    found: Any = sys.modules.get(module or _script_module)
+    for name in qualified_name.split("."):
+        # Not getattr: a module's __getattr__ may import, a descriptor may compute.
+        found = getattr(found, "__dict__", {}).get(name)
+    return found if isinstance(found, type) else None
+
+
+def unflatten(tree: Tree, leaves: Sequence[Leaf]) -> Any:
+    """Rebuild a batch on the memory of its leaves.
+
+    Tensors and arrays are writable and share the leaves' memory. No code of the user's runs:
+    dataclasses are filled as unpickling does it, without ``__init__``.
+
+    Args:
+        tree: As `flatten` returns it.
+        leaves: One per `LeafRef`, in order.
+
+    Raises:
+        ProtocolError: If the tree does not mention each leaf once and in order, a record's type is not
+            imported here or has other fields, or a leaf's data does not fit its dtype.
+    """
+    builder = _Builder(leaves)
+    batch = builder.build(tree)
+    if builder.num_used != len(leaves):
+        raise ProtocolError(f"a batch mentions {builder.num_used} of its {len(leaves)} leaves")
+    return batch
+
+
+class _Builder:
+    """One walk over a tree."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self.leaves = leaves
+        self.num_used = 0
+
+    def build(self, tree: Tree) -> Any:
+        if isinstance(tree, LeafRef):
+            if tree.index != self.num_used or tree.index >= len(self.leaves):
+                raise ProtocolError(f"a batch mentions leaf {tree.index}, expected {self.num_used}")
+            self.num_used += 1
+            return restore(self.leaves[tree.index])
+        if isinstance(tree, ListTree):
+            return [self.build(item) for item in tree.items]
+        if isinstance(tree, TupleTree):
+            return tuple([self.build(item) for item in tree.items])
+        if isinstance(tree, MappingTree):
+            pairs = zip(tree.keys, [self.build(value) for value in tree.values], strict=True)
+            return collections.OrderedDict(pairs) if tree.ordered else dict(pairs)
+        return self._record(tree) if isinstance(tree, RecordTree) else tree
+
+    def _record(self, tree: RecordTree) -> Any:
+        kind = _find_type(tree.module, tree.qualified_name)
+        full_name = f"{tree.module or 'the script'}: {tree.qualified_name}"
+        if kind is None:
+            raise ProtocolError(f"a batch holds a {full_name:.200}, which this process has not imported")
+        if _field_names(kind) != tree.fields:
+            raise ProtocolError(f"a batch holds a {full_name:.200} with other fields than here: {tree.fields!r:.300}")
+        values = [self.build(value) for value in tree.values]
+        if issubclass(kind, tuple):
+            return tuple.__new__(kind, values)
+        record = object.__new__(kind)
+        try:
+            for name, value in zip(tree.fields, values, strict=True):
+                object.__setattr__(record, name, value)
+        except AttributeError as exc:
+            raise ProtocolError(f"a batch holds a {full_name:.200} whose fields cannot be set: {exc}") from None
+        return record

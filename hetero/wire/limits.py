@@ -1,0 +1,48 @@
+"""What a peer may make us allocate, and the protocol's version."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from hetero.batches.structure import StructureLimits
+from hetero.errors import ConfigError
+
+__all__ = ["PROTOCOL", "Limits"]
+
+PROTOCOL = 1
+"""Version of the data plane's messages; both sides must have the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits(StructureLimits):
+    """Bounds of requests and batches. Receivers check them before they allocate."""
+
+    frame_bytes: int = 2 * 2**20
+    """Payload per frame that is sent. Measured: 2 MiB frames beat one message of 40 MB threefold."""
+    max_frame_bytes: int = 4 * 2**20 - 64
+    """One frame that is accepted; gRPC's own limit on the data plane is 4 MiB."""
+    max_header_bytes: int = 2**20
+    """Structure of a batch: its tree, and dtypes and shapes of its leaves."""
+    max_failure_bytes: int = 64 * 2**10
+    """An exception with its traceback."""
+    max_indices: int = 65_536
+    """Samples per batch: 8 bytes each in a request of at most 1 MiB."""
+    max_index_bytes: int = 4096
+    """UTF-8 of an index that is a string."""
+    max_index_ndim: int = 64
+    """Integers of an index that is a tuple."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{field.name} is {value!r}, expected an integer of at least 1")
+        if self.frame_bytes > self.max_frame_bytes:
+            raise ConfigError(f"frame_bytes is {self.frame_bytes}, expected at most {self.max_frame_bytes}")
+
+    def within(self, max_batch_bytes: int) -> Limits:
+        """Return these limits with batches no larger than a request asks for; 0 asks for nothing."""
+        if not 0 < max_batch_bytes < self.max_batch_bytes:
+            return self
+        return dataclasses.replace(self, max_batch_bytes=max_batch_bytes)

@@ -1,0 +1,174 @@
+"""Batch requests, data set specs and failures <-> their messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from hetero.batches.request import BatchRequest, Indices
+from hetero.datasets import DatasetSpec, Index
+from hetero.errors import ConfigError, ProtocolError, SampleFailure
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+
+__all__ = [
+    "failure_from_proto",
+    "failure_to_proto",
+    "from_proto",
+    "spec_from_proto",
+    "spec_to_proto",
+    "to_proto",
+]
+
+_DEFAULT_LIMITS = Limits()
+_MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
+"""Of a failure's fields; with 4,000 for each of the others they stay below `Limits.max_failure_bytes`."""
+_STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
+
+
+def spec_to_proto(spec: DatasetSpec) -> pb.DatasetSpec:
+    """Return the message of a spec."""
+    return pb.DatasetSpec(name=spec.name, arguments_json=spec.arguments_json)
+
+
+def spec_from_proto(message: pb.DatasetSpec) -> DatasetSpec:
+    """Return the spec in a message; whether such a data set is registered is not looked at.
+
+    Raises:
+        ProtocolError: If the name or the arguments break the rules of `DatasetSpec`.
+    """
+    try:
+        return DatasetSpec(message.name, message.arguments_json)
+    except ConfigError as exc:
+        raise ProtocolError(f"a request names no data set: {exc}") from exc
+
+
+def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.FetchRequest:
+    """Return the message of a request; it asks for at most ``limits.max_batch_bytes``.
+
+    Raises:
+        ConfigError: If the request exceeds a limit, or a number its range.
+    """
+    if not 1 <= len(request.indices) <= limits.max_indices:
+        raise ConfigError(f"a batch has {len(request.indices)} samples, expected 1 to {limits.max_indices}")
+    try:
+        message = pb.FetchRequest(
+            protocol=PROTOCOL,
+            dataset=spec_to_proto(request.spec),
+            seed=request.seed,
+            epoch=request.epoch,
+            position=request.position,
+            collate=request.collate,
+            step=request.step,
+            verify=request.verify,
+            max_batch_bytes=limits.max_batch_bytes,
+        )
+        if isinstance(request.indices, np.ndarray):
+            message.indices.extend(request.indices.tolist())
+        else:
+            for index in request.indices:
+                message.keys.append(_key_to_proto(index, limits))
+    except ValueError as exc:  # protobuf's, for a number out of range or text that is not UTF-8
+        raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
+    if request.occurrences is not None and request.occurrences.any():
+        message.occurrences.extend(request.occurrences.tolist())
+    return message
+
+
+def _key_to_proto(index: Index, limits: Limits) -> pb.Key:
+    if isinstance(index, str):
+        if len(index.encode(errors="replace")) > limits.max_index_bytes:
+            raise ConfigError(f"the index {index[:60]!r} exceeds {limits.max_index_bytes} bytes")
+        return pb.Key(text=index)
+    if isinstance(index, tuple):
+        if len(index) > limits.max_index_ndim:
+            raise ConfigError(f"the index {index[:4]!r:.60} has {len(index)} parts, at most {limits.max_index_ndim}")
+        return pb.Key(integers=pb.IntegerTuple(values=index))
+    return pb.Key(integer=index)
+
+
+def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> BatchRequest:
+    """Return the request in a message. ``max_batch_bytes`` stays there: see `Limits.within`.
+
+    Raises:
+        ProtocolError: If the versions differ, or `to_proto` could not have made it.
+    """
+    if message.protocol != PROTOCOL:
+        raise ProtocolError(
+            f"the request is of protocol {message.protocol}, this endpoint speaks {PROTOCOL}\n"
+            "  Install the same version of hetero on all hosts."
+        )
+    num_indices = len(message.indices) + len(message.keys)
+    if not 1 <= num_indices <= limits.max_indices or (message.indices and message.keys):
+        raise ProtocolError(
+            f"a request has {len(message.indices)} indices and {len(message.keys)} keys, "
+            f"expected 1 to {limits.max_indices} of one kind"
+        )
+    if message.occurrences and len(message.occurrences) != num_indices:
+        raise ProtocolError(f"a request has {num_indices} indices but {len(message.occurrences)} occurrences")
+    if not message.collate and num_indices != 1:
+        raise ProtocolError(f"a request without collation has {num_indices} indices, expected exactly 1")
+    indices: Indices
+    if message.indices:
+        indices = np.fromiter(message.indices, np.int64, num_indices)
+    else:
+        indices = tuple([_key_from_proto(key, limits) for key in message.keys])
+    return BatchRequest(
+        spec=spec_from_proto(message.dataset),
+        indices=indices,
+        occurrences=np.fromiter(message.occurrences, np.uint32, num_indices) if message.occurrences else None,
+        seed=message.seed,
+        epoch=message.epoch,
+        position=message.position,
+        collate=message.collate,
+        step=message.step,
+        verify=message.verify,
+    )
+
+
+def _key_from_proto(key: pb.Key, limits: Limits) -> Index:
+    kind = key.WhichOneof("kind")
+    if kind == "integer":
+        return key.integer
+    if kind == "text":
+        if len(key.text.encode()) > limits.max_index_bytes:
+            raise ProtocolError(f"an index exceeds {limits.max_index_bytes} bytes")
+        return key.text
+    if kind == "integers":
+        if len(key.integers.values) > limits.max_index_ndim:
+            raise ProtocolError(f"an index has {len(key.integers.values)} parts, at most {limits.max_index_ndim}")
+        return tuple(key.integers.values)
+    raise ProtocolError("an index is of no known kind")
+
+
+def failure_to_proto(failure: SampleFailure) -> pb.Failure:
+    """Return the message of a failure; text that is too long for one loses its middle."""
+    texts = dataclasses.asdict(failure)
+    return pb.Failure(**{name: _bounded(text, _MAX_TEXT_BYTES.get(name, 4_000)) for name, text in texts.items()})
+
+
+def failure_from_proto(message: pb.Failure) -> SampleFailure:
+    """Return the failure in a message, as text that no log can mistake for its own lines.
+
+    Raises:
+        ProtocolError: If the stage is unknown.
+    """
+    if message.stage not in _STAGES:
+        raise ProtocolError(f"a failure is of stage {message.stage!r:.60}, expected one of {', '.join(_STAGES)}")
+    texts = {field.name: getattr(message, field.name) for field in dataclasses.fields(SampleFailure)}
+    return SampleFailure(**{name: _printable(text, lines=name == "traceback") for name, text in texts.items()})
+
+
+def _bounded(text: str, limit: int) -> str:
+    """Return UTF-8 text of at most so many bytes."""
+    data = text.encode(errors="backslashreplace")
+    if len(data) > limit:
+        data = data[: limit // 4] + b" ... cut ... " + data[16 - limit + limit // 4 :]
+    return data.decode(errors="ignore")
+
+
+def _printable(text: str, *, lines: bool) -> str:
+    """Escape control characters, line ends too unless the text may have several lines."""
+    keep = "\n\t" if lines else ""
+    return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,193 @@
+"""The structure of a batch <-> a protobuf message; what arrives is checked completely before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from hetero.batches.leaves import Container, Leaf, LeafShape
+from hetero.batches.structure import LeafRef, ListTree, MappingTree, RecordTree, Tree, TupleTree
+from hetero.errors import ProtocolError
+from hetero.wire.limits import Limits
+from hetero.wire.proto import data_pb2 as pb
+
+__all__ = ["decode_structure", "encode_structure", "parse"]
+
+_Message = TypeVar("_Message", bound=Message)
+
+_DTYPE_CODES = {name.lower(): cast(pb.DType, code) for name, code in pb.DType.items()[1:]}
+_DTYPE_NAMES = {code: name for name, code in _DTYPE_CODES.items()}
+_CONTAINER_CODES = {name.lower(): cast(pb.Container, code) for name, code in pb.Container.items()[1:]}
+_CONTAINER_NAMES = {code: name for name, code in _CONTAINER_CODES.items()}
+_VALUE_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", bytes: "binary"}
+
+
+def parse(kind: type[_Message], data: bytes) -> _Message:
+    """Return the message in these bytes.
+
+    Raises:
+        ProtocolError: If they are none.
+    """
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    # The pure-Python implementation raises the others, for text that is not UTF-8 and for deep nesting.
+    except (DecodeError, ValueError, RecursionError) as exc:
+        raise ProtocolError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name} message: {type(exc).__name__}") from None
+    return message
+
+
+def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
+    """Return what `hetero.batches.structure.flatten` made, but the data, as a serialised ``Structure``."""
+    message = pb.Structure()
+    _fill(message.root, tree)
+    for leaf in leaves:
+        message.leaves.add(
+            dtype=_DTYPE_CODES[leaf.dtype],
+            container=_CONTAINER_CODES[leaf.container],
+            shape=leaf.shape,
+            nbytes=leaf.nbytes,
+        )
+    return message.SerializeToString()
+
+
+def _fill(node: pb.Node, tree: Tree) -> None:
+    """Write a tree into an empty message."""
+    if isinstance(tree, LeafRef):
+        node.leaf = tree.index
+    elif tree is None:
+        node.none = True
+    elif isinstance(tree, ListTree | TupleTree):
+        children = node.list if isinstance(tree, ListTree) else node.tuple
+        children.SetInParent()
+        for item in tree.items:
+            _fill(children.items.add(), item)
+    elif isinstance(tree, MappingTree):
+        node.mapping.ordered = tree.ordered
+        for key in tree.keys:
+            _fill(node.mapping.keys.add(), key)
+        for value in tree.values:
+            _fill(node.mapping.values.add(), value)
+    elif isinstance(tree, RecordTree):
+        record = node.record
+        record.module, record.qualified_name = tree.module, tree.qualified_name
+        record.fields.extend(tree.fields)
+        for value in tree.values:
+            _fill(record.values.add(), value)
+    else:
+        setattr(node, _VALUE_KINDS[type(tree)], tree)
+
+
+def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]]:
+    """Return a tree and the shapes of its leaves from a serialised ``Structure``.
+
+    Args:
+        data: Untrusted.
+        limits: Nothing beyond them is accepted.
+
+    Raises:
+        ProtocolError: If `encode_structure` could not have made it.
+    """
+    message = parse(pb.Structure, data)
+    if len(message.leaves) > limits.max_leaves:
+        raise ProtocolError(f"a batch has {len(message.leaves)} leaves, at most {limits.max_leaves} are allowed")
+    leaves = [_leaf_shape(leaf) for leaf in message.leaves]
+    for leaf in leaves:
+        leaf.check(max_bytes=limits.max_batch_bytes, max_ndim=limits.max_ndim, max_list_items=limits.max_list_items)
+    list_items = sum(leaf.shape[0] for leaf in leaves if leaf.container == "list")
+    if list_items > limits.max_list_items:
+        raise ProtocolError(f"the lists have {list_items} items, at most {limits.max_list_items} are allowed")
+    reader = _TreeReader(limits)
+    tree = reader.tree(message.root, 0)
+    if reader.num_leaves != len(leaves):
+        raise ProtocolError(f"a batch mentions {reader.num_leaves} of its {len(leaves)} leaves")
+    return tree, leaves
+
+
+def _leaf_shape(message: pb.Leaf) -> LeafShape:
+    if len(message.shape) > 64:
+        raise ProtocolError(f"a leaf has {len(message.shape)} dimensions")
+    return LeafShape(
+        container=cast(Container, _CONTAINER_NAMES.get(message.container, "unknown container")),
+        dtype=_DTYPE_NAMES.get(message.dtype, "an unknown dtype"),
+        shape=tuple(message.shape),
+        nbytes=message.nbytes,
+    )
+
+
+class _TreeReader:
+    """One walk over a message."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.num_leaves = 0
+        self.num_nodes = 0
+
+    def tree(self, node: pb.Node, depth: int) -> Tree:
+        self.num_nodes += 1
+        if self.num_nodes > self.limits.max_nodes:
+            raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")
+        kind: str | None = node.WhichOneof("kind")
+        if kind == "leaf":
+            if node.leaf != self.num_leaves:
+                raise ProtocolError(f"a batch mentions leaf {node.leaf}, expected {self.num_leaves}")
+            self.num_leaves += 1
+            return LeafRef(node.leaf)
+        if kind in ("list", "tuple", "mapping", "record"):
+            if depth >= self.limits.max_depth:
+                raise ProtocolError(f"a batch nests deeper than {self.limits.max_depth} levels")
+            return self._container(node, kind, depth + 1)
+        if kind == "none":
+            if not node.none:
+                raise ProtocolError("a None is marked as not being one")
+            return None
+        if kind is None:
+            raise ProtocolError("a part of a batch is of no known kind")
+        value: bool | int | float | str | bytes = getattr(node, kind)
+        if isinstance(value, str | bytes) and _num_bytes(value) > self.limits.max_inline_bytes:
+            raise ProtocolError(f"a string inside the header exceeds {self.limits.max_inline_bytes} bytes")
+        return value
+
+    def _container(self, node: pb.Node, kind: str, depth: int) -> Tree:
+        if kind == "list":
+            return ListTree(tuple([self.tree(item, depth) for item in node.list.items]))
+        if kind == "tuple":
+            return TupleTree(tuple([self.tree(item, depth) for item in node.tuple.items]))
+        if kind == "mapping":
+            mapping = node.mapping
+            keys = tuple([self._key(key) for key in mapping.keys])
+            if len(keys) != len(mapping.values) or len(set(keys)) != len(keys):
+                raise ProtocolError("the keys of a mapping repeat or do not match its values")
+            return MappingTree(keys, self._trees(mapping.values, depth), mapping.ordered)
+        record = node.record
+        names = tuple(record.fields)
+        for name in (record.module, record.qualified_name, *names):
+            self._check_name(name)
+        if len(names) != len(record.values) or len(set(names)) != len(names):
+            raise ProtocolError("the fields of a record repeat or do not match its values")
+        return RecordTree(record.module, record.qualified_name, names, self._trees(record.values, depth))
+
+    def _trees(self, nodes: Any, depth: int) -> tuple[Tree, ...]:
+        return tuple([self.tree(node, depth) for node in nodes])
+
+    def _key(self, node: pb.Node) -> int | str:
+        self.num_nodes += 1
+        if self.num_nodes > self.limits.max_nodes:
+            raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")
+        kind = node.WhichOneof("kind")
+        if kind == "integer":
+            return node.integer
+        if kind != "text":
+            raise ProtocolError(f"the key of a mapping is of kind {kind}, expected text or integer")
+        self._check_name(node.text)
+        return node.text
+
+    def _check_name(self, name: str) -> None:
+        if _num_bytes(name) > self.limits.max_key_bytes:
+            raise ProtocolError(f"a key or name exceeds {self.limits.max_key_bytes} bytes")
+
+
+def _num_bytes(value: str | bytes) -> int:
+    return len(value.encode()) if isinstance(value, str) else len(value)
