@@ -1,0 +1,437 @@
+"""`DataLoader`: torch's, with batches from endpoints where the job has some."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data
+
+from hetero.batches.fetch import BatchRequest
+from hetero.control import session as control
+from hetero.datasets import DatasetSpec, get_factory
+from hetero.errors import ConfigError
+from hetero.metrics.steps import StepTimer
+from hetero.torch.drawing import SamplerOrder
+from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available, has_same_code
+from hetero.torch.pipeline import Pipeline, answer_lengths, current_shard, is_remote
+from hetero.torch.sampling import PlannedBatch
+from hetero.torch.views import (
+    BatchSamplerView,
+    CollateView,
+    DatasetView,
+    SamplerView,
+    unwrap_collate_fn,
+    unwrap_dataset,
+)
+
+__all__ = ["DataLoader"]
+
+_T_co = TypeVar("_T_co", covariant=True)
+_TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
+    """Deliver batches in order, exactly once, the same wherever they are computed.
+
+    A ``torch.utils.data.DataLoader`` with its arguments and their meanings; what differs:
+
+    **Where.** In a job with endpoints batches come from them, else from torch's own
+    ``num_workers`` processes (0: this one, whose random generators are left as they were). Order, random draws and
+    bytes are the same.
+
+    **Order.** The order of an epoch depends on ``seed`` and the epoch only. The first pass is epoch 0 and every
+    pass, completed or left early, is followed by the next epoch; `set_epoch` chooses another one. A pass begins with
+    its first batch: ``iter(loader)`` alone does nothing. Iterators are independent of each other.
+
+    **Ranks.** Under ``torch.distributed`` global batch k is elements [k R B, (k + 1) R B) of the epoch's order, and
+    rank r takes every R-th of them, so no DistributedSampler is needed. A ``sampler`` or ``batch_sampler`` of
+    the user's is drawn on every rank as it is, under generators seeded from (seed, epoch), the same on every rank;
+    a generator in its ``generator`` attribute is seeded anew for each epoch.
+
+    **State.** `state_dict` counts the batches that the user received, not those in flight.
+
+    Args:
+        dataset: What a function decorated with ``@hetero.dataset`` returned, or a map-style
+            data set object, which can be served in this process only.
+        batch_size: Per rank; None for single samples.
+        shuffle: Permute the samples of every epoch.
+        sampler: Yields indices: integers, strings, or tuples of integers.
+        batch_sampler: Yields lists of indices.
+        num_workers: Local processes; without effect where batches come from endpoints.
+        collate_fn: As torch's. For a registered data set it belongs into ``@hetero.dataset(collate_fn=...)``:
+            endpoints take it from there.
+        pin_memory: As torch's, silently without effect where there is no accelerator.
+        drop_last: Drop the last incomplete global batch.
+        timeout: Seconds to wait for a local worker.
+        worker_init_fn: As torch's; for a registered data set see ``collate_fn``.
+        multiprocessing_context: As torch's. A rank that is connected to its launcher must not fork: the default
+            there is ``forkserver``.
+        generator: Its initial seed is the ``seed``; it is not drawn from.
+        prefetch_factor: Batches in flight per active endpoint, or per local worker.
+        persistent_workers: As torch's.
+        pin_memory_device: As torch's.
+        in_order: Without effect: batches are always in order.
+        seed: Signed 64-bit.
+        padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
+            False gives uneven ends, for validation without collectives.
+        name: For reports; the data set's name by default.
+
+    Raises:
+        ConfigError: If arguments contradict each other or cannot work in this job.
+        ValueError: As torch's.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int = 0,
+        padding: bool = True,
+        name: str | None = None,
+    ) -> None:
+        if is_remote():
+            answer_lengths()
+        subject = unwrap_dataset(dataset)
+        collate_fn = unwrap_collate_fn(collate_fn)
+        if type(batch_sampler) is BatchSamplerView:  # rebuilt by Lightning
+            batch_size, drop_last = batch_sampler.rank_batch_size, batch_sampler.drop_last
+            sampler, batch_sampler = batch_sampler.sampler, None
+        if isinstance(sampler, SamplerView):
+            shuffle, sampler = sampler.shuffle, None
+        _check_subject(subject)
+        _check_functions(subject, collate_fn, worker_init_fn)
+        pin_memory = pin_memory and accelerator_is_available()
+        view = DatasetView(
+            LocalDataset(subject, collate_fn=_user_collate_fn(collate_fn), worker_init_fn=worker_init_fn)
+        )
+        effective_seed = _effective_seed(seed, generator)
+        user_sampler = sampler if batch_sampler is None else batch_sampler
+        pipeline = Pipeline(
+            subject,
+            sampler_order=None
+            if user_sampler is None
+            else SamplerOrder(
+                user_sampler,
+                is_batch_sampler=batch_sampler is not None,
+                batch_size=batch_size or 1,
+                drop_last=drop_last,
+                seed=effective_seed,
+            ),
+            batch_size=None if batch_sampler is not None else batch_size,
+            shuffle=bool(shuffle),
+            drop_last=drop_last,
+            padding=padding,
+            seed=effective_seed,
+            local=view.local,
+            workers=WorkerOptions(
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory=pin_memory,
+                timeout=timeout,
+                multiprocessing_context=multiprocessing_context,
+            ),
+            window=prefetch_factor,
+            name=name or (subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__),
+        )
+        # torch checks the arguments; of what it makes of them only the samplers are replaced.
+        own_order = user_sampler is None
+        super().__init__(
+            view,
+            batch_size,
+            None if own_order else shuffle,
+            SamplerView(pipeline, view) if own_order else sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,  # type: ignore[arg-type]
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **({"in_order": in_order} if _TORCH_TAKES_IN_ORDER else {}),
+        )
+        self._pipeline = pipeline
+        if self.batch_sampler is not None and batch_sampler is None:
+            self.__dict__["batch_sampler"] = BatchSamplerView.of_loader(pipeline, self.sampler)
+        self.__dict__["collate_fn"] = CollateView(self.collate_fn)
+        # Under the names of the arguments: Lightning rebuilds from attributes.
+        self.seed = seed
+        self.padding = padding
+        self.name = name
+
+    def __iter__(self) -> _Pass:  # type: ignore[override]
+        """Return an iterator over the next epoch; it begins with its first batch."""
+        return _Pass(self._pipeline)
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch on this rank.
+
+        Raises:
+            TypeError: If the user's sampler has no length.
+        """
+        return self._pipeline.num_batches()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass; passes after it go on from there.
+
+        After `load_state_dict`, the state's own epoch continues where the state was taken, any other starts at its
+        beginning. Forwarded to a user's sampler.
+
+        Raises:
+            ConfigError: If ``epoch`` is no integer of at least 0.
+        """
+        self._pipeline.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the place of this loader: the same on every rank, plain values, under 1 KiB.
+
+        Valid at any time, inside the loop too, and for any world size with the same
+        ``batch_size`` x world size. With two iterators alive it is that of the one begun last.
+        The state of a user's sampler that has a ``state_dict`` is part of it.
+
+        Raises:
+            ConfigError: If batches are taken through a loader that a tool rebuilt from this one.
+        """
+        if self._pipeline.consumed_elsewhere:
+            raise ConfigError(
+                "batches are taken through a loader that a tool (accelerate) rebuilt from this one: how many it has "
+                "delivered is not known here\n  Count steps in the script and use accelerate.skip_first_batches, "
+                "or iterate over the hetero DataLoader itself."
+            )
+        return self._pipeline.state().to_dict()
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Continue with the batch after the last one delivered when the state was taken.
+
+        A state taken at the end of an epoch continues with the next one. Living iterators are not affected.
+
+        Raises:
+            ConfigError: If it is no state, or of another seed, data set length, order or global batch.
+        """
+        self._pipeline.load_state(state_dict)
+
+    @property
+    def step_timer(self) -> StepTimer:
+        """Measures step time and data wait."""
+        return self._pipeline.timer
+
+    @property
+    def num_workers(self) -> int:
+        """As torch's; 0 where a loader rebuilt from this one must not start workers of its own."""
+        return 0 if _fetches_for_rebuilt() else self.__dict__["num_workers"]
+
+    @num_workers.setter
+    def num_workers(self, value: int) -> None:
+        self.__dict__["num_workers"] = value
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """As torch's; None where `num_workers` is 0."""
+        return None if _fetches_for_rebuilt() else self.__dict__["prefetch_factor"]
+
+    @prefetch_factor.setter
+    def prefetch_factor(self, value: int | None) -> None:
+        self.__dict__["prefetch_factor"] = value
+
+    @property
+    def persistent_workers(self) -> bool:
+        """As torch's; False where `num_workers` is 0."""
+        return False if _fetches_for_rebuilt() else self.__dict__["persistent_workers"]
+
+    @persistent_workers.setter
+    def persistent_workers(self, value: bool) -> None:
+        self.__dict__["persistent_workers"] = value
+
+    @property
+    def timeout(self) -> float:
+        """As torch's; 0 where `num_workers` is 0."""
+        return 0 if _fetches_for_rebuilt() else self.__dict__["timeout"]
+
+    @timeout.setter
+    def timeout(self, value: float) -> None:
+        self.__dict__["timeout"] = value
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """As torch's; None where `num_workers` is 0."""
+        return None if _fetches_for_rebuilt() else super().multiprocessing_context
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, value: Any) -> None:
+        # torch checks it against num_workers, which may be shown as 0.
+        stored: Any = torch.utils.data.DataLoader.multiprocessing_context
+        stored.fset(self, None if _fetches_for_rebuilt() else value)
+
+
+class _Feed:
+    """The requests of one pass, and what is known of those in flight.
+
+    Apart from `_Pass`: the reader holds its requests, and must not hold the pass, or a pass that
+    the script drops would not end before the next garbage collection.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._number = 0
+        self._in_flight: deque[PlannedBatch] = deque()
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """Begin the pass and yield its requests."""
+        pipeline = self._pipeline
+        self._number, start, batches = pipeline.begin(pipeline.plan)
+        pipeline.consumed_elsewhere = False
+        for planned in batches:
+            self._in_flight.append(planned)
+            yield pipeline.request(planned, start.epoch)
+
+    def delivered(self) -> int:
+        """Note that the next batch was delivered; return its number of samples."""
+        planned = self._in_flight.popleft()
+        self._pipeline.progress.advance(
+            self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
+        )
+        return len(planned.indices)
+
+    def exhausted(self) -> None:
+        """Note the end of the epoch: without padding a rank may get there with a batch less than others."""
+        if self._pipeline.sampler_order is None:
+            count = self._pipeline.order().num_global_batches(current_shard().world_size)
+            self._pipeline.progress.advance(self._number, batches=count)
+
+
+class _Pass(Iterator[Any]):
+    """One pass over a loader. Dropping or closing it gives up what is in flight."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._feed = _Feed(pipeline)
+        self._batches: Iterator[Any] | None = None
+        self._is_over = False
+
+    def __next__(self) -> Any:
+        """Return the next batch; blocks until it is there.
+
+        Raises:
+            DatasetError: If the user's code raises.
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        if self._is_over:
+            raise StopIteration
+        timer = self._pipeline.timer
+        timer.begin_wait()
+        try:
+            control.check_stop()
+            if self._batches is None:
+                self._batches = self._pipeline.open(self._feed.requests())
+            batch = next(self._batches)
+        except StopIteration:
+            self._feed.exhausted()
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        timer.end_wait(self._feed.delivered())
+        return batch
+
+    def close(self) -> None:
+        """Give up what is in flight; idempotent."""
+        if self._is_over:
+            return
+        self._is_over = True
+        close = getattr(self._batches, "close", None)
+        if self._batches is not None:
+            self._pipeline.timer.pause()
+        self._batches = None
+        if close is not None:
+            close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _check_subject(subject: Any) -> None:
+    """Refuse what this loader cannot fetch from."""
+    if isinstance(subject, torch.utils.data.IterableDataset):
+        raise ConfigError(
+            f"{type(subject).__name__} is an IterableDataset; hetero serves map-style data sets only for now\n"
+            "  Give it __getitem__(index) and __len__(), or use torch.utils.data.DataLoader for it."
+        )
+    if is_remote() and not isinstance(subject, DatasetSpec):
+        raise ConfigError(
+            f"the data set is a {type(subject).__name__} object, which cannot be served by other hosts\n"
+            "  This job has endpoints. Build it in a function decorated with @hetero.dataset at the top level of the "
+            "script,\n  and pass what calling that function returns. Or run without data hosts."
+        )
+
+
+def _check_functions(
+    subject: Any, collate_fn: Callable[[Any], Any] | None, worker_init_fn: Callable[[int], object] | None
+) -> None:
+    """Refuse functions that endpoints do not have: they know those of the decorator, by name."""
+    if not is_remote() or not isinstance(subject, DatasetSpec):
+        return
+    factory = get_factory(subject.name)
+    for argument, passed, registered in (
+        ("collate_fn", _user_collate_fn(collate_fn), factory.collate_fn),
+        ("worker_init_fn", worker_init_fn, factory.worker_init_fn),
+    ):
+        if passed is None or (registered is not None and has_same_code(passed, registered)):
+            continue
+        raise ConfigError(
+            f"{argument}={passed!r:.60} was passed to the DataLoader, but data set {subject.name!r} is served by "
+            f"endpoints\n  No code travels to them. Write @hetero.dataset({argument}=...) above the factory."
+        )
+
+
+def _user_collate_fn(collate_fn: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """Return None for torch's own functions, which are what None stands for."""
+    default = (torch.utils.data.default_collate, torch.utils.data.default_convert)
+    return None if collate_fn in default else collate_fn
+
+
+def _effective_seed(seed: int, generator: torch.Generator | None) -> int:
+    """Return the seed of order and draws."""
+    if type(seed) is not int or not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"seed is {seed!r}, expected a signed 64-bit integer")
+    if generator is None:
+        return seed
+    if seed:
+        raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
+    return generator.initial_seed() % 2**63
+
+
+def _fetches_for_rebuilt() -> bool:
+    """Whether a plain loader rebuilt from a hetero one is to leave prefetching to it.
+
+    With endpoints always. Next to an Accelerator too: it rebuilds every loader as torch's own, whose
+    workers would fetch where neither the step timer nor the stop callbacks see it.
+    """
+    accelerate_state: Any = sys.modules.get("accelerate.state")
+    return is_remote() or (accelerate_state is not None and bool(accelerate_state.PartialState._shared_state))

@@ -1,0 +1,251 @@
+"""Local fetching: the same pure function in this process or in torch's own worker processes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import BatchRequest, fetch
+from hetero.batches.seeds import preserved_generators
+from hetero.datasets import DatasetSpec, get_factory
+from hetero.errors import ConfigError, DatasetError
+
+__all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available"]
+
+
+class LocalDataset:
+    """A data set that answers requests here; it travels to torch's workers.
+
+    Args:
+        subject: A spec, built where it is needed, or the user's own data set object.
+        collate_fn: Instead of the factory's, if not None.
+        worker_init_fn: Instead of the factory's, if not None.
+    """
+
+    def __init__(
+        self,
+        subject: Any,
+        *,
+        collate_fn: Callable[[Any], Any] | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+    ) -> None:
+        self.subject = subject
+        self._collate_fn = collate_fn
+        self._worker_init_fn = worker_init_fn
+
+    @functools.cached_property
+    def built(self) -> BuiltDataset:
+        """The data set, built at the first use in this process."""
+        if isinstance(self.subject, DatasetSpec):
+            factory = get_factory(self.subject.name)
+            prebuilt = BuiltDataset.build(self.subject)
+            return BuiltDataset(
+                prebuilt.dataset,
+                name=prebuilt.name,
+                collate_fn=self._collate_fn or prebuilt.collate_fn,
+                seeding=prebuilt.seeding,
+                worker_init_fn=self._worker_init_fn or factory.worker_init_fn,
+            )
+        BuiltDataset.from_object(self.subject)  # checks it
+        return BuiltDataset(
+            self.subject,
+            name=type(self.subject).__name__,
+            collate_fn=self._collate_fn,
+            worker_init_fn=self._worker_init_fn,
+        )
+
+    def start_worker(self, worker_index: int) -> None:
+        """Make this process, one of torch's workers, a worker of the data set too."""
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        self.built.become_worker(worker_index, info.num_workers)
+
+    def fetch(self, request: BatchRequest) -> Any:
+        """Compute a batch; leave the generators and the thread count of this process as they were.
+
+        Raises:
+            DatasetError: If the user's code raises.
+        """
+        with preserved_generators(), _single_threaded():
+            return fetch(self.built, request)
+
+    def __getitem__(self, request: BatchRequest) -> Any:
+        """Compute a batch for torch's loader; in a worker a failure is returned, to be raised whole."""
+        if torch.utils.data.get_worker_info() is None:
+            return self.fetch(request)
+        try:
+            return fetch(self.built, request)
+        except DatasetError as exc:
+            return _Failure(exc.record)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("built", None)
+        return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What torch's own loader is asked for; its meanings."""
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory: bool = False
+    timeout: float = 0.0
+    """Seconds, 0: none."""
+    multiprocessing_context: BaseContext | str | None = None
+
+
+class LocalFetcher:
+    """Fetches through ``torch.utils.data.DataLoader``: its processes, pinning and timeout.
+
+    Args:
+        dataset: Answers the requests.
+        options: For torch's loader.
+        channel_is_live: Whether this process holds a gRPC channel, beside which it must not fork.
+    """
+
+    def __init__(self, dataset: LocalDataset, options: WorkerOptions, *, channel_is_live: bool) -> None:
+        self._dataset = dataset
+        self._options = options
+        self._context = _worker_context(options, channel_is_live=channel_is_live)
+        self._persistent: torch.utils.data.DataLoader[Any] | None = None
+        self._slot = _Slot()
+
+    def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
+        """Yield the batches of ``requests`` in order; closing the iterator ends or frees the workers.
+
+        Raises:
+            DatasetError: If the user's code raises.
+        """
+        if self._options.persistent_workers and not self._slot.taken:
+            slot = self._slot
+            if self._persistent is None:
+                self._persistent = self._loader(slot, persistent=True)
+            loader = self._persistent
+        else:  # workers of its own for a second iterator beside a living one
+            slot = _Slot()
+            loader = self._loader(slot, persistent=False)
+        slot.requests, slot.taken = requests, True
+        return _deliver(loader, slot)
+
+    def _loader(self, slot: _Slot, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
+        options = self._options
+        if options.num_workers and _forks(self._context):
+            _ = self._dataset.built  # once, and shared with the workers
+        return torch.utils.data.DataLoader(
+            self._dataset,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=slot,
+            num_workers=options.num_workers,
+            collate_fn=_as_it_is,
+            pin_memory=options.pin_memory,
+            timeout=options.timeout if options.num_workers else 0,
+            worker_init_fn=self._dataset.start_worker if options.num_workers else None,
+            multiprocessing_context=self._context,
+            # Its own: torch would draw a base seed from the trainer's.
+            generator=torch.Generator(),
+            prefetch_factor=options.prefetch_factor if options.num_workers else None,
+            persistent_workers=persistent,
+        )
+
+
+class _Slot:
+    """What torch's loader takes for its sampler: the requests of the current pass."""
+
+    def __init__(self) -> None:
+        self.requests: Iterator[BatchRequest] = iter(())
+        self.taken = False
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A `DatasetError` on its way from a worker: torch would make one string of it."""
+
+    record: object
+
+
+def accelerator_is_available() -> bool:
+    """Whether there is a device to pin memory for."""
+    accelerator = getattr(torch, "accelerator", None)  # torch >= 2.6
+    return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
+
+
+def _deliver(loader: torch.utils.data.DataLoader[Any], slot: _Slot) -> Iterator[Any]:
+    try:
+        for batch in loader:
+            if isinstance(batch, _Failure):
+                raise DatasetError(batch.record)
+            yield batch
+    finally:
+        slot.taken = False
+
+
+def _worker_context(options: WorkerOptions, *, channel_is_live: bool) -> BaseContext | str | None:
+    """Return the start method for torch's workers: never fork beside a living channel."""
+    chosen = options.multiprocessing_context
+    if not options.num_workers or not channel_is_live:
+        return chosen
+    if chosen is None:
+        context = torch.multiprocessing.get_context("forkserver")
+        # One import of torch and of the script for all workers. No effect if the server runs already.
+        context.set_forkserver_preload(["__main__", "hetero.torch"])
+        return context
+    method = chosen if isinstance(chosen, str) else chosen.get_start_method()
+    if method == "fork":
+        raise ConfigError(
+            "multiprocessing_context='fork' in a process that is connected to its launcher\n"
+            "  gRPC may deadlock in a forked process. Leave the argument out, or pass 'forkserver' or 'spawn'."
+        )
+    return chosen
+
+
+def _forks(context: BaseContext | str | None) -> bool:
+    if context is None or isinstance(context, str):
+        context = torch.multiprocessing.get_context(context)
+    return bool(context.get_start_method() == "fork")
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Compute with one thread, as workers and endpoints do: sums may depend on the number. Costs 0.2 us."""
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def has_same_code(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions are the same, or one line of a script that was imported under two names."""
+    if one is other:
+        return True
+    if not (inspect.isfunction(one) and inspect.isfunction(other)):
+        return False
+    first, second = one.__code__, other.__code__
+    return (first.co_filename, first.co_firstlineno, one.__qualname__) == (
+        second.co_filename,
+        second.co_firstlineno,
+        other.__qualname__,
+    )

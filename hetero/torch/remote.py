@@ -1,0 +1,78 @@
+"""Fetching from endpoints: one fleet per process, one reader per pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hetero.batches.fetch import BatchRequest
+from hetero.control import session as control
+from hetero.control.session import RankSession
+from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.reader import Reader
+from hetero.datasets import DatasetSpec
+
+__all__ = ["fleet_for", "num_samples", "open_reader"]
+
+_lock = threading.Lock()
+_fleet: tuple[int, RankSession, Fleet] | None = None
+
+
+def fleet_for(session: RankSession) -> Fleet:
+    """Return this process's fleet, made at the first use."""
+    global _fleet
+    with _lock:
+        if _fleet is None or _fleet[:2] != (os.getpid(), session):
+            fleet = Fleet(
+                session.directory,
+                session.token,
+                job_id=session.job_id,
+                rank=session.rank,
+                world_size=session.world_size,
+                prepare_timeout_s=session.options.prepare_timeout_s,
+                data_timeout_s=session.options.data_timeout_s,
+            )
+            _fleet = (os.getpid(), session, fleet)
+            session.set_counters(lambda: dataclasses.asdict(fleet.stats))
+        return _fleet[2]
+
+
+def num_samples(spec: DatasetSpec) -> int:
+    """Return the length of a data set as its endpoints describe it; blocks, cached.
+
+    Raises:
+        TypeError: If it has none.
+        DatasetError: If the factory raises.
+        DataPlaneError: If no endpoint answers.
+    """
+    session = control.current()
+    assert session is not None
+    count = fleet_for(session).describe(spec).num_samples
+    if count is None:
+        raise TypeError(f"data set {spec.name!r} has no len()")
+    return count
+
+
+def open_reader(
+    session: RankSession, requests: Iterator[BatchRequest], *, window: int | None, pin_memory: bool
+) -> Iterator[Any]:
+    """Return an iterator over the batches of ``requests``, in order; it has ``close``.
+
+    Args:
+        session: Of the job.
+        requests: Taken in the calling thread.
+        window: Batches in flight per active endpoint; None: the reader's default.
+        pin_memory: Receive into pinned memory: no copy later on.
+    """
+    options: dict[str, Any] = {} if window is None else {"prefetch_factor": window}
+    return Reader(fleet_for(session), requests, allocate=_allocate_pinned if pin_memory else None, **options)
+
+
+def _allocate_pinned(nbytes: int) -> memoryview:
+    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return memoryview(pinned.numpy())  # type: ignore[arg-type]

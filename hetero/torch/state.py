@@ -1,0 +1,188 @@
+"""Where a loader is: the epochs that come, the batches that were delivered, and both as a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from hetero.errors import ConfigError
+
+__all__ = ["LoaderState", "Progress", "Start"]
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_ORDERS = ("sequential", "shuffled", "sampler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderState:
+    """A loader's place in its order, the same on every rank."""
+
+    epoch: int
+    """The epoch that is being delivered."""
+    batches: int
+    """Global batches of it that were delivered."""
+    order: str
+    """``sequential``, ``shuffled`` or ``sampler``."""
+    seed: int
+    """The loader's."""
+    num_samples: int | None = None
+    """Length of the data set; None for a user's sampler."""
+    global_batch: int | None = None
+    """Samples per step over all ranks; None for a user's batch sampler."""
+    sampler: object = None
+    """The state of a user's sampler that has one."""
+    num_drawn: int = 0
+    """Indices that such a sampler had yielded in this epoch."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values: under 1 KiB but for the state of a user's sampler."""
+        return {"version": _VERSION, **asdict(self), "sampler": self.sampler}
+
+    @classmethod
+    def from_dict(cls, value: object) -> LoaderState:
+        """Read what `to_dict` returned.
+
+        Raises:
+            ConfigError: If it is something else.
+        """
+        names = {field.name for field in fields(cls)}
+        if not isinstance(value, Mapping) or set(value) != names | {"version"}:
+            found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+            raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Expected {sorted(names)}.")
+        if value["version"] != _VERSION:
+            raise ConfigError(f"loader state has version {value['version']!r}, this hetero reads {_VERSION}")
+        for name in ("epoch", "batches", "seed", "num_samples", "global_batch", "num_drawn"):
+            number = value[name]
+            if number is None and name in ("num_samples", "global_batch"):
+                continue
+            if not isinstance(number, int) or (number < 0 and name != "seed"):
+                raise ConfigError(f"loader state: {name} is {number!r}, expected an integer of at least 0")
+        if value["order"] not in _ORDERS:
+            raise ConfigError(f"loader state: order is {value['order']!r}, expected one of {', '.join(_ORDERS)}")
+        return cls(**{name: value[name] for name in names})
+
+    def check_fits(self, here: LoaderState) -> None:
+        """Check that this state belongs to a loader whose own state is ``here``.
+
+        Raises:
+            ConfigError: If seed, data set length, order or global batch differ.
+        """
+        advice = {
+            "order": "Use the same shuffle= or sampler=.",
+            "seed": "Pass the same seed=.",
+            "num_samples": "The data set has changed.",
+            "global_batch": "Keep batch_size x world size: halve the one where you double the other.",
+        }
+        for name, what_to_do in advice.items():
+            saved, found = getattr(self, name), getattr(here, name)
+            if saved != found and None not in (saved, found):
+                raise ConfigError(f"loader state has {name} {saved}, this loader has {found}\n  {what_to_do}")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a pass begins."""
+
+    epoch: int
+    batches: int = 0
+    """Global batches to pass over."""
+    sampler: object = None
+    num_drawn: int = 0
+    may_skip: bool = False
+    """Whether the next epoch is wanted if nothing is left of this one."""
+
+
+class Progress:
+    """Decides which epoch a pass delivers, and counts what it delivered. One thread.
+
+    - The first pass is epoch 0, each one after that the next epoch, whether the
+      one before was completed or left early. A pass begins with its first batch:
+      an iterator that was never asked for one does not count.
+    - `set_epoch` chooses the epoch of the next pass, from its start.
+    - `resume` makes the next pass continue where the state was taken. If
+      nothing is left of that epoch, the pass is the next epoch, unless
+      `set_epoch` asked for the finished one by name: then it is empty.
+    """
+
+    def __init__(self) -> None:
+        self._passes = 0
+        self._epoch: int | None = None
+        self._batches = 0
+        self._sampler: object = None
+        self._num_drawn = 0
+        self._named: int | None = None
+        self._resume: Start | None = None
+        self._tool_offset = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass.
+
+        Raises:
+            ConfigError: If ``epoch`` is no integer of at least 0.
+        """
+        if type(epoch) is not int or epoch < 0:
+            raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0")
+        if self._resume is not None and epoch not in (self._resume.epoch, self._resume.epoch + 1):
+            logger.warning("set_epoch(%d) leaves the loaded state, which is at epoch %d", epoch, self._resume.epoch)
+        self._tool_offset = 0
+        self._named = epoch
+
+    def set_epoch_by_tool(self, epoch: int) -> None:
+        """Choose the next epoch on behalf of a tool that counts epochs itself.
+
+        accelerate and Fabric count from 0 in every process. If their first
+        number after `resume` is 0, it means the epoch of the state.
+        """
+        if self._resume is not None and self._named is None and epoch == 0:
+            self._tool_offset = self._resume.epoch
+        offset = self._tool_offset
+        self.set_epoch(epoch + offset)
+        self._tool_offset = offset
+
+    def resume(self, state: LoaderState) -> None:
+        """Continue from ``state`` with the next pass."""
+        self._resume = Start(state.epoch, state.batches, state.sampler, state.num_drawn)
+        self._named = None
+        self._tool_offset = 0
+
+    def next_start(self) -> Start:
+        """Return where the next pass would begin; changes nothing."""
+        if self._resume is not None and self._named in (None, self._resume.epoch):
+            start = self._resume
+            return Start(start.epoch, start.batches, start.sampler, start.num_drawn, self._named is None)
+        if self._named is not None:
+            return Start(self._named)
+        return Start(0 if self._epoch is None else self._epoch + 1)
+
+    def begin(self) -> tuple[int, Start]:
+        """Begin a pass; return its number, which `advance` takes, and where it starts."""
+        start = self.next_start()
+        self._named = self._resume = None
+        self._passes += 1
+        self._place(start)
+        return self._passes, start
+
+    def skip_to_next_epoch(self) -> Start:
+        """Turn the pass that just began, of which nothing is left, into one of the next epoch."""
+        assert self._epoch is not None
+        start = Start(self._epoch + 1)
+        self._place(start)
+        return start
+
+    def advance(self, pass_number: int, *, batches: int, sampler: object = None, num_drawn: int = 0) -> None:
+        """Note what pass ``pass_number`` has delivered so far; only the latest pass counts."""
+        if pass_number == self._passes:
+            self._batches, self._sampler, self._num_drawn = batches, sampler, num_drawn
+
+    def position(self) -> Start:
+        """Return what a checkpoint taken now has to resume: the latest pass, or the one that was chosen since."""
+        if self._epoch is None or self._named is not None or self._resume is not None:
+            return self.next_start()
+        return Start(self._epoch, self._batches, self._sampler, self._num_drawn)
+
+    def _place(self, start: Start) -> None:
+        self._epoch, self._batches = start.epoch, start.batches
+        self._sampler, self._num_drawn = start.sampler, start.num_drawn

@@ -1,0 +1,165 @@
+"""Users' samplers: any kind, reproducible, occurrences counted."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from hetero.torch.drawing import OccurrenceCounter, SamplerOrder
+
+
+def order_of(sampler: Any, *, is_batch_sampler: bool = False, batch_size: int = 4, seed: int = 0) -> SamplerOrder:
+    return SamplerOrder(sampler, is_batch_sampler=is_batch_sampler, batch_size=batch_size, drop_last=False, seed=seed)
+
+
+def drawn(order: SamplerOrder, epoch: int = 0, **options: Any) -> list[Any]:
+    return [batch.indices.tolist() for batch in order.batches(epoch, **options)]
+
+
+class GloballyRandom(Sampler[int]):
+    """Draws from all three global generators, between yields."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(10):
+            yield int(torch.randint(1000, ())) + random.randrange(1000) + int(np.random.randint(1000))
+
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GloballyRandom(),
+        lambda: RandomSampler(range(10)),
+        lambda: RandomSampler(range(10), replacement=True, num_samples=13),
+        lambda: WeightedRandomSampler([1.0, 2.0, 3.0], 17),
+        lambda: SubsetRandomSampler([3, 5, 8, 9, 11]),
+        lambda: RandomSampler(range(10), generator=torch.Generator().manual_seed(5)),
+    ],
+)
+def test_sampler_random_is_reproducible_and_leaves_the_trainer_alone(make: Any) -> None:
+    before = torch.get_rng_state(), random.getstate()
+    order = order_of(make())
+    first = drawn(order)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    torch.rand(3)
+    assert drawn(order) == first
+    assert drawn(order_of(make())) == first
+    assert drawn(order, epoch=1) != first
+    assert drawn(order_of(make(), seed=1)) != first
+    assert drawn(order, start=1) == first[1:]
+    assert order.num_batches() == len(first)
+
+
+def test_sampler_generator_with_another_seed_gives_another_order() -> None:
+    one, other = (order_of(RandomSampler(range(99), generator=torch.Generator().manual_seed(s))) for s in (1, 2))
+    assert drawn(one) != drawn(other)
+
+
+def test_sampler_distributed_is_drawn_as_it_is_with_the_epoch_forwarded() -> None:
+    sampler = DistributedSampler(range(10), num_replicas=2, rank=1)  # type: ignore[arg-type]
+    order = order_of(sampler)
+    expected = DistributedSampler(range(10), num_replicas=2, rank=1)  # type: ignore[arg-type]
+    expected.set_epoch(4)
+    assert list(chain(*drawn(order, epoch=4))) == list(expected)
+
+
+def test_sampler_epoch_set_by_the_user_is_noticed() -> None:
+    sampler = DistributedSampler(range(10), num_replicas=1, rank=0)  # type: ignore[arg-type]
+    order = order_of(sampler)
+    assert order.epoch_set_by_user() is None
+    sampler.set_epoch(3)
+    assert order.epoch_set_by_user() == 3
+    order.set_epoch(3)
+    assert order.epoch_set_by_user() is None
+
+
+def test_batch_sampler_batches_are_kept_and_may_differ_in_size() -> None:
+    order = order_of([[1, 2], [3], (4, 5, 6)], is_batch_sampler=True)
+    assert drawn(order) == [[1, 2], [3], [4, 5, 6]]
+    assert order.num_batches() == 3
+
+
+def test_batch_sampler_epoch_reaches_the_sampler_inside() -> None:
+    inner = DistributedSampler(range(8), num_replicas=1, rank=0)  # type: ignore[arg-type]
+    order = order_of(BatchSampler(inner, 3, False), is_batch_sampler=True)
+    assert drawn(order, epoch=1) != drawn(order, epoch=2)
+    assert inner.epoch == 2
+
+
+def test_sampler_keys_of_other_types_are_counted_too() -> None:
+    order = order_of(["a", (1, 2), "a"], batch_size=2)
+    batches = list(order.batches(0))
+    assert [batch.indices for batch in batches] == [("a", (1, 2)), ("a",)]
+    assert batches[0].occurrences is None
+    assert batches[1].occurrences is not None
+    assert batches[1].occurrences.tolist() == [1]
+
+
+def test_sampler_endless_is_drawn_lazily() -> None:
+    def endless() -> Iterator[int]:
+        while True:
+            yield 7
+
+    batches = order_of(endless()).batches(0)
+    assert next(batches).occurrences.tolist() == [0, 1, 2, 3]
+    assert next(batches).occurrences.tolist() == [4, 5, 6, 7]
+
+
+class Counting(Sampler[int]):
+    """Has a state of its own."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < 10:
+            self.place += 1
+            yield self.place * 11 % 10
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_sampler_with_state_resumes_without_replay_and_draws_alike() -> None:
+    whole = list(order_of(Counting()).batches(0))
+    order = order_of(Counting())
+    rest = list(order.batches(0, start=1, state=whole[0].sampler_state, num_drawn=whole[0].num_drawn))
+    assert whole[0].sampler_state == {"place": 4}
+    assert [b.indices.tolist() for b in rest] == [b.indices.tolist() for b in whole[1:]]
+    assert [b.occurrences.tolist() for b in rest] == [b.occurrences.tolist() for b in whole[1:]]
+    assert [b.position for b in rest] == [1, 2]
+
+
+@given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=9), max_size=8), st.booleans())
+def test_occurrences_equal_a_plain_count(batches: list[list[int]], shift: bool) -> None:
+    counter = OccurrenceCounter()
+    seen: Counter[int] = Counter()
+    for indices in batches:
+        if shift:  # too large for the array
+            indices = [index + 2**40 for index in indices]
+        expected = []
+        for index in indices:
+            expected.append(seen[index])
+            seen[index] += 1
+        found = counter.count(np.array(indices, dtype=np.int64))
+        assert (found is None) == (not any(expected))
+        if found is not None:
+            assert found.tolist() == expected

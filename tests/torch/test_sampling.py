@@ -1,0 +1,154 @@
+"""The loader's own order over any number of ranks."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.errors import ConfigError
+from hetero.torch.sampling import BuiltInOrder, PlannedBatch, Shard, epoch_permutation
+
+SIZES = st.integers(0, 60)
+ORDERS = st.builds(
+    BuiltInOrder,
+    num_samples=SIZES,
+    batch_size=st.integers(1, 7),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    padding=st.booleans(),
+)
+
+
+def all_batches(order: BuiltInOrder, world_size: int, epoch: int = 0, start: int = 0) -> list[list[PlannedBatch]]:
+    return [list(order.batches(epoch, Shard(rank, world_size), start=start)) for rank in range(world_size)]
+
+
+def test_permutation_same_seed_and_epoch_is_same() -> None:
+    first = epoch_permutation(1000, seed=-5, epoch=3)
+    assert first.dtype == np.int64
+    assert sorted(first.tolist()) == list(range(1000))
+    assert np.array_equal(first, epoch_permutation(1000, seed=-5, epoch=3))
+    assert not np.array_equal(first, epoch_permutation(1000, seed=-5, epoch=4))
+    assert not np.array_equal(first, epoch_permutation(1000, seed=5, epoch=3))
+
+
+def test_permutation_pinned_values_do_not_change() -> None:
+    # A checkpoint of an older version continues in this order.
+    assert epoch_permutation(10, seed=17, epoch=2).tolist() == [6, 4, 7, 5, 2, 1, 0, 9, 8, 3]
+
+
+def test_permutation_leaves_global_generators() -> None:
+    before = random.getstate(), np.random.get_state()[1].tobytes()
+    epoch_permutation(100, seed=0, epoch=0)
+    assert (random.getstate(), np.random.get_state()[1].tobytes()) == before
+
+
+@given(order=ORDERS, world_size=st.integers(1, 5), epoch=st.integers(0, 9))
+def test_order_every_sample_exactly_once_plus_padding(order: BuiltInOrder, world_size: int, epoch: int) -> None:
+    ranks = all_batches(order, world_size, epoch)
+    counts = Counter(index for batches in ranks for batch in batches for index in batch.indices.tolist())
+    repeats = sum(counts.values()) - len(counts)
+    if order.drop_last:
+        assert repeats == 0
+        assert order.num_samples - len(counts) < order.batch_size * world_size
+    else:
+        assert set(counts) == set(range(order.num_samples))
+        assert repeats <= (world_size - 1 if order.padding else 0)
+
+
+@given(order=ORDERS, world_size=st.integers(1, 5))
+def test_order_lengths_are_what_is_yielded(order: BuiltInOrder, world_size: int) -> None:
+    ranks = all_batches(order, world_size)
+    for rank, batches in enumerate(ranks):
+        assert len(batches) == order.num_batches(Shard(rank, world_size))
+        assert sum(len(batch.indices) for batch in batches) == order.num_samples_of(Shard(rank, world_size))
+    if order.padding or order.drop_last:
+        assert len({tuple(len(batch.indices) for batch in batches) for batches in ranks}) == 1
+    full = [batch for batches in ranks for batch in batches if len(batch.indices) == order.batch_size]
+    num_global = order.num_global_batches(world_size)
+    assert order.is_ragged(world_size) == (len(full) < num_global * world_size)
+
+
+@given(order=ORDERS, world_size=st.integers(1, 5))
+def test_order_interleaved_is_all_ranks_in_turn(order: BuiltInOrder, world_size: int) -> None:
+    ranks = all_batches(order, world_size)
+    together = list(order.batches_of_all_ranks(0, world_size))
+    for rank, batches in enumerate(ranks):
+        own = [batch.indices.tolist() for batch in together if batch.rank == rank]
+        assert own == [batch.indices.tolist() for batch in batches]
+    assert [(batch.position, batch.rank) for batch in together] == sorted(
+        (batch.position, batch.rank) for batch in together
+    )
+
+
+@given(order=ORDERS, world_size=st.integers(1, 4), factor=st.integers(1, 3), split=st.integers(0, 12))
+def test_order_continued_at_another_world_size_gives_the_same_global_batches(
+    order: BuiltInOrder, world_size: int, factor: int, split: int
+) -> None:
+    other = BuiltInOrder(
+        num_samples=order.num_samples,
+        batch_size=order.batch_size * factor,
+        seed=order.seed,
+        shuffle=order.shuffle,
+        drop_last=order.drop_last,
+        padding=False,
+    )
+    smaller = BuiltInOrder(
+        num_samples=order.num_samples,
+        batch_size=order.batch_size,
+        seed=order.seed,
+        shuffle=order.shuffle,
+        drop_last=order.drop_last,
+        padding=False,
+    )
+    whole = global_batches(smaller, world_size * factor)
+    assert global_batches(other, world_size, start=split) == whole[split:]
+
+
+def global_batches(order: BuiltInOrder, world_size: int, start: int = 0) -> list[list[int]]:
+    merged: dict[int, list[int]] = {}
+    for batch in order.batches_of_all_ranks(1, world_size, start=start):
+        merged.setdefault(batch.position, []).extend(batch.indices.tolist())
+    return [sorted(indices) for _, indices in sorted(merged.items())]
+
+
+def test_order_strided_batches_are_elements_of_the_global_batch() -> None:
+    order = BuiltInOrder(num_samples=12, batch_size=3, seed=0)
+    rank_0, rank_1 = all_batches(order, 2)
+    assert [batch.indices.tolist() for batch in rank_0] == [[0, 2, 4], [6, 8, 10]]
+    assert [batch.indices.tolist() for batch in rank_1] == [[1, 3, 5], [7, 9, 11]]
+    assert [batch.position for batch in rank_1] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "world_size", "expected"),
+    [
+        (5, 2, [[0, 2, 4], [1, 3, 0]]),  # one repeat, from the start of the order
+        (1, 3, [[0], [0], [0]]),  # fewer samples than ranks: the order starts over more than once
+        (6, 3, [[0, 3], [1, 4], [2, 5]]),
+    ],
+)
+def test_order_padding_starts_over_and_counts_as_repeats(
+    num_samples: int, world_size: int, expected: list[list[int]]
+) -> None:
+    order = BuiltInOrder(num_samples=num_samples, batch_size=4, seed=0)
+    ranks = all_batches(order, world_size)
+    assert [[index for batch in batches for index in batch.indices.tolist()] for batches in ranks] == expected
+    seen: Counter[int] = Counter()
+    for place in range(max(map(len, expected))):
+        for batches in ranks:
+            occurrences = batches[0].occurrences
+            index = batches[0].indices.tolist()[place]
+            assert (0 if occurrences is None else occurrences[place]) == seen[index]
+            seen[index] += 1
+
+
+def test_shard_out_of_range_raises() -> None:
+    with pytest.raises(ConfigError, match="rank 2 is out of range"):
+        Shard(2, 2)

@@ -1,0 +1,109 @@
+"""Which epoch comes next, and checkpoints of the place in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.torch.state import LoaderState, Progress, Start
+
+STATE = LoaderState(epoch=3, batches=5, order="shuffled", seed=1, num_samples=100, global_batch=8)
+
+
+def test_progress_without_set_epoch_counts_passes() -> None:
+    progress = Progress()
+    assert [progress.begin()[1].epoch for _ in range(3)] == [0, 1, 2]
+
+
+def test_progress_set_epoch_chooses_next_pass_and_those_after_follow() -> None:
+    progress = Progress()
+    progress.set_epoch(7)
+    assert [progress.begin()[1].epoch for _ in range(2)] == [7, 8]
+    progress.set_epoch(0)
+    assert progress.position() == Start(0)
+    assert progress.begin()[1] == Start(0)
+
+
+def test_progress_position_is_that_of_the_latest_pass() -> None:
+    progress = Progress()
+    first, _ = progress.begin()
+    progress.advance(first, batches=2)
+    second, _ = progress.begin()
+    progress.advance(first, batches=3)
+    assert progress.position() == Start(1, 0)
+    progress.advance(second, batches=1)
+    assert progress.position() == Start(1, 1)
+
+
+def test_progress_resume_continues_and_then_goes_on() -> None:
+    progress = Progress()
+    progress.resume(STATE)
+    assert progress.position().batches == 5
+    assert progress.begin()[1] == Start(3, 5, may_skip=True)
+    assert progress.begin()[1] == Start(4)
+
+
+def test_progress_resume_with_set_epoch_of_the_same_epoch_continues_even_if_nothing_is_left() -> None:
+    progress = Progress()
+    progress.resume(STATE)
+    progress.set_epoch(3)
+    assert progress.begin()[1] == Start(3, 5)
+
+
+def test_progress_resume_with_set_epoch_of_another_epoch_starts_it(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress()
+    progress.resume(STATE)
+    progress.set_epoch(6)
+    assert progress.begin()[1] == Start(6)
+    assert "leaves the loaded state" in caplog.text
+
+
+def test_progress_tool_that_counts_from_zero_after_resume_means_the_states_epoch() -> None:
+    progress = Progress()
+    progress.resume(STATE)
+    for epoch in range(3):
+        progress.set_epoch_by_tool(epoch)
+        assert progress.begin()[1].epoch == 3 + epoch
+
+
+def test_progress_tool_that_restored_its_count_is_taken_at_its_word() -> None:
+    progress = Progress()
+    progress.resume(STATE)
+    progress.set_epoch_by_tool(3)
+    assert progress.begin()[1] == Start(3, 5)
+    progress.set_epoch_by_tool(4)
+    assert progress.begin()[1] == Start(4)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1"])
+def test_progress_set_epoch_invalid_raises(epoch: object) -> None:
+    with pytest.raises(ConfigError, match="expected an integer"):
+        Progress().set_epoch(epoch)  # type: ignore[arg-type]
+
+
+def test_state_survives_json_and_is_small() -> None:
+    text = json.dumps(STATE.to_dict())
+    assert len(text) < 1024
+    assert LoaderState.from_dict(json.loads(text)) == STATE
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epoch": -1}, "epoch is -1"),
+        ({"batches": 1.5}, "batches is 1.5"),
+        ({"order": "random"}, "order is 'random'"),
+        ({"version": 9}, "version 9"),
+        ({"more": 1}, "not the state of a hetero DataLoader"),
+    ],
+)
+def test_state_malformed_raises(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LoaderState.from_dict({**STATE.to_dict(), **changed})
+
+
+def test_state_of_something_else_raises() -> None:
+    with pytest.raises(ConfigError, match="found list"):
+        LoaderState.from_dict([])
