@@ -123,7 +123,7 @@ def _convert(field: dataclasses.Field[Any], value: object, source: str) -> objec
     """Bring a text or a decoded value into the type of its field."""
     try:
         if base_type(field).startswith("tuple"):
-            return _to_tuple(value, shell=field.name == "script_args")
+            return _to_tuple(value, quoted=field.name == "script_args")
         return _to_scalar(base_type(field), value)
     except (ValueError, TypeError, OverflowError) as error:
         shown = repr(value)[:100]
@@ -153,13 +153,13 @@ def _to_scalar(name: str, value: object) -> object:
             return text
 
 
-def _to_tuple(value: object, *, shell: bool) -> tuple[str, ...]:
+def _to_tuple(value: object, *, quoted: bool) -> tuple[str, ...]:
     if isinstance(value, str):
         text = value.strip()
         if text.startswith("["):
             value = json.loads(text)
         else:
-            value = shlex.split(text) if shell else [item.strip() for item in text.split(",")]
+            value = shlex.split(text) if quoted else [item.strip() for item in text.split(",")]
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, (str, int, float)) for item in value):
         raise TypeError
     return tuple(str(item) for item in value)

@@ -1,0 +1,136 @@
+"""What must hold for the package as a whole."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hetero
+
+PACKAGE = Path(hetero.__file__).parent
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "proto" not in path.relative_to(PACKAGE).parts)
+TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FILES}
+
+# Each may import from the lines above it and from itself.
+LAYERS = (
+    {"errors", "version"},
+    {"config", "cluster", "logs", "process"},
+    {"datasets"},
+    {"batches"},
+    {"wire", "pricing", "metrics"},
+    {"control"},
+    {"dataplane"},
+    {"torch", "tf", "report"},
+    {"launch", "sagemaker"},
+    {"cli"},
+)
+LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+MAY_IMPORT = {
+    "boto3": {"sagemaker"},
+    "grpc": {"wire", "control", "dataplane"},
+    "sagemaker": {"sagemaker"},
+    "tensorflow": {"tf"},
+}
+UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "np.load", "numpy.load", "os.popen", "os.system", "torch.load", "yaml.load"}
+UNSAFE_CALLS |= {"yaml.full_load", "yaml.unsafe_load"}
+
+
+def part(path: Path) -> str:
+    """Return the module or package of `hetero` that a file belongs to."""
+    return path.parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the dotted names of all imports, also those inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def called(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+            if any(keyword.arg == "shell" for keyword in node.keywords):
+                yield "shell="
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    assert hetero.__all__ == sorted(hetero.__all__)
+    for name in hetero.__all__:
+        assert getattr(hetero, name) is not None
+    assert set(hetero.__all__) <= set(dir(hetero))
+
+
+def test_unknown_name_says_what_there_is() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'datasett'; it has .*DatasetSpec"):
+        hetero.datasett  # noqa: B018
+
+
+@pytest.mark.parametrize("path", [path for path in TREES if path.name == "__init__.py"], ids=str)
+def test_names_of_a_package_are_sorted_and_exist(path: Path) -> None:
+    pytest.importorskip("torch") if part(path) == "torch" else None
+    pytest.importorskip("tensorflow") if part(path) == "tf" else None
+    module = importlib.import_module(".".join(("hetero", *path.parts[:-1])))
+    names = getattr(module, "__all__", [])
+    assert names == sorted(names)
+    assert [name for name in names if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("path", TREES, ids=str)
+def test_imports_point_one_way(path: Path) -> None:
+    own = part(path)
+    if own == "__init__":
+        pytest.skip("the public face names everything, lazily")
+    for name in imported(TREES[path]):
+        top, _, rest = name.partition(".")
+        if top == "hetero" and (other := rest.partition(".")[0]) != own:
+            assert own in LAYER_OF, f"say in LAYERS where {own} belongs"
+            assert other in LAYER_OF, f"{path} imports {name}: import from the module that has it"
+            assert LAYER_OF[other] < LAYER_OF[own], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", TREES, ids=str)
+def test_heavy_libraries_are_imported_only_where_they_belong(path: Path) -> None:
+    for name in imported(TREES[path]):
+        allowed = MAY_IMPORT.get(name.partition(".")[0])
+        assert allowed is None or part(path) in allowed, f"{path} imports {name}"
+    for node in TREES[path].body:  # module level
+        assert part(path) == "torch" or "torch" not in {name.partition(".")[0] for name in imported_here(node)}
+
+
+def imported_here(node: ast.stmt) -> set[str]:
+    return set(imported(node)) if isinstance(node, (ast.Import, ast.ImportFrom)) else set()
+
+
+@pytest.mark.parametrize("path", TREES, ids=str)
+def test_nothing_unsafe_is_used(path: Path) -> None:
+    assert {name.partition(".")[0] for name in imported(TREES[path])} & UNSAFE_MODULES == set()
+    assert set(called(TREES[path])) & (UNSAFE_CALLS | {"print", "shell="}) == set()
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {name: length for name, length in lengths.items() if length > 450} == {}
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import time, sys, json; start = time.perf_counter(); import hetero; took = time.perf_counter() - start\n"
+        "print(json.dumps([took, sorted(name.partition('.')[0] for name in sys.modules)]))"
+    )
+    runs = [json.loads(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(5)]
+    heavy = {"boto3", "grpc", "numpy", "sagemaker", "tensorflow", "torch"}
+    assert heavy.intersection(runs[0][1]) == set()
+    assert min(took for took, _ in runs) < 0.150
