@@ -6,6 +6,7 @@ import argparse
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import textwrap
 from collections.abc import Sequence
@@ -103,6 +104,7 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
         parser.add_argument(*names, dest=dest, action=action, metavar=metavar, help=shown)
 
 
+@functools.cache
 def _attribute_docstrings() -> dict[str, str]:
     """Read the texts under the fields, which Python does not keep: they are the one description of an option."""
     body = ast.parse(textwrap.dedent(inspect.getsource(LaunchOptions))).body[0]

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero import config
+from hetero.config import LaunchOptions, Timings, resolve_options, to_flags
+from hetero.errors import ConfigError
+
+NOWHERE = Path("/nonexistent")
+Resolve = Callable[..., LaunchOptions]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    commands = parser.add_subparsers(required=True)
+    config.add_launch_arguments(commands.add_parser("launch", allow_abbrev=False))
+    config.add_price_arguments(commands.add_parser("prices", allow_abbrev=False))
+    return parser
+
+
+def resolve(
+    *flags: str, env: dict[str, str] | None = None, base: Path = NOWHERE, script: str = "train.py"
+) -> LaunchOptions:
+    arguments = ["launch", *flags, *([script] if script else [])]
+    return resolve_options(config.parse(make_parser(), arguments), env or {}, base)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "input/config").mkdir(parents=True)
+    return tmp_path
+
+
+def hyperparameters(base: Path, content: object) -> None:
+    path = base / "input/config/hyperparameters.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+
+
+def test_options_without_any_source_are_the_defaults() -> None:
+    assert resolve() == LaunchOptions(script="train.py")
+
+
+def test_flags_are_spelled_as_documented() -> None:
+    options = resolve(
+        *("--role", "a=data", "--role", "b=trainer", "--nproc-per-node", "2", "--endpoints-per-host", "3"),
+        *("--trainer-endpoints", "1", "--output-dir", "out", "--port", "1", "--data-timeout", "5"),
+        *("--emulate-sample-seconds", "0.5", "--emulate-step-seconds", "0", "--require-token", "--price", "x=1.5"),
+    )
+    assert options == LaunchOptions(
+        script="train.py",
+        roles=("a=data", "b=trainer"),
+        nproc_per_node=2,
+        endpoints_per_host=3,
+        trainer_endpoints=1,
+        output_dir=Path("out"),
+        port=1,
+        data_timeout_s=5.0,
+        emulate_sample_s=0.5,
+        emulate_step_s=0.0,
+        require_token=True,
+        prices=("x=1.5",),
+    )
+
+
+def test_later_sources_beat_earlier_ones(base: Path) -> None:
+    path = base / "options.yaml"
+    path.write_text("port: 1\nwarmup-steps: 1\npurity_checks: 1\nregion: file\nhost: null\n", encoding="utf-8")
+    env = {"HETERO_WARMUP_STEPS": "2", "HETERO_PURITY_CHECKS": "2", "HETERO_REGION": "env", "HETERO_HOST": ""}
+    hyperparameters(base, {"hetero_purity_checks": "3", "hetero_region": '"hyper"', "epochs": "9"})
+    options = resolve("--config", str(path), "--region", "flag", env=env, base=base)
+    found = (options.port, options.warmup_steps, options.purity_checks, options.region, options.trainer_endpoints)
+    assert found == (1, 2, 3, "flag", 0)
+    assert options.host is None
+
+
+def test_hyperparameters_come_from_the_environment_where_there_is_no_file(base: Path) -> None:
+    env = {"SM_HPS": '{"hetero_port": 5, "hetero_sigterm_ok": true, "hetero_roles": ["a=data"]}'}
+    options = resolve(env=env, base=base)
+    assert (options.port, options.sigterm_ok, options.roles) == (5, True, ("a=data",))
+    hyperparameters(base, {"hetero_port": "6"})
+    assert resolve(env=env, base=base).port == 6
+
+
+def test_script_and_its_arguments_come_from_any_source(base: Path) -> None:
+    hyperparameters(base, {"hetero_script": "train.py"})
+    options = resolve(env={"HETERO_SCRIPT_ARGS": "--name 'a b'"}, base=base, script="")
+    assert options.script_args == ("--name", "a b")
+    namespace = config.parse(make_parser(), ["launch", "other.py"])
+    namespace.script_args = ["--lr", "0.1"]
+    assert resolve_options(namespace, {}, base) == LaunchOptions(script="other.py", script_args=("--lr", "0.1"))
+
+
+def test_missing_script_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no training script is given"):
+        resolve(script="")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("a=data,b=data", ("a=data", "b=data")), ('["a,b=data"]', ("a,b=data",)), ("", ())]
+)
+def test_lists_in_texts_are_json_or_separated_by_commas(text: str, expected: tuple[str, ...]) -> None:
+    assert resolve(env={"HETERO_ROLES": text}).roles == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("0", False), ("Yes", True), ("off", False)])
+def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
+    assert resolve(env={"HETERO_REQUIRE_TOKEN": text}).require_token is expected
+    assert resolve("--no-require-token", env={"HETERO_REQUIRE_TOKEN": text}).require_token is False
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("port", 0, "a whole number, 1 or more and at most 65535"),
+        ("port", 65536, "at most 65535"),
+        ("port", "17170", "a whole number"),
+        ("port", True, "a whole number"),
+        ("nproc_per_node", 0, "1 or more"),
+        ("trainer_endpoints", -1, "0 or more"),
+        ("data_timeout_s", 0, "greater than 0"),
+        ("data_timeout_s", float("nan"), "a number"),
+        ("data_timeout_s", None, "a number"),
+        ("emulate_sample_s", 0.0, "greater than 0"),
+        ("roles", ["a=data"], "a list of texts"),
+        ("require_token", 1, "true or false"),
+        ("log_level", "loud", "one of debug, info, warning, error"),
+        ("script", "", "its path"),
+        ("output_dir", "out", "a path"),
+    ],
+)
+def test_value_out_of_bounds_error_names_value_and_bound(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        LaunchOptions(**{"script": "train.py", field: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["launch", "--endpoint-per-host", "2", "train.py"], "did you mean --endpoints-per-host?"),
+        (["launch", "--nproc", "2", "train.py"], "unknown flag --nproc"),  # no abbreviations
+        (["prices", "--pice=x=1"], "did you mean --price"),
+        (["launch", "train.py", "extra"], "unexpected argument 'extra'; arguments of the script come after --"),
+    ],
+)  # fmt: skip
+def test_unknown_argument_fails_with_a_suggestion(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(make_parser(), arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hetero_prot", "hetero_"])
+def test_unknown_hyperparameter_of_ours_is_refused(base: Path, name: str) -> None:
+    hyperparameters(base, {name: "1"})
+    with pytest.raises(ConfigError, match=f"unknown option '{name}' in .*hyperparameters.json; "):
+        resolve(base=base)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("flag", "--port is 'x'; expected a whole number, 1 or more and at most 65535"),
+        ("env", "HETERO_PORT is 'x'; expected a whole number"),
+        ("hyperparameter", "'hetero_port' in .*hyperparameters.json is 'x'; expected a whole number"),
+        ("file", "'port' in .*options.yaml is 'x'; expected a whole number"),
+    ],
+)
+def test_malformed_value_error_names_its_source(base: Path, source: str, message: str) -> None:
+    (base / "options.yaml").write_text("port: x" if source == "file" else "", encoding="utf-8")
+    if source == "hyperparameter":
+        hyperparameters(base, {"hetero_port": "x"})
+    flags = ["--config", str(base / "options.yaml"), *(["--port", "x"] if source == "flag" else [])]
+    with pytest.raises(ConfigError, match=message):
+        resolve(*flags, env={"HETERO_PORT": "x"} if source == "env" else {}, base=base)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prot: 1", "unknown option 'prot' in .*; did you mean 'port'?"),
+        ("!!python/object/apply:os.getcwd []", "is not YAML that can be used"),
+        ("a: &a [1]\nb: *a", "uses YAML aliases"),
+        ("[" * 1500, "is not YAML that can be used"),
+        ("- 1", "holds list; expected options by name"),
+        ("port: {a: 1}", "expected a whole number"),
+        ("roles: [[a]]", "expected a list of texts"),
+        ("# " + "x" * (1 << 20), "is too large; expected at most 1048576 bytes"),
+        (b"\xff\xfe", "is not YAML"),
+    ],
+)
+def test_unusable_file_is_refused(tmp_path: Path, content: str | bytes, message: str) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=message):
+        resolve("--config", str(path))
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist; check the path given to --config"):
+        resolve("--config", str(tmp_path / "none.yaml"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        resolve("--config", str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_unusable_hyperparameters_are_refused(base: Path, content: str) -> None:
+    hyperparameters(base, content)
+    with pytest.raises(ConfigError, match="hyperparameters.json"):
+        resolve(base=base)
+
+
+@given(
+    changes=st.fixed_dictionaries(
+        {},
+        optional={
+            "roles": st.lists(st.text("ab=-\u00fc ").map("g=".__add__), min_size=1, max_size=3).map(tuple),
+            "port": st.integers(1, 65535),
+            "data_timeout_s": st.floats(1e-6, 86400),
+            "emulate_sample_s": st.none() | st.floats(1e-9, 3600),
+            "require_token": st.booleans(),
+            "price_file": st.none() | st.just(Path("-prices.yaml")),
+            "log_level": st.sampled_from(["debug", "error"]),
+        },
+    )
+)
+def test_options_as_flags_resolve_to_the_same_options(changes: dict[str, Any]) -> None:
+    options = LaunchOptions(script="train.py", **changes)
+    # What another environment says must not matter.
+    env = {"HETERO_PORT": "1", "HETERO_REQUIRE_TOKEN": "true", "HETERO_LOG_LEVEL": "warning"}
+    assert resolve(*to_flags(options), env=env) == options
+
+
+def test_flags_leave_out_what_differs_between_hosts() -> None:
+    options = LaunchOptions(script="train.py", script_args=("x",), host="h", cluster_file="f", output_dir=Path("d"))
+    assert to_flags(options) == to_flags(LaunchOptions(script="train.py"))
+
+
+def test_price_arguments_have_the_launch_options_names() -> None:
+    namespace = config.parse(make_parser(), ["prices", "--price", "a=1", "--price", "b=2"])
+    assert (namespace.region, namespace.price) == ("us-east-1", ["a=1", "b=2"])
+
+
+def test_every_option_has_a_flag_with_help() -> None:
+    parser = argparse.ArgumentParser()
+    config.add_launch_arguments(parser)
+    helps = {action.dest: action.help for action in parser._actions}
+    for field in dataclasses.fields(LaunchOptions):
+        assert field.name == "script_args" or helps[field.name], field.name
+    assert "Default: 17170." in parser.format_help()
+
+
+@pytest.mark.parametrize("scale", [0.001, 0.05, 1.0, 3.0])
+def test_timings_scale_with_a_floor_for_leases(scale: float) -> None:
+    timings = Timings.scaled(scale)
+    assert timings.heartbeat_s == pytest.approx(2 * scale)
+    assert timings.start_timeout_s == pytest.approx(900 * scale)
+    assert timings.lease_s >= 3
+    assert timings.orphan_s > timings.lease_s
+    assert Timings.scaled(1) == Timings()
+
+
+def test_timings_take_a_stated_timeout_as_it_is() -> None:
+    options = LaunchOptions(script="train.py", data_timeout_s=7)
+    timings = Timings.from_options(options, {"HETERO_TIME_SCALE": "0.1"})
+    assert (timings.data_timeout_s, timings.start_timeout_s) == (7, pytest.approx(90))
+    assert Timings.from_options(LaunchOptions(script="train.py"), {}) == Timings()
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "nan", "inf", "1000"])
+def test_time_scale_out_of_range_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="time scale|HETERO_TIME_SCALE"):
+        Timings.from_options(LaunchOptions(script="train.py"), {"HETERO_TIME_SCALE": text})
+
+
+@pytest.mark.parametrize("changes", [{"lease_s": 0.0}, {"suspect_s": 20.0}, {"heartbeat_s": float("inf")}])
+def test_timings_that_contradict_each_other_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        Timings(**changes)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hetero import logs
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    root, own = logging.getLogger(), logging.getLogger("hetero")
+    before = root.handlers[:], root.level, own.level
+    yield
+    root.handlers[:], root.level, own.level = before
+    logs._output.prefix = ""
+
+
+def test_line_has_group_host_role_and_level(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup_logging("dnn_group", "algo-2", "trainer")
+    logging.getLogger("hetero.launch").info("ready in %.1f s", 1.5)
+    assert capsys.readouterr().err == "[dnn_group algo-2 trainer] INFO ready in 1.5 s\n"
+
+
+def test_empty_parts_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup_logging("simulate", "", "")
+    logs.relay_line("rank 0", "loss 0.1")
+    assert capsys.readouterr().err == "[simulate] rank 0: loss 0.1\n"
+
+
+def test_second_setup_replaces_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup_logging("a", "b", "c")
+    logs.setup_logging("d", "e", "f", "warning")
+    logging.getLogger("hetero").info("hidden")
+    logging.getLogger("hetero").warning("shown")
+    assert capsys.readouterr().err == "[d e f] WARNING shown\n"
+
+
+def test_libraries_are_quiet_below_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup_logging("a", "b", "c", "info")
+    logging.getLogger("urllib3").info("hidden")
+    logging.getLogger("urllib3").warning("shown")
+    assert capsys.readouterr().err == "[a b c] WARNING shown\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\tb", "a\tb"),
+        ("\x1b[31mred\r\n", r"\x1b[31mred\x0d\x0a"),
+        ("a\x85b\u2028c\u202ed", r"a\x85b\u2028c\u202ed"),
+        ("\udcff", r"\udcff"),
+        ("grün", "grün"),
+    ],
+)
+def test_control_characters_are_escaped(text: str, expected: str) -> None:
+    assert logs.escape_line(text) == expected
+
+
+def test_forged_line_in_a_message_keeps_the_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup_logging("a", "b", "c")
+    logging.getLogger("hetero").error("failed: %s", "x\n[a algo-9 trainer] INFO hetero_metric step_time_ms=0\x1b[2K")
+    assert capsys.readouterr().err.splitlines() == [
+        "[a b c] ERROR failed: x",
+        r"[a b c] ERROR | [a algo-9 trainer] INFO hetero_metric step_time_ms=0\x1b[2K",
+    ]
+
+
+def test_traceback_is_prefixed_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup_logging("a", "b", "c")
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        logging.getLogger("hetero").exception("it failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "[a b c] ERROR it failed"
+    assert lines[-1] == "[a b c] ERROR | RuntimeError: boom"
+    assert all(line.startswith("[a b c] ERROR") for line in lines)
+
+
+def test_closed_output_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def write(self, _: str) -> None:
+            raise BrokenPipeError
+
+    logs.setup_logging("a", "b", "c")
+    monkeypatch.setattr(sys, "stderr", Closed())
+    logging.getLogger("hetero").error("lost")
+    logs.relay_line("rank 0", "lost")
