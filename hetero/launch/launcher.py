@@ -31,10 +31,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from hetero.config import LaunchOptions, Timings
-
 from hetero import logs
 from hetero.cluster import ClusterSpec, Role, resolve_address
+from hetero.config import LaunchOptions, Timings
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
 from hetero.control.hub import Hub, RankFacts
@@ -43,7 +42,7 @@ from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus
 from hetero.dataplane.pool import EndpointPool
 from hetero.errors import AuthenticationError, ConfigError, ExitCode, HeteroError
-from hetero.launch import placement
+from hetero.launch import placement, progress
 from hetero.launch.failure import write_failure
 from hetero.launch.ranks import RankProcesses, RanksOptions
 from hetero.launch.relay import LineRelay
@@ -51,9 +50,12 @@ from hetero.launch.summary import write_report
 from hetero.metrics.hosts import HostSampler
 from hetero.version import __version__
 
-__all__ = ["Launcher", "launch"]
+__all__ = ["WORK_DIR_VARIABLE", "Launcher", "launch"]
 
 logger = logging.getLogger(__name__)
+
+WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
+"""Environment: where the launcher makes its private folder; simulation removes it even if the launcher is killed."""
 
 _TICK_S = 0.2
 _PROGRESS_S = 10.0
@@ -98,6 +100,8 @@ class Launcher:
         self._started = time.time()
         self._started_s = time.monotonic()
         self._patience_s = time.monotonic() + _PROGRESS_S
+        self._progress_interval_s = progress.interval_s(environ)
+        self._progress_s = time.monotonic() + self._progress_interval_s
         self._ranks: RankProcesses | None = None
         self._pool: EndpointPool | None = None
         self._pool_was_ready = False
@@ -122,7 +126,7 @@ class Launcher:
     def _set_up(self, stack: contextlib.ExitStack) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
-        self._run_dir = Path(tempfile.mkdtemp(prefix="hetero-"))
+        self._run_dir = Path(tempfile.mkdtemp(prefix="hetero-", dir=self._environ.get(WORK_DIR_VARIABLE)))
         stack.callback(shutil.rmtree, self._run_dir, ignore_errors=True)
         self._relay = LineRelay(logs.relay_line)
         stack.callback(self._relay.close)
@@ -350,6 +354,7 @@ class Launcher:
         self._ranks = RankProcesses(options, host=self._host, relay=self._relay, run_dir=self._run_dir)
         while (status := self._ranks.poll()) is None:
             self._tick()
+            self._show_progress()
         if status != 0:
             self._hub.fail(self._ranks.cause())
             self._await_decision()
@@ -365,6 +370,16 @@ class Launcher:
             self._pool.stop(self._timings.abort_grace_s)
         self._report(ExitCode.OK, None)
         return self._ended_well()
+
+    def _show_progress(self) -> None:
+        if self._host != self._trainer_hosts[0] or time.monotonic() < self._progress_s:
+            return
+        self._progress_s = time.monotonic() + self._progress_interval_s
+        with self._hub.membership() as membership:
+            reports = membership.own.ranks
+        text = progress.describe(reports)
+        if text:
+            logger.info("progress: %s", text)
 
     # Ends
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetero.config import LaunchOptions
-
 from hetero.cluster import ClusterSpec, Role
+from hetero.config import LaunchOptions
 from hetero.dataplane.pool import PoolOptions
 
 __all__ = ["Placement", "num_gpus", "plan", "pool_options", "usable_cpus"]

@@ -98,6 +98,7 @@ class RankProcesses:
             f"--local-addr={options.own_address}",
             "--max-restarts=0",
             "--monitor-interval=0.1",
+            f"--log-dir={self._result_file.parent / 'torchrun'}",  # its own default outlives the job
             "--module",
             "hetero.launch.rank",
             options.script,

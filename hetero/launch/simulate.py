@@ -26,12 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from hetero.config import LaunchOptions, to_flags
-
 from hetero import logs
 from hetero.cluster import ClusterSpec, Role, parse_cluster
+from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
 from hetero.errors import ClusterError, ConfigError, PortError
+from hetero.launch.launcher import WORK_DIR_VARIABLE
+from hetero.launch.progress import INTERVAL_VARIABLE, PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
 from hetero.pricing import Catalogue
 from hetero.process import describe_exit_status
@@ -124,9 +125,12 @@ def simulate(
             "HETERO_HOSTS_FILE": str(hosts_file),
             "HETERO_JOB_ID": job_id,
             "HETERO_SIMULATED": "1",
+            WORK_DIR_VARIABLE: str(work_dir),
             security.TOKEN_FILE_VARIABLE: token_path,
             PARENT_VARIABLE: str(os.getpid()),
         }
+        if StatusLine().is_live:
+            environment[INTERVAL_VARIABLE] = "1"
         run = stack.enter_context(_Run(hosts))
         for host in hosts:
             run.start(host, options, flags[host.group], environment, channels)
@@ -143,6 +147,7 @@ class _Run:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, TextIO] = {}
         self._signals = 0
+        self._status = StatusLine()
         self._relay = LineRelay(self._write)
         self._stack = contextlib.ExitStack()
 
@@ -186,9 +191,12 @@ class _Run:
         told_signals = 0
         while any(process.poll() is None for process in self._processes.values()):
             time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
+            self._status.draw()
             if self._signals > told_signals:
                 told_signals = self._signals
                 self._hand_on_signal()
+        self._relay.close()
+        self._status.clear()
         return self._exit_code()
 
     def _hand_on_signal(self) -> None:
@@ -221,6 +229,10 @@ class _Run:
 
     def _write(self, name: str, line: str) -> None:
         self._logs[name].write(line + "\n")
+        if self._status.is_live and PROGRESS_MARK in line:
+            self._status.show(line.partition(PROGRESS_MARK)[2])
+            return
+        self._status.clear()
         logs.write_line(line)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

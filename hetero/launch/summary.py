@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hetero.config import LaunchOptions
-
 from hetero.cluster import ClusterSpec
+from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostStatus
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.placement import Placement

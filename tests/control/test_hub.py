@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from hetero.config import Timings
 
 from hetero.cluster import Role
+from hetero.config import Timings
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub, RankFacts
@@ -75,7 +75,7 @@ def test_hub_change_on_one_host_reaches_the_other(hubs: tuple[Hub, Hub]) -> None
 
 
 def test_hub_failure_of_a_data_host_is_decided_by_the_trainer_for_both(hubs: tuple[Hub, Hub]) -> None:
-    trainer, data = hubs
+    _, data = hubs
     wait_for(data, lambda membership: membership.arbiter == "trainer")
     data.fail(Cause(host="data", summary="no such module", exit_code=ExitCode.SCRIPT_FAILED))
     for hub in hubs:
@@ -112,9 +112,9 @@ def test_hub_port_in_use_names_the_port() -> None:
 @pytest.mark.parametrize("method", sorted(CONTROL_POLICIES))
 def test_hub_call_without_token_is_refused(hubs: tuple[Hub, Hub], method: str) -> None:
     trainer, _ = hubs
-    with contextlib.closing(grpc.insecure_channel(f"127.0.0.1:{trainer.port}")) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(method)(b"", timeout=10)
+    channel = grpc.insecure_channel(f"127.0.0.1:{trainer.port}")
+    with contextlib.closing(channel), pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(method)(b"", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

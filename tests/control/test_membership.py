@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hetero.config import Timings
 
 from hetero.cluster import Role
+from hetero.config import Timings
 from hetero.control.directory import EndpointRecord
 from hetero.control.membership import Member, Membership
 from hetero.control.status import Cause, HostState, HostStatus, RankReport

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,7 +48,7 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
             start_new_session=True,
         )
         job = Job(directory, process, marker)
-        threading.Thread(target=job.pump, daemon=True).start()
+        job.pump_thread.start()
         jobs.append(job)
         return job
 
@@ -59,8 +58,10 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
             if job.process.poll() is None:
                 os.killpg(job.process.pid, signal.SIGKILL)
         job.process.wait()
-        assert job.process.stdout is not None
         sweep(job)
+        job.pump_thread.join(10.0)  # ends with the last process that holds the pipe
+        assert job.process.stdout is not None
+        job.process.stdout.close()
     assert sorted(path.name for path in temporary.iterdir()) == [], "temporary files are left"
     left = [path for path in Path("/dev/shm").iterdir() if "hetero" in path.name]
     assert left == [], "shared memory is left"

@@ -30,8 +30,10 @@ class Job:
     lines: list[str] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
 
-    def pump(self) -> None:
-        """Collect the output; runs on a thread of its own."""
+    def __post_init__(self) -> None:
+        self.pump_thread = threading.Thread(target=self._pump, daemon=True)
+
+    def _pump(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._news:

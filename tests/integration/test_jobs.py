@@ -123,7 +123,7 @@ def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
     [
         ("factory", 34, "the factory fails on purpose"),
         ("raise_at=17", 34, "sample 17 is broken on purpose"),
-        ("by_host", 11, "differ"),
+        ("by_host=1", 11, "differ"),
     ],
 )
 def test_dataset_at_fault_is_shown_in_the_trainers_error(
@@ -138,10 +138,10 @@ def test_dataset_at_fault_is_shown_in_the_trainers_error(
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("raise OSError('no such disk')\n", 34, "no such disk"),
+        ("raise OSError('no such disk')\n", 30, "no such disk"),
         ("import hetero\n", 2, "@hetero.dataset"),
         ("import hetero\nf = lambda: None\nhetero.dataset(f, name='x')\ng = lambda: 1\nhetero.dataset(g, name='x')\n",
-         2, "x"),
+         30, "two data sets are named"),
     ],
 )  # fmt: skip
 def test_script_at_fault_on_a_data_host_ends_the_job(

@@ -1,0 +1,361 @@
+"""Is a heterogeneous cluster worth its price, and does simulation predict the published answer?
+
+Question: given only the published homogeneous step time, what step time and cost does a simulated
+heterogeneous job of the published cluster show, and how far is that from the published result?
+
+Method: the real launcher, ranks, endpoints and data plane run as `hetero simulate` runs them. vCPUs and
+accelerators are emulated. One sample costs ``baseline step time x trainer vCPUs / global batch`` seconds
+of one vCPU, so the homogeneous row reproduces its calibration; the heterogeneous rows are predictions, and
+nothing is fitted to them. Warm-up is left out; every configuration runs ``--runs`` times, interleaved, and
+the table shows medians.
+
+    python benchmarks/price_performance.py --profile seed-pt
+    python benchmarks/price_performance.py --profile seed-tf
+    python benchmarks/price_performance.py --profile FILE
+
+Results, with hardware and versions, go to ``benchmarks/results/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime as dt
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hetero.errors import ConfigError
+from hetero.launch.simulate import parse_group
+from hetero.pricing import Catalogue, cost
+from hetero.report import load_report
+from hetero.report.markdown import PricePerformance, price_performance_table
+from hetero.version import __version__
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One cluster to run."""
+
+    name: str
+    groups: tuple[str, ...]
+    """As `hetero simulate --group` takes them."""
+    trainer_endpoints: int = 0
+    """Endpoints that preprocess on the trainer host's own vCPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What the article printed."""
+
+    heterogeneous_step_time_s: float
+    hourly_usd: dict[str, float]
+    printed_cost: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A comparison: a baseline with its measured step time, and what to try instead."""
+
+    title: str
+    num_ranks: int
+    batch_size: int
+    """Samples per rank and step; decides how fine the emulated work is, not how much there is."""
+    steps: int
+    baseline_step_time_s: float
+    accelerator_step_time_s: float
+    baseline: Configuration
+    candidates: tuple[Configuration, ...]
+    price_profile: str | None = None
+    published: Published | None = None
+    explanation: str = ""
+
+    @property
+    def sample_time_s(self) -> float:
+        """Seconds that one sample costs one vCPU, from the baseline alone."""
+        vcpus = num_vcpus(self, self.baseline)
+        return self.baseline_step_time_s * vcpus / (self.num_ranks * self.batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the runs of one configuration showed; medians."""
+
+    configuration: Configuration
+    step_times_s: tuple[float, ...]
+    hourly_usd: float | None
+    num_overruns: int
+    """Emulated batches whose real work took longer than the emulated time: the emulation does not hold for them."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Median over the runs of the mean step time."""
+        return statistics.median(self.step_times_s)
+
+    @property
+    def cost_usd(self) -> float | None:
+        """USD per 1,000 steps."""
+        return None if self.hourly_usd is None else cost.cost_per_1k_steps_usd(self.hourly_usd, self.step_time_s)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a profile and print its table."""
+    args = parse_arguments(argv)
+    profile = load_profile(args.profile)
+    configurations = (profile.baseline, *profile.candidates)
+    steps = args.steps or profile.steps
+    say(f"{profile.title}\n{describe_calibration(profile)}")
+    found: dict[str, list[Any]] = {configuration.name: [] for configuration in configurations}
+    for run_index in range(args.runs):
+        for configuration in configurations:
+            say(f"run {run_index + 1}/{args.runs}: {configuration.name}")
+            found[configuration.name].append(simulate(profile, configuration, steps))
+    outcomes = [summarise(configuration, found[configuration.name]) for configuration in configurations]
+    text = render(profile, outcomes)
+    print(text)
+    write_result(args.profile, profile, outcomes, steps, text, args.results)
+    return 0
+
+
+def load_profile(name: str) -> Profile:
+    """Read a shipped profile or a file.
+
+    Raises:
+        ConfigError: If there is no such profile, or it is malformed.
+    """
+    path = HERE / "profiles" / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name)
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in (HERE / "profiles").glob("*.yaml")))
+        raise ConfigError(f"profile {name!r}: neither a file nor one of {known}")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        baseline, candidates, published = (
+            content.pop("baseline"),
+            content.pop("candidates"),
+            content.pop("published", None),
+        )
+        return Profile(
+            **content,
+            baseline=read_configuration(baseline),
+            candidates=tuple(read_configuration(candidate) for candidate in candidates),
+            published=None if published is None else Published(**published),
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"profile {path}: {error}; see benchmarks/profiles/seed-pt.yaml for the keys") from error
+
+
+def read_configuration(content: dict[str, Any]) -> Configuration:
+    """Return a configuration from its keys in a profile."""
+    return Configuration(**{**content, "groups": tuple(content["groups"])})
+
+
+def num_vcpus(profile: Profile, configuration: Configuration) -> int:
+    """Return the vCPUs that preprocess in a configuration."""
+    catalogue = Catalogue.load(profile=profile.price_profile)
+    groups = [parse_group(text) for text in configuration.groups]
+    if len(groups) > 1 and not configuration.trainer_endpoints:
+        groups = [group for group in groups if group.name.startswith("data")]
+    counts = [(catalogue.get(group.instance_type).vcpus, group) for group in groups]
+    unknown = [group.instance_type for vcpus, group in counts if vcpus is None]
+    if unknown:
+        raise ConfigError(f"the vCPU count of {', '.join(unknown)} is not known")
+    return sum((vcpus or 0) * group.count for vcpus, group in counts)
+
+
+def simulate(profile: Profile, configuration: Configuration, steps: int) -> Any:
+    """Run one job and return its report."""
+    with tempfile.TemporaryDirectory(prefix="price-performance-") as folder:
+        command = [
+            *(sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", folder),
+            *(flag for group in configuration.groups for flag in ("--group", group)),
+            *("--nproc-per-node", str(profile.num_ranks)),
+            *("--trainer-endpoints", str(configuration.trainer_endpoints)),
+            *("--emulate-sample-seconds", repr(profile.sample_time_s)),
+            *(("--price-profile", profile.price_profile) if profile.price_profile else ()),
+            *("--warmup-steps", str(warmup_steps(profile, configuration)), "--purity-checks", "0"),
+        ]
+        if profile.accelerator_step_time_s:
+            command += ["--emulate-step-seconds", repr(profile.accelerator_step_time_s)]
+        total_steps = steps + warmup_steps(profile, configuration)
+        script = [str(HERE / "train_emulated.py"), "--"]
+        script += ["--batch-size", str(profile.batch_size), "--steps", str(total_steps)]
+        done = subprocess.run(
+            command + script, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if done.returncode != 0:
+            sys.exit(f"{configuration.name} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+        return load_report(folder)
+
+
+def warmup_steps(profile: Profile, configuration: Configuration) -> int:
+    """Return the steps to leave out: while the pipeline fills, batches come in bursts."""
+    return 10 + 4 * num_vcpus(profile, configuration) // profile.num_ranks
+
+
+def summarise(configuration: Configuration, reports: Sequence[Any]) -> Outcome:
+    """Return the medians over the runs of a configuration."""
+    for report in reports:
+        if report.headline is None or report.headline.step_time_mean is None:
+            sys.exit(f"{configuration.name}: no step was measured; give more --steps")
+    hourly = reports[0].cost.hourly
+    return Outcome(
+        configuration=configuration,
+        step_times_s=tuple(report.headline.step_time_mean.value for report in reports),
+        hourly_usd=None if hourly is None else hourly.value,
+        num_overruns=sum(report.run.events.get("emulation overruns", 0) for report in reports),
+    )
+
+
+def describe_calibration(profile: Profile) -> str:
+    """Say what went into the emulation."""
+    return (
+        f"calibrated by the homogeneous step time alone: {1000 * profile.baseline_step_time_s:g} ms x "
+        f"{num_vcpus(profile, profile.baseline)} vCPUs / {profile.num_ranks * profile.batch_size} samples = "
+        f"{profile.sample_time_s:.4f} s of one vCPU per sample; accelerator time "
+        + (f"{profile.accelerator_step_time_s:g} s" if profile.accelerator_step_time_s else "not published, taken as 0")
+    )
+
+
+def render(profile: Profile, outcomes: Sequence[Outcome]) -> str:
+    """Return the tables and what explains their difference."""
+    baseline = outcomes[0]
+    parts = [f"# {profile.title}", describe_calibration(profile), ""]
+    parts += ["Simulated here:", "", price_performance_table([row(outcome, baseline) for outcome in outcomes])]
+    if profile.published is not None:
+        parts += ["", "Published:", "", price_performance_table(published_rows(profile, profile.published)), ""]
+        printed = profile.published.printed_cost
+        parts.append(
+            f"The article prints {printed['homogeneous']} and {printed['heterogeneous']} as cost per step; "
+            "recomputed from its own prices and times these are USD per 100 steps, shown above per 1,000."
+        )
+        parts += ["", *differences(profile.published, outcomes, baseline)]
+    vcpus = [describe_outcome(profile, outcome) for outcome in outcomes]
+    return "\n".join([*parts, "", *vcpus, "", profile.explanation.strip(), ""])
+
+
+def describe_outcome(profile: Profile, outcome: Outcome) -> str:
+    """Return one line: the simulated step time beside what the number of vCPUs alone predicts, and the spread."""
+    expected_s = predicted_s(profile, outcome.configuration)
+    runs = ", ".join(f"{1000 * value:.0f}" for value in outcome.step_times_s)
+    return (
+        f"- {outcome.configuration.name}: {num_vcpus(profile, outcome.configuration)} vCPUs preprocess; arithmetic "
+        f"says {1000 * expected_s:.0f} ms, simulated {1000 * outcome.step_time_s:.0f} ms "
+        f"({100 * cost.relative_error(outcome.step_time_s, expected_s):+.1f} %; runs {runs} ms); "
+        f"{outcome.num_overruns} batches took longer than emulated"
+    )
+
+
+def row(outcome: Outcome, baseline: Outcome) -> PricePerformance:
+    """Return the table row of a simulated configuration."""
+    is_baseline = outcome is baseline
+    costs = outcome.cost_usd, baseline.cost_usd
+    return PricePerformance(
+        name=outcome.configuration.name,
+        hosts=" + ".join(outcome.configuration.groups),
+        hourly_usd=outcome.hourly_usd,
+        step_time_s=outcome.step_time_s,
+        per_1k_steps_usd=outcome.cost_usd,
+        speedup=None if is_baseline else cost.speedup(outcome.step_time_s, baseline.step_time_s),
+        saving=None if is_baseline or None in costs else cost.saving(costs[0] or 0.0, costs[1] or 0.0),
+        basis="simulated",
+    )
+
+
+def published_rows(profile: Profile, published: Published) -> list[PricePerformance]:
+    """Return the article's table, its costs recomputed."""
+    times = {"homogeneous": profile.baseline_step_time_s, "heterogeneous": published.heterogeneous_step_time_s}
+    costs = {name: cost.cost_per_1k_steps_usd(published.hourly_usd[name], times[name]) for name in times}
+    return [
+        PricePerformance(
+            name=name,
+            hosts="as above",
+            hourly_usd=published.hourly_usd[name],
+            step_time_s=times[name],
+            per_1k_steps_usd=costs[name],
+            speedup=None if name == "homogeneous" else cost.speedup(times[name], times["homogeneous"]),
+            saving=None if name == "homogeneous" else cost.saving(costs[name], costs["homogeneous"]),
+            basis="published",
+        )
+        for name in times
+    ]
+
+
+def differences(published: Published, outcomes: Sequence[Outcome], baseline: Outcome) -> list[str]:
+    """Return how far each prediction is from the published result."""
+    lines = []
+    for outcome in outcomes[1:]:
+        error = cost.relative_error(outcome.step_time_s, published.heterogeneous_step_time_s)
+        lines.append(
+            f"- {outcome.configuration.name}: {1000 * outcome.step_time_s:.0f} ms against the published "
+            f"{1000 * published.heterogeneous_step_time_s:.0f} ms ({100 * error:+.1f} %)"
+        )
+    return lines
+
+
+def predicted_s(profile: Profile, configuration: Configuration) -> float:
+    """Return what the number of vCPUs alone predicts."""
+    return cost.predicted_step_time_s(
+        profile.baseline_step_time_s,
+        baseline_vcpus=num_vcpus(profile, profile.baseline),
+        vcpus=num_vcpus(profile, configuration),
+        accelerator_step_time_s=profile.accelerator_step_time_s,
+    )
+
+
+def write_result(name: str, profile: Profile, outcomes: Sequence[Outcome], steps: int, text: str, folder: Path) -> None:
+    """Keep the result with everything that it depends on."""
+    commit = subprocess.run(
+        ["git", "-C", str(HERE), "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
+    ).stdout.strip()
+    content = {
+        "profile": dataclasses.asdict(profile),
+        "steps": steps,
+        "outcomes": [
+            {**dataclasses.asdict(outcome), "step_time_s": outcome.step_time_s, "per_1k_steps_usd": outcome.cost_usd}
+            for outcome in outcomes
+        ],
+        "basis": "simulated",
+        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        "commit": commit,
+        "hardware": {"cpus": os.cpu_count(), "machine": platform.machine()},
+        "versions": {"hetero": __version__, "python": platform.python_version()},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"price_performance-{Path(name).stem}"
+    (folder / f"{stem}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / f"{stem}.md").write_text(text, encoding="utf-8")
+    say(f"result: {folder / stem}.json")
+
+
+def say(text: str) -> None:
+    """Print progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Compare clusters by simulation.", allow_abbrev=False)
+    parser.add_argument("--profile", required=True, help="seed-pt, seed-tf or a file of the same form")
+    parser.add_argument("--steps", type=int, help="measured steps of each run (default: the profile's)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each configuration, interleaved (%(default)s)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the result goes (%(default)s)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

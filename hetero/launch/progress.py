@@ -1,0 +1,102 @@
+"""Progress of a run: one line now and then in a log, a line that renews itself on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from hetero.control.status import RankReport
+from hetero.errors import ConfigError
+from hetero.metrics.steps import StepSummary
+
+__all__ = ["INTERVAL_VARIABLE", "PROGRESS_MARK", "StatusLine", "describe", "interval_s"]
+
+INTERVAL_VARIABLE = "HETERO_PROGRESS_SECONDS"
+"""Environment: seconds between two lines of progress, 10 by default; `hetero simulate` on a terminal asks for more."""
+PROGRESS_MARK = "INFO progress: "
+"""By this `hetero simulate` knows the lines that belong into its status line."""
+
+
+def interval_s(environ: Mapping[str, str]) -> float:
+    """Return the seconds between two lines of progress.
+
+    Raises:
+        ConfigError: If the variable holds no number in [0.1, 3600].
+    """
+    text = environ.get(INTERVAL_VARIABLE) or "10"
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.1 <= value <= 3600:
+        raise ConfigError(f"{INTERVAL_VARIABLE} is {text!r}; expected seconds in [0.1, 3600]")
+    return value
+
+
+def describe(reports: Sequence[RankReport]) -> str:
+    """Return one line on how far the ranks of this host are; empty before the first step."""
+    found = []
+    for report in reports:
+        for part in report.summaries_json:
+            try:
+                found.append(StepSummary.from_json(json.loads(part)))
+            except (ValueError, ConfigError):
+                continue  # the report says it
+    if not found:
+        return ""
+    longest = max(found, key=lambda summary: (summary.total_s, summary.num_steps))
+    text = f"{longest.num_steps} steps of {longest.name}"
+    if longest.step_time_p50_s is not None and longest.utilisation is not None:
+        text += f", {1000 * longest.step_time_p50_s:.0f} ms a step, {100 * (1 - longest.utilisation):.0f} % data wait"
+    return text
+
+
+class StatusLine:
+    """The last line of a terminal, redrawn in place; on anything else it stays silent.
+
+    Args:
+        stream: Where to draw.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, stream: TextIO = sys.stderr, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self.is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._clock = clock
+        self._started_s = clock()
+        self._text = ""
+
+    def show(self, text: str) -> None:
+        """Set what the line says."""
+        self._text = text
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the line again, with the time that has passed."""
+        if self.is_live:
+            seconds = int(self._clock() - self._started_s)
+            line = f"{seconds // 60:02d}:{seconds % 60:02d} {self._text}"
+            self._write(f"\r\x1b[K{line[: _columns() - 1]}")
+
+    def clear(self) -> None:
+        """Take the line away, so that others can be written."""
+        if self.is_live:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.is_live = False
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(2).columns or 80
+    except OSError:
+        return 80
