@@ -161,7 +161,8 @@ def _walk_tensor(torch: Any, value: Any, path: str) -> Iterator[_Part]:
     try:
         yield path, head, flat.numpy()
     except TypeError:  # NumPy has no bfloat16
-        yield path, head, flat.view(torch.uint8).numpy()
+        # An empty tensor may have any stride, and then no view of another size.
+        yield path, head, flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 
 def _describe_change(first: bytes, second: bytes) -> str:

@@ -30,8 +30,6 @@ __all__ = ["BatchDecoder", "ChecksumError", "EncodedBatch", "encode_batch", "enc
 
 # First bytes of a Frame: field number << 3 | 2, "length-delimited".
 _HEADER, _PAYLOAD, _FAILURE = 0x0A, 0x12, 0x1A
-_MAX_HEADER_FIELDS_BYTES = 128
-"""Of a header frame, next to the structure."""
 _DEFAULT_LIMITS = Limits()
 
 
@@ -237,9 +235,6 @@ class BatchDecoder:
         return self._batch
 
     def _take_header(self, frame: bytes) -> None:
-        limit = self._limits.max_header_bytes + _MAX_HEADER_FIELDS_BYTES
-        if len(frame) > limit:
-            raise ProtocolError(f"a header has {len(frame)} bytes, at most {limit} are allowed")
         message = parse(pb.Frame, frame)
         if message.WhichOneof("part") != "header":
             raise ProtocolError("a frame holds more than one part")
@@ -248,6 +243,11 @@ class BatchDecoder:
             raise ProtocolError(
                 f"the endpoint speaks protocol {header.protocol}, this side {PROTOCOL}\n"
                 "  Install the same version of hetero on all hosts."
+            )
+        if len(header.structure) > self._limits.max_header_bytes:
+            raise ProtocolError(
+                f"the structure of a batch has {len(header.structure)} bytes, "
+                f"at most {self._limits.max_header_bytes} are allowed"
             )
         tree, shapes = decode_structure(header.structure, self._limits)
         nbytes = sum(shape.nbytes for shape in shapes)

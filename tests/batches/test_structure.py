@@ -1,0 +1,294 @@
+"""What a batch may contain, and that it comes back as it was."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from hetero.batches import structure
+from hetero.batches.purity import compare
+from hetero.batches.structure import (
+    LeafRef,
+    ListTree,
+    MappingTree,
+    RecordTree,
+    StructureLimits,
+    TupleTree,
+    UnsupportedBatchError,
+    flatten,
+    unflatten,
+)
+from hetero.errors import ProtocolError
+
+torch = pytest.importorskip("torch")
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+class EmptyPair(NamedTuple):
+    pass
+
+
+@dataclasses.dataclass
+class Sample:
+    text: str
+    array: Any
+    built: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.built += 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    value: Any
+
+
+@dataclasses.dataclass
+class Raised(Exception):
+    value: int
+
+
+@dataclasses.dataclass
+class Guarded:
+    value: int
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+class Array(np.ndarray):  # type: ignore[type-arg]
+    pass
+
+
+def round_trip(batch: Any) -> Any:
+    tree, leaves = flatten(batch)
+    for leaf in leaves:
+        assert leaf.data.nbytes == leaf.nbytes
+    copies = [dataclasses.replace(leaf, data=memoryview(bytearray(leaf.data))) for leaf in leaves]
+    return unflatten(tree, copies)
+
+
+TENSOR_DTYPES = (
+    "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
+    "float64", "bool",
+)  # fmt: skip
+ARRAY_DTYPES = tuple(name for name in TENSOR_DTYPES if name != "bfloat16")
+
+SAME = {
+    "none": None,
+    "bool is not int": [True, 1, False, 0],
+    "ints at the bounds": (2**63 - 1, -(2**63), 0),
+    "floats": (0.0, -0.0, float("inf"), float("nan"), 5e-324),
+    "empty text": ["", b""],
+    "text with a zero": ("a\0b", b"a\0b"),
+    "text beyond ASCII": "\N{SNOWMAN}\U0001f600",
+    "long text": "\N{SNOWMAN}" * 300,
+    "long bytes": bytes(range(256)) * 2,
+    "text of few characters and many bytes": "\N{SNOWMAN}" * 200,
+    "empty containers": [[], (), {}, collections.OrderedDict(), [[]], {"a": {}}],
+    "list of str": ["a", "", "\N{SNOWMAN}"] * 5,
+    "list of bytes": [b"", b"\xff"] * 8,
+    "list of int": list(range(-10, 10)),
+    "list of float": [float("nan"), -0.0, 1.5] * 4,
+    "list of bool": [True, False] * 5,
+    "short list of int": [1, 2, 3],
+    "list of bool and int": [True, 1] * 8,
+    "list of int and float": [1, 1.0] * 8,
+    "list of None": [None] * 20,
+    "tuple of int": tuple(range(20)),
+    "dict in insertion order": {"b": 1, "a": 2, 3: "x", -1: None, "": 0},
+    "ordered dict": collections.OrderedDict(b=1, a=2),
+    "namedtuple": Pair(image=np.arange(3), label=Pair(1, None)),
+    "namedtuple without fields": EmptyPair(),
+    "frozen dataclass": Frozen([Frozen(None)]),
+    "dataclass that guards its attributes": Guarded(3),
+    "array in Fortran order": np.asfortranarray(np.arange(12).reshape(3, 4)),
+    "array with negative strides": np.arange(12).reshape(3, 4)[::-1, ::-2],
+    "array of no dimension": np.array(2.5),
+    "empty array": np.empty((0, 3), np.int16),
+    "empty array with a middle zero": np.empty((2, 0, 3), np.float32),
+    "broadcast array": np.broadcast_to(np.float32(1), (3, 4)),
+    "empty tensor": torch.empty(4, 0, dtype=torch.bfloat16),
+    "tensor of no dimension": torch.tensor(7),
+    "bfloat16 of no dimension": torch.tensor(1.5, dtype=torch.bfloat16),
+    "transposed tensor": torch.arange(12).reshape(3, 4).t(),
+    "transposed bfloat16": torch.arange(12).reshape(3, 4).to(torch.bfloat16).t(),
+    "expanded tensor": torch.ones(1, 3).expand(5, 3),
+    "negated view": torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+    "sliced tensor": torch.arange(100)[3:50:7],
+    "channels last": torch.arange(48.0).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last),
+    **{f"tensor of {name}": torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in TENSOR_DTYPES},
+    **{f"array of {name}": np.arange(6).reshape(2, 3).astype(name) for name in ARRAY_DTYPES},
+    **{f"scalar of {name}": np.dtype(name).type(1) for name in ARRAY_DTYPES},
+}
+
+
+@pytest.mark.parametrize("batch", SAME.values(), ids=SAME.keys())
+def test_round_trip_every_kind_is_the_same(batch: Any) -> None:
+    assert compare({"batch": batch}, round_trip({"batch": batch})) is None
+    assert compare(batch, round_trip(batch)) is None
+
+
+def test_round_trip_dataclass_runs_no_code_of_the_user() -> None:
+    sample = Sample("a", np.arange(3))
+    assert sample.built == 1
+    assert compare(sample, round_trip(sample)) is None
+
+
+def test_round_trip_read_only_array_comes_back_writable() -> None:
+    array = np.arange(3)
+    array.flags.writeable = False
+    back, tensor = round_trip((array, torch.arange(3)))
+    back[0] = tensor[0] = 7
+    assert back.tolist() == tensor.tolist() == [7, 1, 2]
+
+
+def test_unflatten_read_only_leaf_copies_it() -> None:
+    tree, leaves = flatten([np.arange(3), torch.arange(3)])
+    read_only = [dataclasses.replace(leaf, data=memoryview(bytes(leaf.data))) for leaf in leaves]
+    array, tensor = unflatten(tree, read_only)
+    array[0] = tensor[0] = 7
+    assert array.tolist() == tensor.tolist() == [7, 1, 2]
+
+
+def test_flatten_contiguous_array_shares_its_memory() -> None:
+    array = np.zeros(4, np.uint8)
+    _, [leaf] = flatten(array)
+    array[0] = 9
+    assert leaf.data[0] == 9
+
+
+def test_flatten_script_type_has_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script is ``__main__`` in the trainer and has another name on endpoints."""
+    on_endpoint, in_trainer = types.ModuleType("__hetero_script__"), types.ModuleType("__main__")
+    for module in (on_endpoint, in_trainer):
+        module.Pair = collections.namedtuple("Pair", "image label", module=module.__name__)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(structure, "_script_module", "__hetero_script__")
+    tree, leaves = flatten(on_endpoint.Pair(1, 2))
+    assert isinstance(tree, RecordTree)
+    assert tree.module == ""
+    structure.set_script_module("__main__")
+    assert type(unflatten(tree, leaves)) is in_trainer.Pair
+
+
+@dataclasses.dataclass
+class Unset:
+    value: int = dataclasses.field(init=False)
+
+
+def local_type() -> Any:
+    return collections.namedtuple("Hidden", "x")(1)
+
+
+REFUSED = {
+    "object": ({"a": [object()]}, r"batch\['a'\]\[0\]: object cannot be sent"),
+    "set": ({1}, "batch: set cannot be sent"),
+    "complex": (1j, "complex"),
+    "path of a field": (Pair(1, Frozen(1j)), r"batch\.label\.value: complex"),
+    "defaultdict": (collections.defaultdict(int), "convert it to dict"),
+    "int of 65 bits": ([2**63], r"batch\[0\]: the int 9223372036854775808 exceeds 64 bits"),
+    "list with an int of 65 bits": ([0] * 20 + [-(2**63) - 1], "-9223372036854775809"),
+    "int too long to print in full": (10**4000, "exceeds 64 bits"),
+    "big-endian array": (
+        {"a": np.arange(3, dtype=">i4")},
+        r"batch\['a'\]: ndarray of '>i4' cannot be sent; it is big-",
+    ),
+    "object array": (np.array([None]), r"'\|O'"),
+    "array of str": (np.array(["a"]), "list of str"),
+    "NumPy str": (np.str_("a"), "list of str"),
+    "array of dates": (np.array(["2020-01-01"], "M8[D]"), "convert it to one of"),
+    "structured array": (np.zeros(2, [("a", "i4")]), "convert it to one of"),
+    "long double": (np.longdouble(1), "convert it to one of"),
+    "complex tensor": (torch.zeros(2, dtype=torch.complex64), "torch.complex64"),
+    "float8 tensor": (torch.zeros(2).to(torch.float8_e4m3fn), "float8"),
+    "masked array": (np.ma.masked_array([1, 2]), "numpy.asarray"),
+    "array subclass": (np.zeros(2).view(Array), "numpy.asarray"),
+    "parameter": (torch.nn.Parameter(torch.zeros(2)), "as_subclass"),
+    "tensor with gradient": (torch.zeros(2, requires_grad=True), "detach"),
+    "tensor elsewhere": (torch.zeros(2, device="meta"), "on meta"),
+    "sparse tensor": (torch.eye(2).to_sparse(), "to_dense"),
+    "invalid bool": (np.array([2, 1], np.uint8).view(bool), "neither 0 nor 1"),
+    "lone surrogate": (["ok", "\udc80"], r"batch\[1\]: a str has no UTF-8 form"),
+    "lone surrogate in a list": (["\udc80"] * 9, "UTF-8"),
+    "bool as key": ({True: 1}, "keys must be str"),
+    "tuple as key": ({(1, 2): 1}, "keys must be str"),
+    "long key": ({"k" * 257: 1}, "at most 256 bytes"),
+    "surrogate in key": ({"\udc80": 1}, "at most 256 bytes"),
+    "9 dimensions": (np.zeros((1,) * 9), "9 dimensions"),
+    "type inside a function": (local_type(), "top level"),
+    "exception that is a dataclass": (Raised(1), "Raised cannot be sent"),
+    "field without value": (Unset(), "no value in field 'value'"),
+    "expanded beyond the limit": (torch.zeros(1, dtype=torch.uint8).expand(2**31), "2147483648 bytes"),
+    "empty with absurd dimensions": (np.empty((0, 2**40), np.uint8), "bytes"),
+    "tuple of too many": (tuple(range(20_000)), "more than 16384 parts"),
+    "too many arrays": ([np.zeros(1)] * 1025, "more than 1024"),
+    "type": (int, "type cannot be sent"),
+}
+
+
+@pytest.mark.parametrize(("batch", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_flatten_unsupported_value_is_refused_with_its_path(batch: Any, message: str) -> None:
+    with pytest.raises(UnsupportedBatchError, match=message) as caught:
+        flatten(batch)
+    assert str(caught.value).startswith("batch")
+
+
+def test_flatten_batch_within_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(UnsupportedBatchError, match="nests deeper than 8 levels"):
+        flatten(endless)
+
+
+def test_flatten_nesting_at_the_limit_is_accepted() -> None:
+    batch: Any = np.zeros(1)
+    for _ in range(8):
+        batch = [batch]
+    assert compare(batch, round_trip(batch)) is None
+    with pytest.raises(UnsupportedBatchError, match="deeper"):
+        flatten([batch])
+
+
+def test_flatten_more_bytes_or_items_than_allowed_is_refused() -> None:
+    flatten([np.zeros(10, np.uint8), b""], StructureLimits(max_batch_bytes=10))
+    with pytest.raises(UnsupportedBatchError, match=r"batch\[1\]: 6 bytes, but only 5 are left"):
+        flatten([np.zeros(5, np.uint8), np.zeros(6, np.uint8)], StructureLimits(max_batch_bytes=10))
+    with pytest.raises(UnsupportedBatchError, match="more than 15 items"):
+        flatten([[1] * 8, [2] * 8], StructureLimits(max_list_items=15))
+
+
+MALFORMED = {
+    "leaf out of order": ListTree((LeafRef(1), LeafRef(0))),
+    "leaf twice": ListTree((LeafRef(0), LeafRef(0))),
+    "leaf forgotten": ListTree((LeafRef(0),)),
+    "leaf that is not there": ListTree((LeafRef(0), LeafRef(1), LeafRef(2))),
+    "type that is not imported": RecordTree("no.such.module", "Type", ("a", "b"), (LeafRef(0), LeafRef(1))),
+    "type that is none": RecordTree("os", "getcwd", ("a", "b"), (LeafRef(0), LeafRef(1))),
+    "type that is no record": RecordTree("subprocess", "Popen", ("args",), (LeafRef(0),)),
+    "type behind an attribute": RecordTree("os", "path.join", (), ()),
+    "other fields": RecordTree(__name__, "Pair", ("label", "image"), (LeafRef(0), LeafRef(1))),
+}
+
+
+@pytest.mark.parametrize("tree", MALFORMED.values(), ids=MALFORMED.keys())
+def test_unflatten_malformed_tree_is_a_protocol_error(tree: Any) -> None:
+    _, leaves = flatten((np.zeros(1), np.ones(1)))
+    with pytest.raises(ProtocolError):
+        unflatten(tree, leaves)
+
+
+def test_tree_values_stand_for_themselves() -> None:
+    tree, leaves = flatten({"a": [1, None], "b": (True, np.zeros(1))})
+    assert tree == MappingTree(("a", "b"), (ListTree((1, None)), TupleTree((True, LeafRef(0)))), ordered=False)
+    assert [leaf.dtype for leaf in leaves] == ["f64"]

@@ -1,0 +1,351 @@
+"""Frames that no encoder sends: a ProtocolError each, and no memory beyond the limits."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.errors import DatasetError, ProtocolError
+from hetero.wire.framing import BatchDecoder, ChecksumError, encode_batch
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+
+torch = pytest.importorskip("torch")
+
+LIMITS = Limits(max_batch_bytes=4096, frame_bytes=64)
+BATCH = {
+    "image": np.arange(60, dtype=np.float32).reshape(3, 4, 5),
+    "mask": torch.zeros(7, dtype=torch.bool),
+    "names": ["a", "\N{SNOWMAN}", ""] * 4,
+    "blobs": [b"\xff"] * 9,
+    "nested": [(1, 2.5, None, True), {"x": "y", 3: b"z"}, []],
+    "scalar": np.float16(2),
+    "empty": np.empty((0, 3)),
+}
+
+
+def decode(frames: Sequence[bytes], limits: Limits = LIMITS) -> Any:
+    """Decode while checking that no more than allowed is allocated."""
+    allocated = 0
+
+    def allocate(nbytes: int) -> memoryview:
+        nonlocal allocated
+        allocated += nbytes
+        assert 0 < nbytes <= allocated <= limits.max_batch_bytes
+        return memoryview(bytearray(nbytes))
+
+    decoder = BatchDecoder(limits, allocate=allocate)
+    for frame in frames:
+        decoder.feed(frame)
+    return decoder.result()
+
+
+def signed(structure: bytes, payload: bytes = b"", **fields: Any) -> list[bytes]:
+    """Return frames with a right checksum and right sizes over anything."""
+    header = pb.BatchHeader(
+        protocol=PROTOCOL,
+        structure=structure,
+        payload_bytes=len(payload),
+        checksum=xxhash.xxh3_64_intdigest(structure + payload),
+    )
+    header.MergeFrom(pb.BatchHeader(**fields))
+    chunks = [payload[begin : begin + 64] for begin in range(0, len(payload), 64)]
+    frames = [pb.Frame(header=header), *(pb.Frame(payload=chunk) for chunk in chunks)]
+    return [frame.SerializeToString() for frame in frames]
+
+
+def of_leaf(payload: bytes = b"", **fields: Any) -> list[bytes]:
+    """Return a batch that is one leaf."""
+    leaf = pb.Leaf(**{"dtype": pb.U8, "container": pb.ARRAY, "shape": [4], "nbytes": 4, **fields})
+    return signed(pb.Structure(root=pb.Node(leaf=0), leaves=[leaf]).SerializeToString(), payload)
+
+
+def of_root(root: pb.Node, num_leaves: int = 0) -> list[bytes]:
+    leaves = [pb.Leaf(dtype=pb.U8, container=pb.ARRAY, shape=[0])] * num_leaves
+    return signed(pb.Structure(root=root, leaves=leaves).SerializeToString())
+
+
+def node_list(*items: pb.Node) -> pb.Node:
+    return pb.Node(list=pb.Children(items=items))
+
+
+def nested(depth: int) -> list[bytes]:
+    """Return a batch of lists in lists, as bytes: no protobuf builds what it refuses to read."""
+
+    def field(number: int, data: bytes) -> bytes:
+        size, length = len(data), b""
+        while size > 0x7F:
+            length += bytes([size & 0x7F | 0x80])
+            size >>= 7
+        return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+    node = pb.Node(none=True).SerializeToString()
+    for _ in range(depth):
+        node = field(2, field(1, node))
+    return signed(field(1, node))
+
+
+def changed(change: Callable[[list[bytes]], object]) -> list[bytes]:
+    frames = list(encode_batch(BATCH, limits=LIMITS))
+    change(frames)
+    return frames
+
+
+HUGE = 2**31
+CASES: dict[str, tuple[Callable[[], list[bytes]], str]] = {
+    "no frame": (list, "ended early"),
+    "empty frame": (lambda: [b""], "no frame of this protocol"),
+    "another first byte": (lambda: [b"\x80\x04K\x01."], "no frame of this protocol"),
+    "header cut": (lambda: changed(lambda frames: frames.__setitem__(0, frames[0][:-3])), "no Frame message"),
+    "header twice": (lambda: changed(lambda frames: frames.insert(1, frames[0])), "follows the header"),
+    "failure after the header": (lambda: [*changed(list)[:1], b"\x1a\x00"], "follows the header"),
+    "payload first": (lambda: changed(lambda frames: frames.insert(0, frames[1])), "no header has come"),
+    "payload missing": (lambda: changed(lambda frames: frames.pop()), "ended early"),
+    "payload twice": (lambda: changed(lambda frames: frames.append(frames[-1])), "0 are missing"),
+    "payload out of order": (lambda: changed(lambda frames: frames.insert(1, frames.pop(2))), "damaged"),
+    "payload changed": (lambda: changed(lambda f: f.__setitem__(1, f[1][:-1] + b"\x55")), "damaged"),
+    "payload empty": (lambda: changed(lambda frames: frames.insert(1, b"\x12\x00")), "announces"),
+    "payload shorter than announced": (lambda: changed(lambda f: f.__setitem__(1, f[1][:-1])), "announces"),
+    "payload with a trailer": (lambda: changed(lambda f: f.__setitem__(1, f[1] + b"\0")), "announces"),
+    "payload without length": (lambda: changed(lambda frames: frames.insert(1, b"\x12")), "announces"),
+    "payload with endless length": (lambda: changed(lambda f: f.insert(1, b"\x12" + b"\xff" * 64)), "announces"),
+    "payload length padded": (lambda: changed(lambda f: f.insert(1, b"\x12\x81\x00x")), "announces"),
+    "frame too large": (lambda: [b"\x0a" + bytes(5 * 2**20)], "at most"),
+    "header too large": (lambda: signed(bytes(2**20 + 1)), "at most"),
+    "header and failure in one": (lambda: [signed(b"")[0] + b"\x1a\x00"], "more than one part"),
+    "failure and header in one": (lambda: [b"\x1a\x00" + signed(b"")[0]], "more than one part"),
+    "failure too large": (lambda: [b"\x1a" + bytes(2**17)], "a failure has"),
+    "failure of unknown stage": (lambda: [b"\x1a\x00"], "stage"),
+    "no structure": (lambda: signed(b""), "no known kind"),
+    "structure of noise": (lambda: signed(b"\xff\xff\xff"), "no Structure message"),
+    "another protocol": (lambda: signed(b"", protocol=7), f"protocol 7, this side {PROTOCOL}"),
+    "no protocol": (lambda: [b"\x0a\x00"], "protocol 0"),
+    "time that is none": (
+        lambda: signed(pb.Structure(root=pb.Node(none=True)).SerializeToString(), compute_time_s=float("nan")),
+        "nan s",
+    ),
+    "negative time": (
+        lambda: signed(pb.Structure(root=pb.Node(none=True)).SerializeToString(), compute_time_s=-1),
+        "-1.0 s",
+    ),
+    "shape bomb": (lambda: of_leaf(shape=[HUGE, HUGE]), "exceeds 4096"),
+    "shape bomb that overflows": (lambda: of_leaf(shape=[2**32, 2**32], nbytes=0), "exceeds 4096"),
+    "shape bomb with a zero": (lambda: of_leaf(shape=[0, 2**63], nbytes=0), "exceeds 4096"),
+    "shape of the largest numbers": (lambda: of_leaf(shape=[2**64 - 1] * 8), "exceeds 4096"),
+    "leaf larger than a batch": (lambda: of_leaf(shape=[4097], nbytes=4097), "exceeds 4096"),
+    "leaf of more bytes than its shape": (lambda: of_leaf(b"12345", nbytes=5), "expected 4"),
+    "leaf of fewer bytes than its shape": (lambda: of_leaf(b"123", nbytes=3), "expected 4"),
+    "leaf with too many dimensions": (lambda: of_leaf(b"1234", shape=[1] * 8 + [4]), "9 dimensions"),
+    "leaf with 10^5 dimensions": (lambda: of_leaf(b"1234", shape=[1] * 10**5), "100000 dimensions"),
+    "leaf of no dtype": (lambda: of_leaf(b"1234", dtype=0), "unknown dtype"),
+    "leaf of a new dtype": (lambda: of_leaf(b"1234", dtype=99), "unknown dtype"),
+    "leaf of no container": (lambda: of_leaf(b"1234", container=0), "unknown container"),
+    "bfloat16 array": (lambda: of_leaf(b"1234", dtype=pb.BF16, shape=[2]), "no batch contains"),
+    "array of text": (lambda: of_leaf(b"\0" * 4, dtype=pb.UTF8, shape=[1]), "no batch contains"),
+    "list of bytes-sized integers": (lambda: of_leaf(b"1234", container=pb.LIST), "no batch contains"),
+    "list of two dimensions": (
+        lambda: of_leaf(b"1" * 8, dtype=pb.I64, container=pb.LIST, shape=[1, 1], nbytes=8),
+        "2 dim",
+    ),
+    "scalar of one dimension": (lambda: of_leaf(b"1234", container=pb.SCALAR), "1 dim"),
+    "bool of 2": (lambda: of_leaf(b"\1\0\2\0", dtype=pb.BOOL), "neither 0 nor 1"),
+    "text that is not UTF-8": (
+        lambda: of_leaf(b"\1\0\0\0\xff", dtype=pb.UTF8, container=pb.LIST, shape=[1], nbytes=5),
+        "not UTF-8",
+    ),
+    "text with wrong lengths": (
+        lambda: of_leaf(b"\2\0\0\0a", dtype=pb.UTF8, container=pb.LIST, shape=[1], nbytes=5),
+        "add up",
+    ),
+    "text with a huge length": (
+        lambda: of_leaf(b"\xff" * 8, dtype=pb.BYTES, container=pb.LIST, shape=[2], nbytes=8),
+        "add up",
+    ),
+    "text without its lengths": (
+        lambda: of_leaf(b"abc", dtype=pb.BYTES, container=pb.LIST, shape=[1], nbytes=3),
+        "expected 4",
+    ),
+    "text bomb": (lambda: of_leaf(dtype=pb.BYTES, container=pb.LIST, shape=[HUGE], nbytes=0), "exceeds 4096"),
+    "leaf mentioned twice": (
+        lambda: of_root(node_list(pb.Node(leaf=0), pb.Node(leaf=0)), 1),
+        "mentions leaf 0, expected 1",
+    ),
+    "leaf not mentioned": (lambda: of_root(node_list(pb.Node(leaf=0)), 2), "1 of its 2"),
+    "leaf that is not there": (lambda: of_root(pb.Node(leaf=0)), "1 of its 0"),
+    "leaf out of order": (lambda: of_root(node_list(pb.Node(leaf=1), pb.Node(leaf=0)), 2), "expected 0"),
+    "none that is not": (lambda: of_root(pb.Node(none=False)), "not being one"),
+    "node of no kind": (lambda: of_root(node_list(pb.Node())), "no known kind"),
+    "text too long for a header": (lambda: of_root(pb.Node(text="x" * 257)), "exceeds 256"),
+    "key too long": (
+        lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[pb.Node(text="x" * 257)], values=[pb.Node(none=True)]))),
+        "256",
+    ),
+    "key that is a list": (
+        lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[node_list()], values=[pb.Node(none=True)]))),
+        "kind list",
+    ),
+    "key twice": (
+        lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[pb.Node(integer=1)] * 2, values=[pb.Node(none=True)] * 2))),
+        "repeat",
+    ),
+    "key without value": (lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[pb.Node(integer=1)]))), "match"),
+    "field without value": (lambda: of_root(pb.Node(record=pb.Record(qualified_name="A", fields=["x"]))), "match"),
+    "record that is not imported": (
+        lambda: of_root(pb.Node(record=pb.Record(module="os", qualified_name="system"))),
+        "not imported",
+    ),
+    "9 levels": (lambda: nested(9), "deeper than 8"),
+    "40 levels": (lambda: nested(40), "deeper than 8"),
+    "60 levels": (lambda: nested(60), "no Structure message|deeper than 8"),
+    "10^4 levels": (lambda: nested(10**4), "no Structure message"),
+    "10^5 leaves": (lambda: signed(b"\x12\x00" * 10**5), "100000 leaves"),
+    "half a million leaves": (lambda: signed(b"\x12\x00" * (2**19 - 20)), "leaves"),
+    "10^5 nodes": (lambda: of_root(node_list(*[pb.Node(none=True)] * 10**5)), "more than 16384"),
+    "10^5 keys": (lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[pb.Node(integer=1)] * 10**5))), "more than 16384"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_decoder_malformed_frames_are_a_protocol_error(name: str) -> None:
+    build, message = CASES[name]
+    with pytest.raises(ProtocolError, match=message):
+        decode(build())
+
+
+def test_decoder_sizes_that_disagree_are_refused_before_allocation() -> None:
+    frames = of_leaf(b"1234")
+    message = pb.Frame.FromString(frames[0])
+    message.header.payload_bytes = 5
+    with pytest.raises(ProtocolError, match="have 4 bytes, its header says 5"):
+        BatchDecoder(LIMITS).feed(message.SerializeToString())
+
+
+def test_decoder_leaves_that_exceed_the_batch_together_are_refused() -> None:
+    leaf = pb.Leaf(dtype=pb.U8, container=pb.ARRAY, shape=[4096], nbytes=4096)
+    structure = pb.Structure(root=node_list(pb.Node(leaf=0), pb.Node(leaf=1)), leaves=[leaf] * 2)
+    header = signed(structure.SerializeToString(), bytes(8192))[0]
+    with pytest.raises(ProtocolError, match="a batch has 8192 bytes, at most 4096"):
+        BatchDecoder(LIMITS).feed(header)
+
+
+def test_decoder_more_list_items_than_allowed_together_are_refused() -> None:
+    leaf = pb.Leaf(dtype=pb.BOOL, container=pb.LIST, shape=[10], nbytes=10)
+    structure = pb.Structure(root=node_list(pb.Node(leaf=0), pb.Node(leaf=1)), leaves=[leaf] * 2)
+    with pytest.raises(ProtocolError, match="20 items, at most 15"):
+        decode(signed(structure.SerializeToString(), bytes(20)), Limits(max_list_items=15))
+
+
+def test_decoder_pickle_is_not_loaded(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+
+    class Touch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (canary,)
+
+    data = pickle.dumps(Touch())
+    for frames in ([data], signed(data), of_leaf(data[:4]), [b"\x12" + bytes([len(data)]) + data]):
+        with contextlib.suppress(ProtocolError):
+            decode(frames)
+    assert not canary.exists()
+
+
+def test_decoder_damaged_payload_is_a_checksum_error() -> None:
+    frames = list(encode_batch(np.zeros(8), limits=LIMITS))
+    decoder = BatchDecoder(LIMITS)
+    decoder.feed(frames[0])
+    with pytest.raises(ChecksumError):
+        decoder.feed(frames[1][:-1] + b"\1")
+    assert not decoder.done
+    with pytest.raises(ProtocolError):
+        decoder.result()
+
+
+def test_decoder_damaged_inline_number_is_a_checksum_error() -> None:
+    [frame] = encode_batch([1234.5])
+    with pytest.raises(ChecksumError):
+        decode([frame.replace(np.float64(1234.5).tobytes(), np.float64(1234.25).tobytes())])
+
+
+def _mutate(data: bytes, rng: random.Random) -> bytes:
+    """Flip, cut, double, insert, or replace by a telling value."""
+    mutable = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at = rng.randrange(len(mutable) + 1)
+        action = rng.randrange(5)
+        if action == 0 and at < len(mutable):
+            mutable[at] ^= 1 << rng.randrange(8)
+        elif action == 1 and at < len(mutable):
+            mutable[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+        elif action == 2:
+            del mutable[at : at + rng.choice((1, 2, 8))]
+        elif action == 3:
+            mutable[at:at] = rng.randbytes(rng.choice((1, 2, 8)))
+        else:
+            mutable[at:at] = mutable[at : at + rng.choice((1, 4, 16))]
+    return bytes(mutable)
+
+
+def test_decoder_mutated_frames_raise_nothing_but_protocol_errors() -> None:
+    rng = random.Random(17)
+    frames = list(encode_batch(BATCH, limits=LIMITS))
+    outcomes: Counter[str] = Counter()
+    for _ in range(6_000):
+        hostile = list(frames)
+        for _ in range(rng.choice((1, 1, 3))):
+            at = rng.randrange(len(hostile))
+            action = rng.randrange(6)
+            if action == 0 and len(hostile) > 1:
+                del hostile[at]
+            elif action == 1:
+                hostile.insert(rng.randrange(len(hostile) + 1), hostile[at])
+            else:
+                hostile[at] = _mutate(hostile[at], rng)
+        try:
+            decode(hostile)
+            outcomes["batch"] += 1
+        except (ProtocolError, DatasetError) as error:
+            outcomes[type(error).__name__] += 1
+    # Facts beside the batch, such as the queue length, are not covered by the checksum.
+    assert outcomes["batch"] < 600
+    assert outcomes["ChecksumError"] > 100
+    assert outcomes["ProtocolError"] > 1000
+
+
+def test_decoder_mutated_and_signed_batches_raise_nothing_but_protocol_errors() -> None:
+    """Behind the checksum, where whoever has the token can get."""
+    rng = random.Random(23)
+    messages = [pb.Frame.FromString(frame) for frame in encode_batch(BATCH, limits=LIMITS)]
+    structure, payload = messages[0].header.structure, b"".join(message.payload for message in messages[1:])
+    outcomes: Counter[bool] = Counter()
+    for _ in range(6_000):
+        try:
+            if rng.random() < 0.8:
+                decode(signed(_mutate(structure, rng), payload))
+            else:
+                decode(signed(structure, rng.randbytes(len(payload))))
+            outcomes[True] += 1
+        except ProtocolError:
+            outcomes[False] += 1
+    assert min(outcomes.values()) > 200
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    frames=st.lists(
+        st.binary(max_size=64).flatmap(lambda b: st.sampled_from([b, b"\x0a" + b, b"\x12" + b, b"\x1a" + b]))
+    )
+)
+def test_decoder_noise_raises_nothing_but_protocol_errors(frames: list[bytes]) -> None:
+    with pytest.raises((ProtocolError, DatasetError)):
+        decode(frames)
