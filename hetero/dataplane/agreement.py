@@ -58,15 +58,15 @@ class Agreement:
             if (
                 description is not None
                 and connection.state is ConnectionState.READY
-                and self.spec not in connection.prepared
+                and self.spec not in connection.prepared | connection.refused
             ):
                 self._compare(connection, description, self.reference)
 
     def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
-        """Tell whether everyone who was there at the start has been compared, is refused or cannot be reached."""
+        """Tell whether everyone who was there at the start has been compared, is refused, or cannot be reached."""
         return self.reference is not None and all(
             connection.identity not in self._initial
-            or self.spec in connection.prepared
+            or self.spec in connection.prepared | connection.refused
             or connection.state in (ConnectionState.DOWN, ConnectionState.REFUSED)
             for connection in connections
         )
@@ -99,10 +99,11 @@ class Agreement:
         self._reject(connection, DatasetMismatchError(problem), problem)
 
     def _reject(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
-        connection.mark_refused(why)
+        connection.refused.add(self.spec)
+        connection.last_word = why
         is_late = self.reference is not None and connection.identity not in self._initial
         if is_late:
-            logger.warning("endpoint %s joined later and is refused: %s", connection.record.endpoint_id, why)
+            logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
         elif self.failure is None:
             self.failure = error
 

@@ -113,11 +113,16 @@ class EndpointConnection:
         self.prepared: set[DatasetSpec] = set()
         """Specifications that it serves and that agree with the reference."""
         self.preparing: set[DatasetSpec] = set()
+        self.refused: set[DatasetSpec] = set()
+        """Those that it cannot build, or that differ from the reference."""
         self.descriptions: dict[DatasetSpec, Description] = {}
         self.num_outstanding = 0
         """Our own requests on it."""
         self.load = 0
-        """As it last reported."""
+        """As it last reported, at ``load_at_s``."""
+        self.load_at_s = 0.0
+        self.chosen_at = 0
+        """Number of the choice that took it last."""
         self.busy_until_s = 0.0
         self.retry_at_s = 0.0
         self.reserved_by: object | None = None

@@ -33,6 +33,7 @@ _MIN_SUBSET = 8
 _SETTLE_S = 5.0
 _LOG_INTERVAL_S = 10.0
 _IDLE_S = 5.0
+_LOAD_AGE_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class Fleet:
         self._last_words: dict[str, str] = {}  # of endpoints that left
         self._agreements: dict[DatasetSpec, Agreement] = {}
         self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+        self._num_choices = 0
         self._watcher: threading.Thread | None = None
         self._unsubscribe = directory.subscribe(self._wake)
         _fleets.add(self)
@@ -219,19 +221,23 @@ class Fleet:
         ]
         if not ready:
             return None
-        # min is stable: among equals the order of preference decides, which differs per rank.
+        # Among equals the one that was not chosen longest; at first the order of preference, which differs per rank.
         chosen = min(
             ready,
             key=lambda connection: (
                 connection.reserved_by is not alone_for,
                 connection.num_outstanding / connection.record.num_slots,
-                connection.load / connection.record.num_slots,
+                # An old report says nothing, and must not keep an endpoint idle for ever.
+                connection.load / connection.record.num_slots if connection.load_at_s > now_s - _LOAD_AGE_S else 0.0,
+                connection.chosen_at,
             ),
         )
         if alone_for is not None:
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
                 return None
+        self._num_choices += 1
+        chosen.chosen_at = self._num_choices
         chosen.num_outstanding += 1
         return chosen
 
@@ -417,7 +423,7 @@ class Fleet:
             missing = [
                 spec
                 for spec in self._agreements
-                if spec not in connection.prepared and spec not in connection.preparing
+                if spec not in connection.prepared | connection.preparing | connection.refused
             ]
             if not missing or connection.state is ConnectionState.REFUSED:
                 continue

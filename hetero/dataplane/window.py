@@ -252,7 +252,7 @@ class Window:
                 self.put(item.sequence, error)
 
     def _succeeded(self, item: Item, connection: EndpointConnection, fetched: Fetched) -> None:
-        connection.load = fetched.num_queued
+        connection.load, connection.load_at_s = fetched.num_queued, time.monotonic()
         stats = self.fleet.stats
         stats.batches += 1
         stats.received_bytes += fetched.nbytes

@@ -1,10 +1,26 @@
 from __future__ import annotations
 
+import gc
+import itertools
+import logging
+import os
+import signal
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hetero.dataplane.reader import Reader
+from hetero.batches.request import BatchRequest
+from hetero.dataplane.fleet import has_live_channels
+from hetero.dataplane.reader import Reader, default_window_bytes
+from hetero.errors import (
+    AuthenticationError,
+    ConfigError,
+    DatasetError,
+    EndpointUnavailableError,
+    HeteroError,
+)
 
 
 @pytest.mark.parametrize("num_endpoints", [1, 2, 3])
@@ -21,3 +37,294 @@ def test_reader_delivers_local_bytes_in_order_for_any_number_of_endpoints(
     assert fleet.stats.batches == len(wanted)
     assert fleet.stats.received_bytes > 0
     assert fleet.stats.retries == 0
+
+
+def test_reader_before_any_endpoint_waits_for_the_first(job: Any, tools: Any) -> None:
+    fleet = job.fleet()
+    wanted = tools.requests(tools.spec(), num_batches=3)
+    reader = Reader(fleet, iter(wanted))
+    job.pool()
+    assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(job: Any, tools: Any) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(sample_s=0.005), num_batches=20)
+    fleet = job.fleet()
+    found = []
+    for batch in Reader(fleet, iter(wanted)):
+        found.append(batch)
+        if len(found) == 8:
+            os.kill(pool.pids[0], signal.SIGKILL)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert fleet.stats.endpoint_losses == 1
+    tools.wait_for(lambda: len(pool.records) == 2)
+    assert pool.num_restarts == 1
+
+
+def test_reader_loses_the_only_endpoint_and_goes_on_with_its_successor(job: Any, tools: Any) -> None:
+    pool = job.pool()
+    before = pool.records[0]
+    wanted = tools.requests(tools.spec())
+    found = []
+    for batch in Reader(job.fleet(), iter(wanted)):
+        found.append(batch)
+        if len(found) == 4:
+            os.kill(pool.pids[0], signal.SIGKILL)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert pool.records[0].endpoint_id == before.endpoint_id
+    assert pool.records[0].incarnation != before.incarnation
+
+
+def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any) -> None:
+    pool = job.pool(endpoint_restarts=0)
+    fleet = job.fleet(data_timeout_s=0.5, prepare_timeout_s=0.5)
+    reader = Reader(fleet, iter(tools.requests(tools.spec(), num_batches=1000)))
+    next(reader)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    with pytest.raises(EndpointUnavailableError, match="algo-1/0"):
+        list(reader)
+    assert next(reader, "closed") == "closed"
+    tools.wait_for(lambda: pool.failure is not None)
+    assert "SIGKILL" in str(pool.failure)
+
+
+def test_reader_survives_a_drained_host(job: Any, tools: Any) -> None:
+    first, _ = job.pool("algo-1"), job.pool("algo-2")
+    wanted = tools.requests(tools.spec(sample_s=0.005), num_batches=20)
+    fleet = job.fleet()
+    found = []
+    for batch in Reader(fleet, iter(wanted)):
+        found.append(batch)
+        if len(found) == 5:
+            first.stop(5.0)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+
+
+def test_reader_uses_an_endpoint_that_joins_later(job: Any, tools: Any) -> None:
+    job.pool("algo-1")
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(tools.requests(tools.spec(), num_batches=10_000)))
+    next(reader)
+    job.pool("algo-2")
+
+    def newcomer_served() -> bool:
+        next(reader)
+        return job.pools[1].statistics().get("num_batches", 0) > 0
+
+    tools.wait_for(newcomer_served)
+
+
+def test_reader_closed_early_frees_its_threads_and_endpoint(job: Any, tools: Any) -> None:
+    job.pool()
+    fleet = job.fleet()
+    slow = tools.spec(sample_s=0.05)
+    for _ in range(3):
+        reader = Reader(fleet, iter(tools.requests(slow, num_batches=12)))
+        next(reader)
+        reader.close()
+        reader.close()
+        assert list(reader) == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hetero-lane")]
+
+
+def test_reader_dropped_without_close_is_collected(job: Any, tools: Any) -> None:
+    job.pool()
+    reader = Reader(job.fleet(), iter(tools.requests(tools.spec())))
+    next(reader)
+    del reader
+    gc.collect()
+    tools.wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("hetero-lane")])
+
+
+def test_reader_closed_while_nobody_answers_returns(job: Any, tools: Any) -> None:
+    reader = Reader(job.fleet(), iter(tools.requests(tools.spec())))
+    reader.close()
+    assert next(reader, None) is None
+
+
+def test_readers_share_a_fleet(job: Any, tools: Any) -> None:
+    job.pool(num_endpoints=2)
+    fleet = job.fleet()
+    train, validate = tools.requests(tools.spec(width=4)), tools.requests(tools.spec(width=16), seed=9)
+    pairs = list(zip(Reader(fleet, iter(train)), Reader(fleet, iter(validate)), strict=True))
+    assert tools.digest([one for one, _ in pairs]) == tools.digest(tools.local(job.script, train))
+    assert tools.digest([other for _, other in pairs]) == tools.digest(tools.local(job.script, validate))
+
+
+def test_reader_takes_requests_in_the_consuming_thread_and_no_further_than_the_window(job: Any, tools: Any) -> None:
+    job.pool()
+    taken: list[threading.Thread] = []
+
+    def count() -> Any:
+        for request in tools.requests(tools.spec()):
+            taken.append(threading.current_thread())
+            yield request
+
+    reader = Reader(job.fleet(), count(), prefetch_factor=3)
+    assert len(taken) <= 3
+    for delivered in range(1, 5):
+        next(reader)
+        assert len(taken) == 3 + delivered
+    assert set(taken) == {threading.current_thread()}
+
+
+def test_reader_bounds_its_window_in_bytes(job: Any, tools: Any) -> None:
+    job.pool(num_endpoints=2)
+    fleet = job.fleet()
+    wanted = tools.requests(tools.spec(width=1000))
+    with Reader(fleet, iter(wanted), window_bytes=1) as reader:
+        for expected, batch in zip(wanted, reader, strict=True):
+            assert (batch["index"] == expected.indices).all()
+            assert reader._window._held_bytes == 0
+            assert len(reader._window.outcomes) <= 1
+
+
+def test_reader_raises_the_samplers_exception_in_its_turn(job: Any, tools: Any) -> None:
+    job.pool()
+
+    def broken() -> Any:
+        yield from tools.requests(tools.spec(), num_batches=3)
+        raise LookupError("the sampler is broken")
+
+    reader = Reader(job.fleet(), broken())
+    assert len(list(itertools.islice(reader, 3))) == 3
+    with pytest.raises(LookupError, match="sampler"):
+        next(reader)
+
+
+def test_reader_wrong_token_is_an_error_at_once(job: Any, tools: Any) -> None:
+    from hetero.control.security import Token
+
+    job.pool()
+    fleet = job.fleet(token=Token.generate())
+    with pytest.raises(AuthenticationError, match="algo-1/0"):
+        next(Reader(fleet, iter(tools.requests(tools.spec()))))
+    with pytest.raises(AuthenticationError):
+        fleet.describe(tools.spec())
+
+
+def test_reader_of_another_job_is_told_so(job: Any, tools: Any) -> None:
+    job.pool()
+    fleet = job.fleet(job_id="other", prepare_timeout_s=0.5, data_timeout_s=0.5)
+    with pytest.raises(EndpointUnavailableError, match="another job"):
+        fleet.describe(tools.spec())
+
+
+def test_sample_that_raises_is_raised_in_its_turn_with_the_remote_traceback(job: Any, tools: Any) -> None:
+    job.pool(num_endpoints=2)
+    fleet = job.fleet()
+    wanted = tools.requests(tools.spec(raise_at=17))
+    turn = next(number for number, request in enumerate(wanted) if 17 in request.indices)
+    reader = Reader(fleet, iter(wanted))
+    assert len(list(itertools.islice(reader, turn))) == turn
+    with pytest.raises(
+        DatasetError, match=r"(?s)algo-1/\d in sample at sample 17: ValueError: sample 17 is broken.*__getitem__"
+    ):
+        next(reader)
+    assert fleet.stats.retries == 0
+
+
+def test_index_out_of_range_names_index_and_length(job: Any, tools: Any) -> None:
+    job.pool()
+    request = BatchRequest(spec=tools.spec(), indices=np.array([3, 100]), seed=0, epoch=0, position=0)
+    with pytest.raises(DatasetError, match="index 100 is out of range: the data set has 100 samples"):
+        next(Reader(job.fleet(), iter([request])))
+
+
+def test_factory_that_raises_is_raised_with_the_remote_traceback(job: Any, tools: Any) -> None:
+    job.pool(script_args=("--data", "/nowhere"))
+    fleet = job.fleet()
+    with pytest.raises(DatasetError, match="RuntimeError: no such directory: --data /nowhere"):
+        fleet.describe(tools.spec("unbuildable"))
+    assert fleet.describe(tools.spec()).num_samples == 100
+
+
+def test_unregistered_data_set_names_those_there_are(job: Any, tools: Any) -> None:
+    job.pool()
+    with pytest.raises(DatasetError, match=r"nombers(?s:.)*numbers"):
+        job.fleet().describe(tools.spec("nombers"))
+
+
+def test_unsendable_batch_names_the_path_and_type(job: Any, tools: Any) -> None:
+    job.pool()
+    request = BatchRequest(spec=tools.spec("unsendable"), indices=np.array([1]), seed=0, epoch=0, position=0)
+    with pytest.raises(DatasetError, match=r"(?s)in encode.*handle.*object"):
+        next(Reader(job.fleet(), iter([request])))
+
+
+def test_batch_over_the_limit_is_an_error_before_anything_is_sent(job: Any, tools: Any) -> None:
+    from hetero.wire.limits import Limits
+
+    job.pool()
+    fleet = job.fleet(limits=Limits(max_batch_bytes=1000))
+    with pytest.raises(DatasetError, match=r"in encode.*noise.*smaller batches"):
+        next(Reader(fleet, iter(tools.requests(tools.spec(width=1000)))))
+
+
+def test_poisonous_sample_fails_by_name_after_three_deaths(job: Any, tools: Any) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(kill_at=17))
+    turn = next(number for number, request in enumerate(wanted) if 17 in request.indices)
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    assert len(list(itertools.islice(reader, turn))) == turn
+    with pytest.raises(DatasetError, match=r"died 3 times.*\b17\b"):
+        next(reader)
+    tools.wait_for(lambda: len(pool.records) == 2)
+    assert pool.num_restarts == 3
+    # The fleet lives on: the same endpoints serve what is not poisonous.
+    with Reader(fleet, iter(tools.requests(tools.spec()))) as healthy:
+        assert len(list(healthy)) == 12
+
+
+def test_sample_that_kills_its_endpoint_once_costs_nothing(job: Any, tools: Any) -> None:
+    job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(kill_at=17, kill_flag=str(job.path / "killed")))
+    fleet = job.fleet()
+    with Reader(fleet, iter(wanted)) as reader:
+        found = list(reader)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert fleet.stats.endpoint_losses == 1
+
+
+def test_reader_waiting_long_says_once_for_whom(
+    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hetero.dataplane.reader._LOG_AFTER_S", 0.0)
+    reader = Reader(job.fleet(prepare_timeout_s=1.2, data_timeout_s=1.2), iter(tools.requests(tools.spec())))
+    with caplog.at_level(logging.WARNING), pytest.raises(EndpointUnavailableError, match="no endpoint has appeared"):
+        next(reader)
+    assert [record.message for record in caplog.records if "waiting for batch 0" in record.message] != []
+    assert len([record for record in caplog.records if "waiting for batch" in record.message]) == 1
+
+
+def test_reader_with_unusable_bounds_is_refused(job: Any) -> None:
+    with pytest.raises(ConfigError, match="prefetch_factor is 0"):
+        Reader(job.fleet(), iter([]), prefetch_factor=0)
+    with pytest.raises(ConfigError, match="window_bytes is -1"):
+        Reader(job.fleet(), iter([]), window_bytes=-1)
+    assert default_window_bytes(1) <= 2**30
+    assert default_window_bytes(64) < default_window_bytes(1) or default_window_bytes(64) == 2**30
+
+
+def test_fleet_in_a_forked_child_is_refused_and_harmless(job: Any, tools: Any) -> None:
+    job.pool()
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(tools.requests(tools.spec())))
+    next(reader)
+    assert has_live_channels()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            reader.close()
+            fleet.close()
+            assert not has_live_channels()
+            fleet.want(tools.spec())
+        except HeteroError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    next(reader)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetero.control.directory import Directory, EndpointRecord
+from hetero.dataplane.connection import ConnectionState
+from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.reader import Reader
+from hetero.errors import DatasetMismatchError, EndpointUnavailableError, HeteroError
+
+
+def offline_fleet(num_hosts: int, per_host: int, **options: Any) -> Fleet:
+    """Return a fleet that knows endpoints but talks to none."""
+    records = [
+        EndpointRecord(endpoint_id=f"algo-{host}/{index}", host=f"algo-{host}", address="127.0.0.1:9", incarnation="a")
+        for host in range(1, num_hosts + 1)
+        for index in range(per_host)
+    ]
+    fleet = Fleet(Directory(records), None, job_id="x", **options)
+    fleet._follow_directory()
+    fleet._choose_subset()
+    return fleet
+
+
+def ready(fleet: Fleet, wanted: Any) -> None:
+    for connection in fleet._used:
+        connection.mark_ready()
+        connection.prepared.add(wanted)
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "per_host", "world_size", "size"),
+    [
+        (1, 1, 8, 1),
+        (2, 4, 8, 8),
+        (2, 36, 8, 18),
+        (2, 36, 1, 72),
+        (3, 3, 1, 9),
+        (2, 36, 100, 8),  # never fewer than 8: one lost host must leave choice
+    ],
+)
+def test_fleet_subset_has_twice_the_ranks_share(num_hosts: int, per_host: int, world_size: int, size: int) -> None:
+    used = set()
+    for rank in range(world_size):
+        with offline_fleet(num_hosts, per_host, rank=rank, world_size=world_size) as fleet:
+            assert len(fleet._used) == size
+            hosts = {connection.record.host for connection in fleet._used}
+            assert len(hosts) == min(num_hosts, size)
+            used |= {connection.record.endpoint_id for connection in fleet._used}
+    assert len(used) == num_hosts * per_host
+
+
+def test_fleet_subset_replaces_endpoints_that_are_down() -> None:
+    with offline_fleet(2, 36, world_size=8) as fleet:
+        for connection in fleet._used:
+            connection.mark_down("gone", 0.0)
+        fleet._choose_subset()
+        assert sum(connection.state is not ConnectionState.DOWN for connection in fleet._used) == 18
+
+
+def test_fleet_chooses_least_outstanding_then_load_then_turns(tools: Any) -> None:
+    spec = tools.spec()
+    with offline_fleet(3, 1) as fleet, fleet.lock:
+        ready(fleet, spec)
+        one, two, three = fleet._used
+        assert [fleet.choose(spec) for _ in range(4)] == [one, two, three, one]
+        two.load, two.load_at_s = 5, float("inf")
+        assert fleet.choose(spec) is three
+        fleet.release(one)
+        fleet.release(one)
+        assert fleet.choose(spec) is one
+
+
+def test_fleet_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
+    spec, suspect = tools.spec(), object()
+    with offline_fleet(2, 1) as fleet, fleet.lock:
+        ready(fleet, spec)
+        one, two = fleet._used
+        assert fleet.choose(spec) is one
+        assert fleet.choose(spec) is two
+        assert fleet.choose(spec, alone_for=suspect) is None
+        reserved = next(connection for connection in (one, two) if connection.reserved_by is suspect)
+        other = two if reserved is one else one
+        assert fleet.choose(spec) is other
+        fleet.release(reserved)
+        assert fleet.choose(spec, alone_for=suspect) is reserved
+        assert fleet.choose(spec) is other
+        fleet.release(reserved, alone_for=suspect)
+        assert fleet.choose(spec) is reserved
+
+
+def test_fleet_window_follows_the_slots(tools: Any) -> None:
+    with offline_fleet(2, 2, world_size=2) as fleet:
+        assert Reader(fleet, iter([]), prefetch_factor=2)._window.size == 4
+        assert Reader(fleet, iter([]), prefetch_factor=0.1)._window.size == 2
+
+
+def test_fleet_names_hosts_whose_data_differ(job: Any, tools: Any) -> None:
+    job.pool("algo-1")
+    other = job.path / "other.py"
+    other.write_text(job.script.read_text().replace('f"numbers-{data.length}"', '"numbers-other"'))
+    job.pool("algo-2", script=str(other))
+    fleet = job.fleet()
+    with pytest.raises(DatasetMismatchError, match=r"algo-1/0 has 100 .*algo-2/0 has 100 .*numbers-other"):
+        fleet.describe(tools.spec())
+    with pytest.raises(DatasetMismatchError):
+        list(Reader(fleet, iter(tools.requests(tools.spec()))))
+
+
+def test_fleet_goes_on_without_a_latecomer_that_differs(job: Any, tools: Any, caplog: pytest.LogCaptureFixture) -> None:
+    job.pool("algo-1")
+    fleet = job.fleet()
+    wanted = tools.requests(tools.spec(), num_batches=100)
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader)]
+    other = job.path / "other.py"
+    other.write_text(job.script.read_text().replace('f"numbers-{data.length}"', '"numbers-other"'))
+    pool = job.pool("algo-2", script=str(other))
+    tools.wait_for(lambda: "algo-2/0 joined later" in caplog.text)
+    found += list(reader)
+    assert len(found) == 100
+    pool.stop()
+    assert pool.statistics().get("num_batches", 0) == 0
+
+
+def test_fleet_describe_without_endpoints_says_so(job: Any, tools: Any) -> None:
+    with pytest.raises(EndpointUnavailableError, match="no endpoint has appeared"):
+        job.fleet(prepare_timeout_s=0.1).describe(tools.spec())
+
+
+def test_fleet_describe_of_a_dead_address_names_it(job: Any, tools: Any) -> None:
+    record = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:1", incarnation="a")
+    job.directory.replace([record])
+    with pytest.raises(EndpointUnavailableError, match=r"algo-1/0 \(127.0.0.1:1\): the connection failed"):
+        job.fleet(prepare_timeout_s=1.0).describe(tools.spec())
+
+
+def test_fleet_closed_refuses_work(job: Any, tools: Any) -> None:
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(tools.requests(tools.spec())))
+    fleet.close()
+    fleet.close()
+    assert next(reader, None) is None
+    with pytest.raises(HeteroError, match="closed"):
+        fleet.describe(tools.spec())
+
+
+def test_fleet_describes_a_data_set_once_for_all_readers(job: Any, tools: Any) -> None:
+    job.pool(num_endpoints=2)
+    fleet = job.fleet()
+    first = fleet.describe(tools.spec(length=7))
+    assert first.num_samples == 7
+    assert first.fingerprint == "numbers-7"
+    assert "numpy" in first.environment
+    assert fleet.describe(tools.spec(length=7)) is first
