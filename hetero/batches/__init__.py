@@ -7,6 +7,7 @@
     purity.py     bit-exact comparison and digest of nested batches
     failures.py   the user's exceptions as records that can travel
     structure.py  nested batch <-> tree and flat leaves
+    leaves.py     arrays, tensors and long lists <-> bytes with dtype and shape
 
 torch is imported lazily, only where the user's data set or its collation needs it.
 """

@@ -66,7 +66,7 @@ class Guarded:
         object.__setattr__(self, name, value)
 
 
-class Array(np.ndarray):  # type: ignore[type-arg]
+class Array(np.ndarray):
     pass
 
 
@@ -172,7 +172,7 @@ def test_flatten_script_type_has_no_module(monkeypatch: pytest.MonkeyPatch) -> N
     """The script is ``__main__`` in the trainer and has another name on endpoints."""
     on_endpoint, in_trainer = types.ModuleType("__hetero_script__"), types.ModuleType("__main__")
     for module in (on_endpoint, in_trainer):
-        module.Pair = collections.namedtuple("Pair", "image label", module=module.__name__)  # type: ignore[attr-defined]
+        module.Pair = collections.namedtuple("Pair", "image label", module=module.__name__)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(structure, "_script_module", "__hetero_script__")
     tree, leaves = flatten(on_endpoint.Pair(1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 import random
 from collections import Counter
@@ -23,6 +24,13 @@ from hetero.wire.proto import data_pb2 as pb
 
 torch = pytest.importorskip("torch")
 
+
+@dataclasses.dataclass
+class Sample:
+    text: str
+    size: int
+
+
 LIMITS = Limits(max_batch_bytes=4096, frame_bytes=64)
 BATCH = {
     "image": np.arange(60, dtype=np.float32).reshape(3, 4, 5),
@@ -30,6 +38,7 @@ BATCH = {
     "names": ["a", "\N{SNOWMAN}", ""] * 4,
     "blobs": [b"\xff"] * 9,
     "nested": [(1, 2.5, None, True), {"x": "y", 3: b"z"}, []],
+    "record": Sample("a", 1),
     "scalar": np.float16(2),
     "empty": np.empty((0, 3)),
 }

@@ -1,0 +1,100 @@
+"""The committed messages under protobuf 4, 5 and 6, each in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ROUND_TRIP = """
+import google.protobuf
+import numpy as np
+from google.protobuf.internal import api_implementation
+from hetero.batches.request import BatchRequest
+from hetero.datasets import DatasetSpec
+from hetero.errors import ProtocolError
+from hetero.wire.framing import BatchDecoder, encode_batch
+from hetero.wire.proto import control_pb2, data_pb2
+from hetero.wire.requests import from_proto, to_proto
+
+batch = {"a": [np.arange(300000), "x", 1, None], 3: (b"y", -0.0), "names": ["a", ""] * 9, "empty": [[], {}]}
+frames = list(encode_batch(batch))
+decoder = BatchDecoder()
+for frame in frames:
+    message = data_pb2.Frame.FromString(frame)
+    assert message.SerializeToString() == frame
+    decoder.feed(frame)
+result = decoder.result()
+assert repr(result) == repr(batch)
+assert (result["a"][0] == batch["a"][0]).all()
+
+request = BatchRequest(spec=DatasetSpec("a"), indices=(1, "b", (2, 3)), seed=-1, epoch=2, position=3)
+assert from_proto(data_pb2.FetchRequest.FromString(to_proto(request).SerializeToString())).indices == request.indices
+
+def field(tag, data):
+    size, length = len(data), b""
+    while size > 0x7F:
+        length += bytes([size & 0x7F | 0x80])
+        size >>= 7
+    return tag + length + bytes([size]) + data
+
+def nested(depth):
+    node = data_pb2.Node(none=True).SerializeToString()
+    for _ in range(depth):
+        node = field(b"\\x12", field(b"\\x0a", node))
+    return field(b"\\x0a", node)
+
+for bad in (nested(9), nested(20), nested(5000), b"\\x0a\\x03\\x52\\x01\\xff", b"\\x0a\\xff"):
+    header = data_pb2.BatchHeader(protocol=1, structure=bad)
+    try:
+        BatchDecoder().feed(data_pb2.Frame(header=header).SerializeToString())
+    except ProtocolError:
+        continue
+    raise SystemExit(f"accepted {bad[:40]!r}")
+print(google.protobuf.__version__, api_implementation.Type())
+"""
+
+
+@pytest.mark.skipif(
+    "HETERO_TEST_PROTOBUF_MATRIX" not in os.environ,
+    reason="installs packages; set HETERO_TEST_PROTOBUF_MATRIX=1",
+)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("implementation", ["upb", "python"])
+@pytest.mark.parametrize(
+    ("requirement", "version"),
+    # The floor, then the last of each.
+    [
+        ("protobuf==4.25.0", "4.25.0"),
+        ("protobuf>=4.25,<5", "4.25."),
+        ("protobuf>=5,<6", "5."),
+        ("protobuf>=6,<7", "6."),
+    ],
+)
+def test_messages_round_trip_under_protobuf(
+    requirement: str, version: str, implementation: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.getbasetemp() / f"protobuf-{requirement.translate(str.maketrans('<>=,', '----'))}"
+    python = home / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*install, requirement, "numpy", "xxhash"], check=True)
+    done = subprocess.run(
+        [str(python), "-W", "error", "-c", ROUND_TRIP],
+        cwd=ROOT,
+        env={**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": implementation, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found, used = done.stdout.split()
+    assert found.startswith(version)
+    assert used == implementation

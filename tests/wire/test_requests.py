@@ -1,0 +1,127 @@
+"""Batch requests and data set specs through their messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.batches.request import BatchRequest
+from hetero.datasets import DatasetSpec
+from hetero.errors import ConfigError, ProtocolError
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.requests import from_proto, to_proto
+
+SPEC = DatasetSpec("photos", '{"root":"/data"}')
+INT64 = st.integers(-(2**63), 2**63 - 1)
+KEYS = st.one_of(INT64, st.text(max_size=20), st.lists(INT64, max_size=4).map(tuple))
+
+
+def request(**fields: Any) -> BatchRequest:
+    return BatchRequest(**{"spec": SPEC, "indices": np.arange(4), "seed": 0, "epoch": 0, "position": 0, **fields})
+
+
+def message(**fields: Any) -> pb.FetchRequest:
+    dataset = pb.DatasetSpec(name="photos", arguments_json="{}")
+    return pb.FetchRequest(**{"protocol": PROTOCOL, "dataset": dataset, "indices": [1], "collate": True, **fields})
+
+
+@settings(deadline=None)
+@given(
+    indices=st.lists(INT64, min_size=1, max_size=9).map(lambda items: np.array(items, np.int64))
+    | st.lists(KEYS, min_size=1, max_size=9).map(tuple),
+    seed=INT64,
+    epoch=st.integers(0, 2**64 - 1),
+    collate=st.booleans(),
+    data=st.data(),
+)
+def test_request_round_trip_is_the_same(
+    indices: Any, seed: int, epoch: int, collate: bool, data: st.DataObject
+) -> None:
+    counts = st.lists(st.integers(0, 2**32 - 1), min_size=len(indices), max_size=len(indices))
+    drawn = data.draw(st.none() | counts)
+    sent = request(
+        indices=indices,
+        occurrences=None if drawn is None else np.array(drawn, np.uint32),
+        seed=seed,
+        epoch=epoch,
+        position=epoch // 2,
+        collate=collate or len(indices) != 1,
+        step=epoch // 3,
+        verify=collate,
+    )
+    got = from_proto(pb.FetchRequest.FromString(to_proto(sent).SerializeToString()))
+    for name in ("spec", "seed", "epoch", "position", "collate", "step", "verify"):
+        assert getattr(got, name) == getattr(sent, name)
+    assert type(got.indices) is type(sent.indices)
+    assert list(got.indices) == list(sent.indices)
+    zeros = [0] * len(indices)
+    assert list(zeros if got.occurrences is None else got.occurrences) == (drawn or zeros)
+    if isinstance(got.indices, np.ndarray):
+        assert got.indices.dtype == np.int64
+
+
+def test_request_occurrences_all_zero_are_not_sent() -> None:
+    assert not to_proto(request(occurrences=np.zeros(4, np.uint32))).occurrences
+
+
+def test_request_asks_for_the_limit_of_its_sender() -> None:
+    sent = to_proto(request(), Limits(max_batch_bytes=1000))
+    assert Limits().within(sent.max_batch_bytes).max_batch_bytes == 1000
+    assert Limits(max_batch_bytes=10).within(sent.max_batch_bytes).max_batch_bytes == 10
+    assert Limits().within(0) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"indices": ()}, "0 samples"),
+        ({"indices": np.arange(11)}, "11 samples, expected 1 to 10"),
+        ({"indices": ("x" * 5000,)}, "exceeds 4096 bytes"),
+        ({"indices": ((1,) * 65,)}, "65 parts"),
+        ({"indices": (2**63,)}, "cannot be sent"),
+        ({"indices": ("\udc80",)}, "cannot be sent"),
+        ({"seed": 2**63}, "cannot be sent"),
+        ({"epoch": -1}, "cannot be sent"),
+    ],
+)
+def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        to_proto(request(**fields), Limits(max_indices=10))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"protocol": 9}, f"of protocol 9, this endpoint speaks {PROTOCOL}"),
+        ({"protocol": 0}, "of protocol 0"),
+        ({"dataset": None}, "names no data set"),
+        ({"dataset": pb.DatasetSpec(name="../etc")}, "names no data set"),
+        ({"dataset": pb.DatasetSpec(name="a", arguments_json="x" * 70_000)}, "names no data set"),
+        ({"indices": []}, "0 indices and 0 keys"),
+        ({"keys": [pb.Key(integer=1)]}, "1 indices and 1 keys"),
+        ({"indices": [1] * 11}, "11 indices"),
+        ({"indices": [], "keys": [pb.Key(integer=1)] * 11}, "11 keys"),
+        ({"indices": [], "keys": [pb.Key()]}, "no known kind"),
+        ({"indices": [], "keys": [pb.Key(text="x" * 5000)]}, "exceeds 4096"),
+        ({"indices": [], "keys": [pb.Key(integers=pb.IntegerTuple(values=[1] * 65))]}, "65 parts"),
+        ({"occurrences": [1, 2]}, "1 indices but 2 occurrences"),
+        ({"indices": [1, 2], "collate": False}, "without collation has 2"),
+    ],
+)
+def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        from_proto(message(**fields), Limits(max_indices=10))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [({"max_depth": 0}, "max_depth is 0"), ({"max_leaves": 1.5}, "1.5"), ({"frame_bytes": 2**23}, "expected at most")],
+)
+def test_limits_out_of_range_is_a_config_error(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Limits(**fields)
