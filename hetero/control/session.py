@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ _DECISION_TIMEOUT_S = 20.0
 _EXIT_SIGTERM = 143
 
 _session: RankSession | None = None
+_terminated = threading.Event()
 _callbacks: list[Callable[[], object]] = []
 
 
@@ -273,6 +275,7 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
 
     Callbacks run on each rank between two steps, all ranks after the same
     step, in the order of registration; then the rank exits with status 143.
+    In a process that no launcher started, SIGTERM itself is the request.
 
     Args:
         callback: Called without arguments, on the thread that iterates over a loader.
@@ -280,6 +283,8 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
     Returns:
         ``callback``, so that it works as a decorator.
     """
+    if not _callbacks and LAUNCHER_VARIABLE not in os.environ and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: _terminated.set())
     _callbacks.append(callback)
     return callback
 
@@ -301,6 +306,9 @@ def check_stop() -> None:
     """
     if _session is not None:
         _session.check_stop()
+    elif _terminated.is_set():
+        run_stop_callbacks()
+        raise SystemExit(_EXIT_SIGTERM)
 
 
 def _after_fork_in_child() -> None:

@@ -1,46 +1,34 @@
-"""The fixture of the integration tests."""
+"""The fixtures of the integration tests."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from harness import MARKER, SCRIPTS, Job, StartJob, sweep
+from harness import CHAIN, MARKER, Job, Start, StartJob, StartLauncher, sweep
 
 
 @pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[StartJob]:
-    """Return a function that starts a simulated job; afterwards nothing of it may be left."""
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a command; afterwards nothing of it may be left."""
     jobs: list[Job] = []
     temporary = tmp_path / "tmp"
     temporary.mkdir()
 
-    def start(
-        groups: Sequence[str],
-        *flags: str,
-        script: Path = SCRIPTS / "chain.py",
-        args: Sequence[str] | None = None,
-        environment: dict[str, str] | None = None,
-    ) -> Job:
-        directory = tmp_path / f"job-{len(jobs)}"
-        directory.mkdir()
+    def start_command(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Job:
         marker = uuid.uuid4().hex
-        group_flags = [flag for group in groups for flag in ("--group", group)]
-        arguments = [] if args is None else list(args)
-        if script.name == "chain.py":
-            arguments = ["--output", str(directory), *arguments]
-        command = [sys.executable, "-m", "hetero.cli", "simulate", *group_flags]
-        command += ["--output-dir", str(directory / "run"), *flags, str(script), "--", *arguments]
         process = subprocess.Popen(
             command,
-            env={**os.environ, MARKER: marker, "TMPDIR": str(temporary), **(environment or {})},
+            env={**os.environ, MARKER: marker, "TMPDIR": str(temporary), **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -52,7 +40,7 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         jobs.append(job)
         return job
 
-    yield start
+    yield start_command
     for job in jobs:
         with contextlib.suppress(ProcessLookupError):
             if job.process.poll() is None:
@@ -62,6 +50,71 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         job.pump_thread.join(10.0)  # ends with the last process that holds the pipe
         assert job.process.stdout is not None
         job.process.stdout.close()
-    assert sorted(path.name for path in temporary.iterdir()) == [], "temporary files are left"
+    killed = [job for job in jobs if job.process.returncode == -signal.SIGKILL]
+    assert killed or sorted(path.name for path in temporary.iterdir()) == [], "temporary files are left"
     left = [path for path in Path("/dev/shm").iterdir() if "hetero" in path.name]
     assert left == [], "shared memory is left"
+
+
+@pytest.fixture
+def start_job(start: Start, tmp_path: Path) -> StartJob:
+    """Return a function that starts a simulated job."""
+    count = itertools.count()
+
+    def start_simulation(
+        groups: Sequence[str],
+        *flags: str,
+        script: Path = CHAIN,
+        args: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Job:
+        directory = tmp_path / f"job-{next(count)}"
+        directory.mkdir()
+        command = [sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", str(directory / "run")]
+        command += [flag for group in groups for flag in ("--group", group)]
+        own_args = ["--output", str(directory)] if script == CHAIN else []
+        return start([*command, *flags, str(script), "--", *own_args, *args], directory, environment or {})
+
+    return start_simulation
+
+
+@pytest.fixture
+def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
+    """Return a function that starts one host of a cluster file: data host algo-1 or trainer host algo-2."""
+    groups = [
+        {"instance_group_name": "data_group", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
+        {"instance_group_name": "dnn_group", "instance_type": "ml.p3.2xlarge", "hosts": ["algo-2"]},
+    ]
+    cluster_file = tmp_path / "cluster.json"
+    cluster_file.write_text(json.dumps({"instance_groups": groups}))
+    network = f"127.{100 + os.getpid() % 100}.7"
+    hosts_file = tmp_path / "hosts"
+    hosts_file.write_text(f"{network}.1 algo-1\n{network}.2 algo-2\n")
+
+    def start_host(host: str, *flags: str, args: Sequence[str] = (), token: str = "shared-secret") -> Job:
+        directory = tmp_path / host
+        directory.mkdir(exist_ok=True)
+        token_file = directory / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(token + "-of-the-job")
+        command = [sys.executable, "-m", "hetero.cli", "launch", "--cluster-file", str(cluster_file), "--host", host]
+        command += [
+            "--port",
+            "17801",
+            "--endpoints-per-host",
+            "1",
+            *flags,
+            str(CHAIN),
+            "--",
+            "--output",
+            str(directory),
+        ]
+        environment = {
+            "HETERO_HOSTS_FILE": str(hosts_file),
+            "HETERO_TOKEN_FILE": str(token_file),
+            "HETERO_TIME_SCALE": "0.2",
+            "SAGEMAKER_BASE_DIR": str(directory / "ml"),
+        }
+        return start([*command, *args], directory, environment)
+
+    return start_host

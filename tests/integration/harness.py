@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-SCRIPTS = Path(__file__).parent / "scripts"
+CHAIN = Path(__file__).parent / "scripts" / "chain.py"
 MARKER = "HETERO_TEST_RUN"
 
 
@@ -102,11 +102,13 @@ class Job:
         return found
 
     def failure(self, host: str) -> str:
-        """Return the failure file of one host."""
+        """Return the failure file of one simulated host."""
         return (self.directory / "run" / "hosts" / host / "ml" / "output" / "failure").read_text()
 
 
+Start = Callable[..., Job]
 StartJob = Callable[..., Job]
+StartLauncher = Callable[..., Job]
 
 
 def sweep(job: Job) -> None:

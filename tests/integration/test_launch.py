@@ -1,0 +1,60 @@
+"""Launchers on a cluster described by a file: late, missing, refused."""
+
+from __future__ import annotations
+
+from harness import Job, StartLauncher
+
+
+def failure(job: Job) -> str:
+    """Return the host's failure file."""
+    return (job.directory / "ml" / "output" / "failure").read_text()
+
+
+def test_data_host_comes_late_and_the_trainer_says_whom_it_waits_for(start_launcher: StartLauncher) -> None:
+    trainer = start_launcher("algo-2", "--start-timeout", "120")
+    line = trainer.wait_line("waiting for")
+    assert "algo-1" in line
+    assert "refused" in line.lower()
+    data = start_launcher("algo-1", "--start-timeout", "120")
+    assert trainer.wait() == 0, trainer.output
+    assert data.wait() == 0, data.output
+
+
+def test_trainer_host_comes_late_and_the_data_host_serves_it(start_launcher: StartLauncher) -> None:
+    data = start_launcher("algo-1", "--start-timeout", "120")
+    data.wait_line("serving with 1 endpoints")
+    trainer = start_launcher("algo-2", "--start-timeout", "120")
+    assert trainer.wait() == 0, trainer.output
+    assert data.wait() == 0, data.output
+
+
+def test_data_host_never_comes_fails_naming_it(start_launcher: StartLauncher) -> None:
+    trainer = start_launcher("algo-2", "--start-timeout", "3")
+    assert trainer.wait() == 20, trainer.output
+    assert "algo-1" in failure(trainer).splitlines()[0]
+
+
+def test_trainer_host_never_comes_lets_the_data_host_leave(start_launcher: StartLauncher) -> None:
+    data = start_launcher("algo-1", "--start-timeout", "25")
+    assert data.wait() == 21, data.output
+    assert "algo-2" in failure(data).splitlines()[0]
+
+
+def test_wrong_token_ends_both_hosts_and_shows_none_of_it(start_launcher: StartLauncher) -> None:
+    trainer = start_launcher("algo-2", token="right-secret")
+    data = start_launcher("algo-1", token="wrong-secret")
+    assert trainer.wait() == 22, trainer.output
+    assert data.wait() == 22, data.output
+    assert "token" in failure(trainer)
+    for job in (trainer, data):
+        assert "secret" not in job.output + failure(job)
+
+
+def test_data_host_lost_for_good_fails_the_trainer_after_the_data_timeout(start_launcher: StartLauncher) -> None:
+    args = ["--num-samples", "100000", "--step-s", "0.02"]
+    trainer = start_launcher("algo-2", "--data-timeout", "3", args=args)
+    data = start_launcher("algo-1", "--data-timeout", "3", args=args)
+    trainer.wait_line("step 5")
+    data.process.kill()
+    assert trainer.wait() == 31, trainer.output
+    assert "algo-1" in failure(trainer)

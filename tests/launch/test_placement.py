@@ -1,0 +1,70 @@
+"""What runs on which host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetero.cluster import ClusterSpec, parse_cluster
+from hetero.config import LaunchOptions
+from hetero.launch import placement
+
+
+def cluster(current: str, *, data: int = 1) -> ClusterSpec:
+    """Return a cluster of some data hosts and one trainer host."""
+    groups = [{"instance_group_name": "dnn", "instance_type": "ml.p3.2xlarge", "hosts": ["algo-9"]}]
+    if data:
+        hosts = [f"algo-{number + 1}" for number in range(data)]
+        groups.append({"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": hosts})
+    document: dict[str, Any] = {"current_host": current, "instance_groups": groups}
+    return parse_cluster(document, source="test")
+
+
+def plan(current: str, *, data: int = 1, **options: Any) -> placement.Placement:
+    """Return the placement on ``current``."""
+    return placement.plan(LaunchOptions(script="train.py", **options), cluster(current, data=data))
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM_NUM_GPUS", "2")
+
+
+def test_data_host_gets_an_endpoint_per_usable_cpu() -> None:
+    found = plan("algo-1")
+    assert found.num_endpoints == placement.usable_cpus()
+    assert (found.num_slots, found.num_ranks, found.remote) == (1, 0, True)
+
+
+def test_trainer_host_gets_a_rank_per_gpu_and_no_endpoint() -> None:
+    found = plan("algo-9")
+    assert (found.num_endpoints, found.num_ranks, found.remote) == (0, 2, True)
+
+
+def test_trainer_endpoints_make_placement_hybrid() -> None:
+    assert plan("algo-9", trainer_endpoints=3).num_endpoints == 3
+
+
+def test_homogeneous_job_loads_locally() -> None:
+    found = plan("algo-9", data=0)
+    assert (found.num_endpoints, found.remote) == (0, False)
+
+
+def test_homogeneous_job_with_trainer_endpoints_loads_from_them() -> None:
+    assert plan("algo-9", data=0, trainer_endpoints=1).remote
+
+
+def test_emulated_vcpus_are_slots_of_one_endpoint() -> None:
+    found = plan("algo-1", emulate_sample_s=0.1, emulate_vcpus=36)
+    assert (found.num_endpoints, found.num_slots) == (1, 36)
+
+
+def test_emulated_homogeneous_job_loads_through_slots_too() -> None:
+    found = plan("algo-9", data=0, emulate_sample_s=0.1, emulate_vcpus=8)
+    assert (found.num_endpoints, found.num_slots, found.remote) == (1, 8, True)
+
+
+def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> None:
+    assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8).num_endpoints == 0
+    assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).num_slots == 4

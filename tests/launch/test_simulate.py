@@ -1,0 +1,86 @@
+"""What a simulation refuses before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetero import cli
+from hetero.errors import ConfigError, ExitCode
+from hetero.launch.simulate import parse_group
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("import hetero\n")
+    return str(path)
+
+
+def simulate(tmp_path: Path, *arguments: str) -> int:
+    """Run the command in this process."""
+    return cli.main(["simulate", "--output-dir", str(tmp_path / "run"), *arguments])
+
+
+def test_group_is_read() -> None:
+    group = parse_group("a=b=ml.c5.9xlarge:2")
+    assert (group.name, group.instance_type, group.count) == ("a", "b=ml.c5.9xlarge", 2)
+
+
+@pytest.mark.parametrize("text", ["", "data", "data=ml.c5.9xlarge", "data=:2", "=ml.c5.9xlarge:1", "data=ml.c5:x"])
+def test_group_of_another_form_shows_the_form(text: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=TYPE:COUNT"):
+        parse_group(text)
+
+
+@pytest.mark.parametrize("count", ["0", "251"])
+def test_group_count_out_of_range_names_the_bound(count: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 250"):
+        parse_group(f"data=ml.c5.9xlarge:{count}")
+
+
+def test_script_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path, "--group", "dnn=ml.p3.2xlarge:1", "missing.py") == ExitCode.USAGE
+    assert "missing.py" in capsys.readouterr().err
+
+
+def test_no_group_shows_an_example(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path, script) == ExitCode.USAGE
+    assert "--group dnn_group=" in capsys.readouterr().err
+
+
+def test_ambiguous_role_shows_the_flag(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = ["--group", "blue=ml.c5.xlarge:1", "--group", "green=ml.m5.xlarge:1"]
+    assert simulate(tmp_path, *groups, script) == ExitCode.CLUSTER
+    assert "--role 'blue=data'" in capsys.readouterr().err
+
+
+def test_unknown_role_is_refused(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path, "--group", "dnn=ml.p3.2xlarge:1", "--role", "dnn=boss", script) == ExitCode.USAGE
+    assert "boss" in capsys.readouterr().err
+
+
+def test_two_groups_of_one_name_are_refused(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = ["--group", "dnn=ml.p3.2xlarge:1", "--group", "dnn=ml.c5.xlarge:1"]
+    assert simulate(tmp_path, *groups, script) == ExitCode.USAGE
+    assert "unique" in capsys.readouterr().err
+
+
+def test_unknown_type_with_emulation_asks_for_its_vcpus(
+    tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--group", "dnn=ml.p99.huge:1", "--role", "dnn=trainer", "--emulate-sample-seconds", "0.1"]
+    assert simulate(tmp_path, *flags, script) == ExitCode.CLUSTER
+    assert "--vcpus ml.p99.huge=N" in capsys.readouterr().err
+
+
+def test_unknown_flag_suggests_the_right_one(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path, "--endpoints-per-hots", "2", script) == ExitCode.USAGE
+    assert "--endpoints-per-host" in capsys.readouterr().err
+
+
+def test_channel_without_folder_is_named(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--group", "dnn=ml.p3.2xlarge:1", "--channel", "training=/no/such/folder"]
+    assert simulate(tmp_path, *flags, script) == ExitCode.USAGE
+    assert "/no/such/folder" in capsys.readouterr().err
