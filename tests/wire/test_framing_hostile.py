@@ -342,11 +342,11 @@ def test_decoder_mutated_and_signed_batches_raise_nothing_but_protocol_errors() 
             if rng.random() < 0.8:
                 decode(signed(_mutate(structure, rng), payload))
             else:
-                decode(signed(structure, rng.randbytes(len(payload))))
+                decode(signed(structure, _mutate(payload, rng)[: len(payload)].ljust(len(payload), b"\1")))
             outcomes[True] += 1
         except ProtocolError:
             outcomes[False] += 1
-    assert min(outcomes.values()) > 200
+    assert min(outcomes.values()) > 100  # both sides were tried
 
 
 @settings(deadline=None, max_examples=200)
