@@ -163,12 +163,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     validation_loader: DataLoader[Any] = DataLoader(validation_set, padding=False, **options)
 
     epoch = step = 0
-    if args.checkpoint is not None and args.checkpoint.exists():
-        state = torch.load(args.checkpoint, map_location=device, weights_only=True)
-        epoch, step = state["epoch"], state["step"]
-        network.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        train_loader.load_state_dict(state["loader"])
 
     @hetero.on_stop
     def save_checkpoint() -> None:
@@ -184,6 +178,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         partial = args.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(args.checkpoint)
+
+    if args.checkpoint is not None and args.checkpoint.exists():
+        state = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        epoch, step = state["epoch"], state["step"]
+        network.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        train_loader.load_state_dict(state["loader"])
 
     while epoch < args.epochs:
         train_loader.set_epoch(epoch)

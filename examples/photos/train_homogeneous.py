@@ -160,11 +160,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     validation_loader = DataLoader(validation_set, sampler=DistributedSampler(validation_set, shuffle=False), **options)
 
     epoch = step = 0
-    if args.checkpoint is not None and args.checkpoint.exists():
-        state = torch.load(args.checkpoint, map_location=device, weights_only=True)
-        epoch, step = state["epoch"], state["step"]
-        network.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
 
     def save_checkpoint() -> None:
         if args.checkpoint is None or rank != 0:
@@ -178,6 +173,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         partial = args.checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(args.checkpoint)
+
+    if args.checkpoint is not None and args.checkpoint.exists():
+        state = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        epoch, step = state["epoch"], state["step"]
+        network.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
 
     while epoch < args.epochs:
         train_sampler.set_epoch(epoch)
