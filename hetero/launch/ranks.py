@@ -40,6 +40,8 @@ class RanksOptions:
     own_address: str
     num_ranks: int
     """Ranks on this host."""
+    num_cpus: int
+    """CPUs that the ranks share."""
     environment: Mapping[str, str]
     """Added to this process's own."""
 
@@ -74,6 +76,8 @@ class RankProcesses:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hetero.launch.elastic", str(self._result_file), *self._agent_arguments()],
             env={
+                # Without it torch's agent gives every rank one thread and warns about that.
+                "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
                 **os.environ,
                 **options.environment,
                 PARENT_VARIABLE: str(os.getpid()),

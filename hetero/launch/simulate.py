@@ -31,7 +31,7 @@ from hetero.cluster import ClusterSpec, Role, parse_cluster
 from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
 from hetero.errors import ClusterError, ConfigError, PortError
-from hetero.launch.launcher import WORK_DIR_VARIABLE
+from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.progress import INTERVAL_VARIABLE, PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
 from hetero.pricing import Catalogue
@@ -175,7 +175,11 @@ class _Run:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
         self._relay.add(host.name, read_end)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
+        # The options have been read from the environment; the launchers get them as flags.
+        read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in read and not name.startswith("SM_")
+        }
         self._processes[host.name] = subprocess.Popen(
             [sys.executable, "-m", "hetero.cli", "launch", *flags, options.script, "--", *options.script_args],
             env={**inherited, **environment, **_platform_environment(host, channels)},

@@ -42,9 +42,8 @@ def write_report(
     statuses: Sequence[HostStatus],
     *,
     job_id: str,
-    started: float,
+    started_epoch_s: float,
     wall_s: float,
-    exit_code: ExitCode,
     cause: Cause | None,
     base_dir: Path,
 ) -> None:
@@ -57,9 +56,9 @@ def write_report(
             placement,
             statuses,
             job_id=job_id,
-            started=started,
+            started_epoch_s=started_epoch_s,
             wall_s=wall_s,
-            exit_code=exit_code,
+            exit_code=ExitCode.OK if cause is None else cause.exit_code,
         )
         catalogue = Catalogue.load(
             profile=options.price_profile,
@@ -87,19 +86,19 @@ def run_facts(
     statuses: Sequence[HostStatus],
     *,
     job_id: str,
-    started: float,
+    started_epoch_s: float,
     wall_s: float,
     exit_code: ExitCode,
 ) -> RunFacts:
     """Return what was observed of a run, from the last status of each host.
 
-    ``started`` is the wall clock at the start of this launcher (seconds since the
-    epoch: a label, never subtracted), ``wall_s`` the monotonic seconds since then.
+    ``started_epoch_s`` is the wall clock at the start of this launcher, a label that is
+    never subtracted; ``wall_s`` are the monotonic seconds since then.
     """
     return RunFacts(
         run_id=job_id,
         command=shlex.join([options.script, *options.script_args]),
-        started_at=dt.datetime.fromtimestamp(started, dt.timezone.utc).isoformat(timespec="seconds"),
+        started_at=dt.datetime.fromtimestamp(started_epoch_s, dt.timezone.utc).isoformat(timespec="seconds"),
         wall_s=wall_s,
         exit_code=int(exit_code),
         placement=_placement_name(options, cluster),
@@ -159,8 +158,7 @@ def _events(statuses: Sequence[HostStatus]) -> dict[str, int]:
 def _simulated(options: LaunchOptions, cluster: ClusterSpec, placement: Placement) -> list[str]:
     found = []
     if placement.usage_scope == "tree":
-        hosts = len(cluster.hosts)
-        found.append(f"{hosts} hosts are processes on one machine; their network is its loopback")
+        found.append(f"hosts: {len(cluster.hosts)}, as processes on one machine; their network is its loopback")
     if options.emulate_sample_s is not None:
         found.append(
             f"vCPUs: every sample costs {options.emulate_sample_s:g} s of one emulated vCPU; "

@@ -1,0 +1,156 @@
+"""What a host does in its role: data hosts serve, trainer hosts train."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from hetero.cluster import Role, resolve_address
+from hetero.control.session import LAUNCHER_VARIABLE
+from hetero.control.status import Cause, HostState
+from hetero.errors import ExitCode
+from hetero.launch import placement, progress
+from hetero.launch.host import Host
+from hetero.launch.ranks import RankProcesses, RanksOptions
+
+__all__ = ["serve", "train"]
+
+logger = logging.getLogger(__name__)
+
+_SPOT_S = 2.0
+"""How long a data host that got SIGTERM waits to learn whether the whole job is to stop."""
+
+
+def serve(host: Host) -> None:
+    """Serve batches until every trainer host is done; returns when this host has taken its leave.
+
+    Raises:
+        JobEndsError: If the job fails, or no trainer host comes before the start timeout.
+    """
+    deadline_s = time.monotonic() + host.timings.start_timeout_s
+    _start_endpoints(host, deadline_s)
+    host.publish(state=HostState.SERVING)
+    logger.info("serving with %d endpoints", host.placement.num_endpoints)
+    while not _may_leave(host, deadline_s):
+        host.tick()
+    host.publish(state=HostState.DRAINING)
+    if host.pool is not None:
+        host.pool.stop(host.timings.abort_grace_s)
+    host.publish(state=HostState.DONE, endpoints=())
+    host.farewell()
+
+
+def train(host: Host) -> None:
+    """Run the ranks of this host and report; returns when the ranks of all hosts are done.
+
+    Raises:
+        JobEndsError: If the job fails, or a host is missing at the start timeout.
+    """
+    deadline_s = time.monotonic() + host.timings.start_timeout_s
+    _start_endpoints(host, deadline_s)
+    host.publish(state=HostState.WAIT_PEERS)
+    _wait_for_peers(host, deadline_s)
+    host.publish(state=HostState.TRAINING)
+    _run_ranks(host)
+    host.publish(state=HostState.DONE)
+    while not _trainers_done(host):
+        host.tick(lambda membership: _words(membership.missing(Role.TRAINER, at_least=HostState.DONE)))
+    host.farewell()
+    if host.pool is not None:
+        host.pool.stop(host.timings.abort_grace_s)
+    host.report()
+
+
+def _start_endpoints(host: Host, deadline_s: float) -> None:
+    if host.pool is None:
+        return
+    host.pool.start()
+    while not host.endpoints_were_ready:
+        host.tick(lambda _: f"{host.placement.num_endpoints} endpoints of this host")
+        if time.monotonic() > deadline_s:
+            summary = f"endpoints were not ready within {host.timings.start_timeout_s:.0f} s"
+            host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.DATA_HOSTS_MISSING))
+
+
+def _may_leave(host: Host, deadline_s: float) -> bool:
+    """Return whether a data host's work is done, or it alone was asked to stop."""
+    with host.hub.membership() as membership:
+        is_done = membership.trainers_done
+        job_stops = membership.stop_requested
+        missing = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
+    if is_done:
+        logger.info("every trainer host is done")
+        return True
+    if missing and time.monotonic() > deadline_s:
+        summary = f"trainer hosts never came within {host.timings.start_timeout_s:.0f} s: {_words(missing)}"
+        host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
+    if host.interrupted_s is None or job_stops or time.monotonic() - host.interrupted_s < _SPOT_S:
+        return False
+    logger.warning("this host alone was asked to stop: leaving; the others compute its batches")
+    return True
+
+
+def _wait_for_peers(host: Host, deadline_s: float) -> None:
+    while True:
+        with host.hub.membership() as membership:
+            data = membership.missing(Role.DATA, at_least=HostState.SERVING)
+            trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
+        words = _words(data + trainers)
+        if not words:
+            return
+        if time.monotonic() > deadline_s:
+            code = ExitCode.DATA_HOSTS_MISSING if data else ExitCode.TRAINER_HOSTS_MISSING
+            summary = f"not there after {host.timings.start_timeout_s:.0f} s: {words}"
+            host.fail(Cause(host=host.name, summary=summary, exit_code=code))
+        host.tick(lambda _, words=words: words)  # type: ignore[misc]
+
+
+def _run_ranks(host: Host) -> None:
+    first = host.trainer_hosts[0]
+    with host.hub.membership() as membership:
+        ports = {status.host: status.rendezvous_port for status in membership.statuses(Role.TRAINER)}
+    options = RanksOptions(
+        script=host.options.script,
+        script_args=host.options.script_args,
+        num_hosts=len(host.trainer_hosts),
+        host_index=host.trainer_hosts.index(host.name),
+        rendezvous_address=resolve_address(first),
+        rendezvous_port=ports[first],
+        own_address=host.address,
+        num_ranks=host.placement.num_ranks,
+        num_cpus=placement.usable_cpus(),
+        environment={**host.child_environment, LAUNCHER_VARIABLE: f"{host.address}:{host.hub.port}"},
+    )
+    logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)
+    interval_s = progress.interval_s(os.environ)
+    next_progress_s = time.monotonic() + interval_s
+    ranks = RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
+    try:
+        while (status := ranks.poll()) is None:
+            host.tick()
+            if host.is_first_trainer and time.monotonic() >= next_progress_s:
+                next_progress_s = time.monotonic() + interval_s
+                _show_progress(host)
+        if status != 0:
+            host.fail(ranks.cause())
+    finally:
+        ranks.kill(list(host.hub.rank_pids.values()))
+    logger.info("ranks are done")
+
+
+def _show_progress(host: Host) -> None:
+    with host.hub.membership() as membership:
+        reports = membership.own.ranks
+    text = progress.describe(reports)
+    if text:
+        logger.info("progress: %s", text)
+
+
+def _trainers_done(host: Host) -> bool:
+    with host.hub.membership() as membership:
+        return membership.trainers_done
+
+
+def _words(missing: list[tuple[str, str]]) -> str:
+    return "; ".join(f"{host} ({word})" for host, word in missing)
