@@ -44,6 +44,7 @@ from hetero.version import __version__
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+WARMUP_CYCLES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,9 @@ class Profile:
     num_ranks: int
     batch_size: int
     """Samples per rank and step; decides how fine the emulated work is, not how much there is."""
-    steps: int
+    cycles: int
+    """Whole turns of all vCPUs to measure. Emulated vCPUs finish their batches together, so
+    steps come in bursts of ``vCPUs / ranks``; only whole bursts give an unbiased mean."""
     baseline_step_time_s: float
     accelerator_step_time_s: float
     baseline: Configuration
@@ -116,17 +119,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     profile = load_profile(args.profile)
     configurations = (profile.baseline, *profile.candidates)
-    steps = args.steps or profile.steps
     say(f"{profile.title}\n{describe_calibration(profile)}")
     found: dict[str, list[Any]] = {configuration.name: [] for configuration in configurations}
     for run_index in range(args.runs):
         for configuration in configurations:
             say(f"run {run_index + 1}/{args.runs}: {configuration.name}")
-            found[configuration.name].append(simulate(profile, configuration, steps))
+            found[configuration.name].append(simulate(profile, configuration))
     outcomes = [summarise(configuration, found[configuration.name]) for configuration in configurations]
     text = render(profile, outcomes)
     print(text)
-    write_result(args.profile, profile, outcomes, steps, text, args.results)
+    write_result(args.profile, profile, outcomes, text, args.results)
     return 0
 
 
@@ -177,8 +179,9 @@ def num_vcpus(profile: Profile, configuration: Configuration) -> int:
     return sum((vcpus or 0) * group.count for vcpus, group in counts)
 
 
-def simulate(profile: Profile, configuration: Configuration, steps: int) -> Any:
+def simulate(profile: Profile, configuration: Configuration) -> Any:
     """Run one job and return its report."""
+    steps_per_cycle = num_vcpus(profile, configuration) // profile.num_ranks
     with tempfile.TemporaryDirectory(prefix="price-performance-") as folder:
         command = [
             *(sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", folder),
@@ -187,13 +190,14 @@ def simulate(profile: Profile, configuration: Configuration, steps: int) -> Any:
             *("--trainer-endpoints", str(configuration.trainer_endpoints)),
             *("--emulate-sample-seconds", repr(profile.sample_time_s)),
             *(("--price-profile", profile.price_profile) if profile.price_profile else ()),
-            *("--warmup-steps", str(warmup_steps(profile, configuration)), "--purity-checks", "0"),
+            *("--warmup-steps", str(WARMUP_CYCLES * steps_per_cycle), "--purity-checks", "0"),
         ]
         if profile.accelerator_step_time_s:
             command += ["--emulate-step-seconds", repr(profile.accelerator_step_time_s)]
-        total_steps = steps + warmup_steps(profile, configuration)
+        # One more: a step ends with the delivery of the next batch.
+        steps = (WARMUP_CYCLES + profile.cycles) * steps_per_cycle + 1
         script = [str(HERE / "train_emulated.py"), "--"]
-        script += ["--batch-size", str(profile.batch_size), "--steps", str(total_steps)]
+        script += ["--batch-size", str(profile.batch_size), "--steps", str(steps)]
         done = subprocess.run(
             command + script, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -202,16 +206,11 @@ def simulate(profile: Profile, configuration: Configuration, steps: int) -> Any:
         return load_report(folder)
 
 
-def warmup_steps(profile: Profile, configuration: Configuration) -> int:
-    """Return the steps to leave out: while the pipeline fills, batches come in bursts."""
-    return 10 + 4 * num_vcpus(profile, configuration) // profile.num_ranks
-
-
 def summarise(configuration: Configuration, reports: Sequence[Any]) -> Outcome:
     """Return the medians over the runs of a configuration."""
     for report in reports:
         if report.headline is None or report.headline.step_time_mean is None:
-            sys.exit(f"{configuration.name}: no step was measured; give more --steps")
+            sys.exit(f"{configuration.name}: no step was measured; the profile needs more cycles")
     hourly = reports[0].cost.hourly
     return Outcome(
         configuration=configuration,
@@ -317,14 +316,13 @@ def predicted_s(profile: Profile, configuration: Configuration) -> float:
     )
 
 
-def write_result(name: str, profile: Profile, outcomes: Sequence[Outcome], steps: int, text: str, folder: Path) -> None:
+def write_result(name: str, profile: Profile, outcomes: Sequence[Outcome], text: str, folder: Path) -> None:
     """Keep the result with everything that it depends on."""
     commit = subprocess.run(
         ["git", "-C", str(HERE), "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
     ).stdout.strip()
     content = {
         "profile": dataclasses.asdict(profile),
-        "steps": steps,
         "outcomes": [
             {**dataclasses.asdict(outcome), "step_time_s": outcome.step_time_s, "per_1k_steps_usd": outcome.cost_usd}
             for outcome in outcomes
@@ -351,7 +349,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Compare clusters by simulation.", allow_abbrev=False)
     parser.add_argument("--profile", required=True, help="seed-pt, seed-tf or a file of the same form")
-    parser.add_argument("--steps", type=int, help="measured steps of each run (default: the profile's)")
     parser.add_argument("--runs", type=int, default=5, help="runs of each configuration, interleaved (%(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the result goes (%(default)s)")
     return parser.parse_args(argv)
