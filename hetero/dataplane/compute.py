@@ -99,7 +99,7 @@ class Compute:
         self._changed = threading.Condition()
         self._queue: list[tuple[int, int, Task]] = []
         self._num_submitted = 0
-        self._num_running = 0
+        self._running: set[Task] = set()
         self._is_closed = False
         self._real_work = threading.Lock()
         self._statistics = ComputeStatistics()
@@ -128,7 +128,7 @@ class Compute:
     def num_queued(self) -> int:
         """Tasks waiting or in progress: the load that clients see."""
         with self._changed:
-            return len(self._queue) + self._num_running
+            return len(self._queue) + len(self._running)
 
     def statistics(self) -> ComputeStatistics:
         """Return the counters."""
@@ -139,7 +139,7 @@ class Compute:
         """Cancel what is queued or running, and end the threads after the sample in progress; idempotent."""
         with self._changed:
             self._is_closed = True
-            for _, _, task in self._queue:
+            for task in (*self._running, *(task for _, _, task in self._queue)):
                 task.cancel()
             self._changed.notify_all()
 
@@ -151,13 +151,10 @@ class Compute:
                         return
                     self._changed.wait()
                 _, _, task = heapq.heappop(self._queue)
-                self._num_running += 1
-            try:
-                facts = self._run(task)
-            finally:
-                with self._changed:
-                    self._num_running -= 1
+                self._running.add(task)
+            facts = self._run(task)
             with self._changed:
+                self._running.discard(task)
                 self._count(task, *facts)
             task.finish()
 

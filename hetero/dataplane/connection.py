@@ -17,7 +17,7 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
 from hetero.dataplane.service import SERVICE
 from hetero.datasets import DatasetSpec
-from hetero.errors import AuthenticationError, DatasetError, ProtocolError
+from hetero.errors import AuthenticationError, ConfigError, DatasetError, ProtocolError
 from hetero.wire import channels, framing, requests  # before grpc: channels sets its environment
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
@@ -272,9 +272,15 @@ class EndpointConnection:
         Raises:
             DatasetError: The user's code raised there.
             ProtocolError: The answer breaks the protocol or arrived damaged.
+            ConfigError: The request is too large.
             CallFailedError, AuthenticationError: As `prepare`.
         """
         message = requests.to_proto(request, self._limits).SerializeToString()
+        if len(message) > channels.MAX_REQUEST_BYTES:
+            raise ConfigError(
+                f"the indices of batch {request.position} take {len(message)} bytes, "
+                f"at most {channels.MAX_REQUEST_BYTES} can be asked for; use smaller batches or shorter keys"
+            )
         decoder = (
             framing.BatchDecoder(self._limits)
             if allocate is None

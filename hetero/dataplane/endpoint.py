@@ -26,6 +26,7 @@ from hetero.control.security import ServerInterceptor, token_from_environment
 from hetero.dataplane.compute import Compute
 from hetero.dataplane.script import load_script
 from hetero.dataplane.service import DATA_POLICIES, DataService
+from hetero.dataplane.statistics import EndpointStatistics
 from hetero.errors import ChildFailure, ExitCode, HeteroError
 from hetero.process import SignalWaiter, die_with_parent, limit_threads
 from hetero.wire import channels
@@ -33,7 +34,7 @@ from hetero.wire.limits import Limits
 
 import grpc  # isort: skip
 
-__all__ = ["EndpointOptions", "EndpointStatistics", "main", "run_endpoint"]
+__all__ = ["EndpointOptions", "main", "run_endpoint"]
 
 _REPORT_INTERVAL_S = 1.0
 
@@ -65,19 +66,6 @@ class EndpointOptions:
     def name(self) -> str:
         """Id in the directory: ``algo-1/0``."""
         return f"{self.host}/{self.index}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointStatistics:
-    """Counters of one endpoint process since its start."""
-
-    num_batches: int = 0
-    num_cancelled: int = 0
-    num_overruns: int = 0
-    """Emulated batches whose real work took longer than the emulated time."""
-    compute_time_s: float = 0.0
-    emulated_time_s: float = 0.0
-    auth_failures: int = 0
 
 
 class Endpoint:

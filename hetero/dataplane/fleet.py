@@ -14,44 +14,28 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Protocol
 
 from hetero.batches.fetch import Description
 from hetero.control.directory import Directory
 from hetero.control.security import Token
+from hetero.dataplane import routing
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.connection import CallFailedError, ConnectionState, EndpointConnection, Fault
+from hetero.dataplane.statistics import FleetStatistics
 from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError, ProtocolError
 from hetero.wire.limits import Limits
 
 __all__ = ["Fleet", "FleetStatistics", "has_live_channels"]
 
-_MIN_SUBSET = 8
 _SETTLE_S = 5.0
 _LOG_INTERVAL_S = 10.0
 _IDLE_S = 5.0
-_LOAD_AGE_S = 1.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True)
-class FleetStatistics:
-    """Counters since the fleet was made."""
-
-    batches: int = 0
-    received_bytes: int = 0
-    retries: int = 0
-    """Requests sent again, for whatever reason."""
-    failovers: int = 0
-    """Requests sent again because their endpoint could not be reached any more."""
-    checksum_errors: int = 0
-    """Batches that arrived damaged."""
-    endpoint_losses: int = 0
-    """Times that an endpoint in use could not be reached any more."""
 
 
 class Listener(Protocol):
@@ -112,6 +96,8 @@ class Fleet:
         self._last_words: dict[str, str] = {}  # of endpoints that left
         self._agreements: dict[DatasetSpec, Agreement] = {}
         self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+        self.abandoned: deque[Listener] = deque()
+        """Readers that the script dropped at a moment when they could not be closed; the watcher does it."""
         self._num_choices = 0
         self._watcher: threading.Thread | None = None
         self._unsubscribe = directory.subscribe(self._wake)
@@ -155,6 +141,7 @@ class Fleet:
             EndpointUnavailableError: Nobody answered within ``prepare_timeout_s``.
             AuthenticationError: An endpoint refuses the token.
         """
+        self.check_process()
         begin_s = time.monotonic()
         next_log_s = begin_s + _LOG_INTERVAL_S
         settle_at_s: float | None = None
@@ -174,12 +161,19 @@ class Fleet:
                     logger.warning("waiting for data set %s: %s", spec, self.describe_endpoints())
                 self._changed.wait(0.5)
 
+    def check_process(self) -> None:
+        """Raise in a forked child, where the lock may be held for ever by a thread that is not there.
+
+        Raises:
+            HeteroError: This is not the process that made the fleet.
+        """
+        if self._pid != os.getpid():
+            raise HeteroError("this process was forked after its parent had opened connections; make a new loader here")
+
     # For readers, with the lock held
 
     def want(self, spec: DatasetSpec) -> Agreement:
         """Have endpoints prepare ``spec`` from now on. Needs the lock."""
-        if self._pid != os.getpid():
-            raise HeteroError("this process was forked after its parent had opened connections; make a new loader here")
         if self._is_closed:
             raise HeteroError("the connection to the data hosts is closed")
         if self._watcher is None:
@@ -211,27 +205,9 @@ class Fleet:
             alone_for: The request, if nothing else of this process may be on the endpoint meanwhile. An
                 endpoint is then kept free of new requests until it is idle; ask again.
         """
-        now_s = time.monotonic()
-        ready = [
-            connection
-            for connection in self._used
-            if connection.serves(spec)
-            and connection.busy_until_s <= now_s
-            and connection.reserved_by in (None, alone_for)
-        ]
-        if not ready:
+        chosen = routing.least_loaded(self._used, spec, now_s=time.monotonic(), alone_for=alone_for)
+        if chosen is None:
             return None
-        # Among equals the one that was not chosen longest; at first the order of preference, which differs per rank.
-        chosen = min(
-            ready,
-            key=lambda connection: (
-                connection.reserved_by is not alone_for,
-                connection.num_outstanding / connection.record.num_slots,
-                # An old report says nothing, and must not keep an endpoint idle for ever.
-                connection.load / connection.record.num_slots if connection.load_at_s > now_s - _LOAD_AGE_S else 0.0,
-                connection.chosen_at,
-            ),
-        )
         if alone_for is not None:
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
@@ -288,8 +264,7 @@ class Fleet:
 
     def is_back(self, identity: tuple[str, str], spec: DatasetSpec) -> bool:
         """Tell whether this incarnation of an endpoint serves. Needs the lock."""
-        connection = self._connections.get(identity[0])
-        return connection is not None and connection.identity == identity and connection.serves(spec)
+        return not self.is_gone(identity) and self._connections[identity[0]].serves(spec)
 
     def num_slots(self) -> int:
         """Return how many batches all endpoints together compute at the same time. Needs the lock."""
@@ -337,12 +312,14 @@ class Fleet:
 
     def _watch(self) -> None:
         while True:
+            while self.abandoned:
+                self.abandoned.popleft().close()
             with self.lock:
                 if self._is_closed:
                     return
                 self._news = False
                 ended = self._follow_directory()
-                self._choose_subset()
+                self._used = routing.subset(self._connections.values(), self.rank, self.world_size)
                 due, next_due_s = self._due(time.monotonic())
                 for connection, spec in due:
                     connection.preparing.add(spec)
@@ -389,29 +366,6 @@ class Fleet:
         connection.reserved_by = None
         self._last_words[connection.record.endpoint_id] = f"left ({connection.last_word})"
         self._retired.append(connection)
-
-    def _choose_subset(self) -> None:
-        """Use as many endpoints as this rank needs: all of a small job's, a part of a large job's.
-
-        Twice the rank's share, so that a lost host leaves choice; neighbours in the
-        order are on different hosts; each rank starts elsewhere. Those that are down
-        do not count, so that others take their place.
-        """
-        connections = sorted(
-            self._connections.values(),
-            key=lambda connection: int(connection.record.endpoint_id.rpartition("/")[2] or 0),
-        )
-        count = len(connections)
-        start = self.rank * count // self.world_size
-        rotated = connections[start:] + connections[:start]
-        size = max(_MIN_SUBSET, -(-2 * count // self.world_size))
-        used: list[EndpointConnection] = []
-        num_up = 0
-        for connection in rotated:
-            if num_up < size:
-                used.append(connection)
-                num_up += connection.state in (ConnectionState.CONNECTING, ConnectionState.READY)
-        self._used = used
 
     def _due(self, now_s: float) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
         """Return what is to be prepared now, and when to look again."""

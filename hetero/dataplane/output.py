@@ -9,6 +9,7 @@ from collections.abc import Callable
 __all__ = ["Output"]
 
 _MAX_LINE_BYTES = 16 * 1024
+_READ_BYTES = 64 * 1024
 
 
 class Output:
@@ -26,21 +27,24 @@ class Output:
         self._last_lines = last_lines
         self._rest = b""
 
-    def read(self, on_line: Callable[[str, str], None]) -> bool:
-        """Hand over what there is; False at the end."""
-        try:
-            chunk = os.read(self.read_end, 65_536)
-        except BlockingIOError:
-            return True
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if self._rest and (not chunk or len(self._rest) > _MAX_LINE_BYTES):
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            text = line.decode("utf-8", "replace").rstrip("\r")
-            self._last_lines.append(text)
-            on_line(self.name, text)
-        return bool(chunk)
+    def read(self, on_line: Callable[[str, str], None], *, max_reads: int = 1) -> bool:
+        """Hand over what there is, at most so many pieces of it; False at the end."""
+        for _ in range(max_reads):
+            try:
+                chunk = os.read(self.read_end, _READ_BYTES)
+            except BlockingIOError:
+                return True
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            if self._rest and (not chunk or len(self._rest) > _MAX_LINE_BYTES):
+                lines.append(self._rest)
+                self._rest = b""
+            for line in lines:
+                text = line.decode("utf-8", "replace").rstrip("\r")
+                self._last_lines.append(text)
+                on_line(self.name, text)
+            if not chunk:
+                return False
+        return True
 
     def close_write_end(self) -> None:
         """Leave the writing end to the process."""

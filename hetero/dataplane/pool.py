@@ -8,83 +8,33 @@ output of all processes, and restarts what crashed.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
 import secrets
 import selectors
-import signal
-import site
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hetero import errors
 from hetero.control.directory import EndpointRecord
-from hetero.control.security import TOKEN_FILE_VARIABLE
 from hetero.dataplane.output import Output
-from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
-from hetero.process import describe_exit_status, thread_limits
+from hetero.dataplane.spawn import ForkerProcess, PoolOptions, failure_from_event
+from hetero.errors import ChildFailedError, ChildFailure, HeteroError
+from hetero.process import describe_exit_status
 
 __all__ = ["EndpointPool", "PoolOptions"]
 
-_MAX_PACKET_BYTES = 128 * 1024
 _LAST_LINES = 20
 _TICK_S = 0.5
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 10.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolOptions:
-    """What one host is to serve."""
-
-    script: str
-    """Path of the user's script."""
-    script_args: tuple[str, ...] = ()
-    """Its command line after the name."""
-    host: str
-    """Name of this host."""
-    address: str
-    """Numeric address to bind; never all interfaces."""
-    num_endpoints: int
-    """Processes, >= 1."""
-    job_id: str
-    """Calls for another job are refused."""
-    token_path: str | None = None
-    """File, or ``/proc/PID/fd/N`` of a memfd, that holds the token; None: no authentication."""
-    num_slots: int = 1
-    """Emulated vCPUs per endpoint, >= 1."""
-    sample_time_s: float = 0.0
-    """Emulated time of one sample on one vCPU, seconds; 0: real time only."""
-    endpoint_restarts: int = 10
-    """Restarts of crashed processes on this host before it gives up, >= 0."""
-    grace_s: float = 5.0
-    """What calls in flight get when an endpoint is told to end, seconds."""
-    log_level: str = "INFO"
-    """Of the endpoints' own logging."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's environment."""
-
-    def __post_init__(self) -> None:
-        for name, value, bound in (
-            ("num_endpoints", self.num_endpoints, 1),
-            ("num_slots", self.num_slots, 1),
-            ("sample_time_s", self.sample_time_s, 0),
-            ("endpoint_restarts", self.endpoint_restarts, 0),
-            ("grace_s", self.grace_s, 0),
-        ):
-            if value < bound:
-                raise ConfigError(f"{name} is {value}, expected at least {bound}")
 
 
 @dataclass(slots=True)
@@ -96,6 +46,8 @@ class _Slot:
     incarnation: str = ""
     pid: int = 0
     record: EndpointRecord | None = None
+    is_started: bool = False
+    """A process is there, ready or not."""
     start_at_s: float | None = 0.0
     """When to start a process; None: one is there, or none shall be."""
     num_crashes: int = 0
@@ -131,12 +83,10 @@ class EndpointPool:
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
         # Below: touched by the pool's thread only.
-        self._forker: subprocess.Popen[bytes] | None = None
+        self._forker: ForkerProcess | None = None
         self._forker_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._num_forker_crashes = 0
         self._forker_start_at_s: float | None = 0.0
-        self._is_loaded = False
-        self._events: socket.socket | None = None
         self._outputs: dict[int, Output] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -190,7 +140,7 @@ class EndpointPool:
             return tuple(slot.pid for slot in self._slots if slot.pid)
 
     def statistics(self) -> dict[str, float]:
-        """Return the sums of `hetero.dataplane.endpoint.EndpointStatistics` over all endpoints, ended ones included."""
+        """Return sums of `hetero.dataplane.statistics.EndpointStatistics` over all processes, ended ones included."""
         total: dict[str, float] = {}
         with self._changed:
             for slot in self._slots:
@@ -233,7 +183,7 @@ class EndpointPool:
             logger.exception("the endpoint pool failed")
             self._fail(error if isinstance(error, HeteroError) else HeteroError(f"the endpoint pool failed: {error}"))
         finally:
-            self._drop_forker(signal.SIGKILL)
+            self._drop_forker()
             for output in list(self._outputs.values()):
                 self._close_output(output)
             with self._changed:
@@ -248,96 +198,51 @@ class EndpointPool:
         for key, _ in self._selector.select(timeout_s):
             if key.data == "wake":
                 os.read(self._wake_read, 64)
-            elif key.data == "events":
-                self._read_events()
-            elif not key.data.read(self._on_line):
-                self._close_output(key.data)
-        if self._forker is not None and self._forker.poll() is not None:
-            self._on_forker_exit(self._forker.returncode)
+            elif isinstance(key.data, ForkerProcess):
+                self._take_events(key.data)
+            else:
+                output = self._outputs.get(key.fd)  # None: closed in this turn, with its process
+                if output is not None and not output.read(self._on_line):
+                    self._close_output(output)
+        status = None if self._forker is None else self._forker.poll()
+        if status is not None:
+            self._on_forker_exit(status)
 
     def _start_what_is_due(self) -> None:
         now_s = time.monotonic()
         if self._forker is None:
             if self._forker_start_at_s is not None and now_s >= self._forker_start_at_s:
-                self._start_forker()
-            return
-        if not self._is_loaded:
-            return
-        for slot in self._slots:
-            if slot.start_at_s is not None and now_s >= slot.start_at_s:
-                slot.start_at_s = None
-                slot.incarnation = secrets.token_hex(8)
-                output = self._open_output(slot.name, slot.last_lines)
-                self._command("start", output.write_end, index=slot.index, incarnation=slot.incarnation)
-                output.close_write_end()
+                self._forker_start_at_s = None
+                with self._open_output(f"{self._options.host}/script", self._forker_lines) as write_end:
+                    self._forker = ForkerProcess(self._options, write_end)
+                self._selector.register(self._forker, selectors.EVENT_READ, self._forker)
+        elif self._forker.is_loaded:
+            for slot in self._slots:
+                if slot.start_at_s is not None and now_s >= slot.start_at_s:
+                    slot.start_at_s = None
+                    slot.is_started = True
+                    slot.incarnation = secrets.token_hex(8)
+                    with self._open_output(slot.name, slot.last_lines) as write_end:
+                        self._forker.start_endpoint(slot.index, slot.incarnation, write_end)
 
-    def _start_forker(self) -> None:
-        options = self._options
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        output = self._open_output(f"{options.host}/script", self._forker_lines)
-        with theirs:
-            self._forker = subprocess.Popen(
-                [sys.executable, "-m", "hetero.dataplane.forker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output.write_end,
-                stderr=output.write_end,
-                pass_fds=(theirs.fileno(),),
-                env=_environment(options),
-            )
-        output.close_write_end()
-        self._events = ours
-        self._is_loaded = False
-        self._forker_start_at_s = None
-        self._selector.register(ours, selectors.EVENT_READ, "events")
-        configuration = {
-            "host": options.host,
-            "index": -1,
-            "num_endpoints": options.num_endpoints,
-            "address": options.address,
-            "incarnation": "",
-            "job_id": options.job_id,
-            "num_slots": options.num_slots,
-            "sample_time_s": options.sample_time_s,
-            "grace_s": options.grace_s,
-            "script": options.script,
-            "script_args": options.script_args,
-            "log_level": options.log_level,
-            "parent_pid": os.getpid(),
-        }
-        ours.send(json.dumps(configuration).encode())
+    def _take_events(self, forker: ForkerProcess) -> None:
+        for event in forker.events():
+            if event is not None:
+                self._on_event(forker, event)
+            elif self._is_registered(forker):
+                self._selector.unregister(forker)  # readable for ever; its end is noticed by its status
 
-    def _command(self, name: str, *descriptors: int, **facts: object) -> None:
-        assert self._events is not None
-        packet = json.dumps({"command": name, **facts}).encode()
-        try:
-            socket.send_fds(self._events, [packet], list(descriptors))
-        except OSError as error:
-            logger.debug("the forker is gone: %s", error)  # its end is noticed in this turn
+    def _is_registered(self, forker: ForkerProcess) -> bool:
+        return forker.fileno() in self._selector.get_map()
 
-    def _read_events(self) -> None:
-        assert self._events is not None
-        while True:
-            try:
-                packet = self._events.recv(_MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                packet = b""
-            if not packet:
-                self._selector.unregister(self._events)  # readable forever; the forker's end is noticed by its status
-                self._events.close()
-                self._events = None
-                return
-            self._on_event(json.loads(packet))
-
-    def _on_event(self, event: dict[str, Any]) -> None:
+    def _on_event(self, forker: ForkerProcess, event: dict[str, Any]) -> None:
         kind = event.pop("event")
         if kind == "loaded":
-            self._is_loaded = True
+            forker.is_loaded = True
             logger.debug("%s has imported the script, endpoints by %s", self._options.host, event["mode"])
             return
         if kind == "failed":
-            self._fail(_failure(event))
+            self._fail(failure_from_event(event))
             return
         slot = self._slots[event["index"]]
         if event["incarnation"] != slot.incarnation:
@@ -367,7 +272,7 @@ class EndpointPool:
     def _on_exit(self, slot: _Slot, status: int) -> None:
         """Plan a restart of one endpoint that ended, or give up."""
         for output in list(self._outputs.values()):
-            if output.name == slot.name and not output.read(self._on_line):
+            if output.name == slot.name and not output.read(self._on_line, max_reads=16):
                 self._close_output(output)
         self._retire(slot)
         self._publish()
@@ -375,7 +280,7 @@ class EndpointPool:
             return
         explanation = describe_exit_status(status)
         if not self._may_restart():
-            if not any(other.record or other.start_at_s is not None or other.pid for other in self._slots):
+            if not any(other.is_started or other.start_at_s is not None for other in self._slots):
                 self._give_up(slot.name, status, explanation, slot.last_lines)
             else:
                 logger.error("endpoint %s %s; no restarts are left", slot.name, explanation)
@@ -387,10 +292,9 @@ class EndpointPool:
 
     def _on_forker_exit(self, status: int) -> None:
         """Everything on this host ended with the forker; start over, or give up."""
-        while self._events is not None:
-            self._read_events()
-            break
-        self._drop_forker(None)
+        if self._forker is not None:
+            self._take_events(self._forker)  # its last words
+        self._drop_forker()
         for slot in self._slots:
             self._retire(slot)
             slot.start_at_s = 0.0
@@ -417,6 +321,7 @@ class EndpointPool:
         with self._changed:
             slot.pid = 0
             slot.record = None
+            slot.is_started = False
             for name, value in slot.statistics.items():
                 slot.past_statistics[name] = slot.past_statistics.get(name, 0) + value
             slot.statistics = {}
@@ -452,8 +357,7 @@ class EndpointPool:
         self._publish()  # readers go elsewhere while the calls in flight end
         if self._forker is None:
             return
-        if self._events is not None:
-            self._command("stop", grace_s=grace_s)
+        self._forker.stop(grace_s)
         deadline_s = time.monotonic() + grace_s + 3.0
         while self._is_running() and time.monotonic() < deadline_s:
             self._turn(0.1)
@@ -461,55 +365,34 @@ class EndpointPool:
     def _is_running(self) -> bool:
         return self._forker is not None
 
-    def _drop_forker(self, number: signal.Signals | None) -> None:
-        """Forget the forker, dead or to be killed; its children end with it."""
-        if self._forker is not None:
-            if number is not None and self._forker.poll() is None:
-                self._forker.send_signal(number)
-            self._forker.wait()
-            self._forker = None
-            pids = [slot.pid for slot in self._slots if slot.pid]
-            deadline_s = time.monotonic() + 2.0
-            while any(_is_alive(pid) for pid in pids) and time.monotonic() < deadline_s:
-                time.sleep(0.01)
-        if self._events is not None:
-            self._selector.unregister(self._events)
-            self._events.close()
-            self._events = None
+    def _drop_forker(self) -> None:
+        """End the forker if it lives, and see its children gone."""
+        if self._forker is None:
+            return
+        if self._is_registered(self._forker):
+            self._selector.unregister(self._forker)
+        self._forker.end()
+        self._forker = None
+        pids = [slot.pid for slot in self._slots if slot.pid]
+        deadline_s = time.monotonic() + 2.0
+        while any(_is_alive(pid) for pid in pids) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
 
-    def _open_output(self, name: str, last_lines: deque[str]) -> Output:
+    @contextlib.contextmanager
+    def _open_output(self, name: str, last_lines: deque[str]) -> Iterator[int]:
+        """Make a pipe for a process's output; yield the end that the process gets."""
         output = Output(name, last_lines)
         self._outputs[output.read_end] = output
         self._selector.register(output.read_end, selectors.EVENT_READ, output)
-        return output
+        try:
+            yield output.write_end
+        finally:
+            output.close_write_end()
 
     def _close_output(self, output: Output) -> None:
         self._selector.unregister(output.read_end)
         del self._outputs[output.read_end]
         output.close()
-
-
-def _environment(options: PoolOptions) -> dict[str, str]:
-    """Return the processes' environment: the token's path in it, never the token."""
-    environment = {**os.environ, **thread_limits(), **options.environment, "GRPC_ENABLE_FORK_SUPPORT": "false"}
-    environment["PYTHONUNBUFFERED"] = "1"
-    if options.token_path is None:
-        environment.pop(TOKEN_FILE_VARIABLE, None)
-    else:
-        environment[TOKEN_FILE_VARIABLE] = options.token_path
-    package_parent = str(Path(__file__).resolve().parents[2])
-    if package_parent not in {*site.getsitepackages(), site.getusersitepackages()}:
-        # Run from a source tree: the processes must find this very package.
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), package_parent]))
-    return environment
-
-
-def _failure(event: Mapping[str, Any]) -> HeteroError:
-    """Return what a process reported, as the exception that it was there."""
-    if event["child"] is not None:
-        return ChildFailedError(ChildFailure(**{**event["child"], "last_lines": tuple(event["child"]["last_lines"])}))
-    kind = getattr(errors, event["kind"], HeteroError)
-    return cast("HeteroError", kind(event["message"]))
 
 
 def _backoff_s(num_crashes: int) -> float:

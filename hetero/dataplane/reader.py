@@ -66,6 +66,7 @@ class Reader(Iterator[Any]):
             raise ConfigError(f"prefetch_factor is {prefetch_factor}, expected more than 0")
         if window_bytes is not None and window_bytes <= 0:
             raise ConfigError(f"window_bytes is {window_bytes}, expected more than 0")
+        fleet.check_process()
         self._fleet = fleet
         self._requests = iter(requests)
         self._num_taken = 0
@@ -78,7 +79,8 @@ class Reader(Iterator[Any]):
             data_timeout_s=data_timeout_s if data_timeout_s is not None else fleet.data_timeout_s,
             allocate=allocate,
         )
-        self._finalizer = weakref.finalize(self, self._window.close)
+        # The collector may run it in a thread that holds the lock.
+        self._finalizer = weakref.finalize(self, self._window.abandon)
         with fleet.lock:
             fleet.listen(self._window)
         self._fill()
@@ -95,11 +97,15 @@ class Reader(Iterator[Any]):
             EndpointUnavailableError: There was no endpoint for the data timeout.
             DataPlaneError: See `hetero.errors`.
         """
+        self._fleet.check_process()
         try:
             self._fill()
             outcome = self._wait()
             if isinstance(outcome, BaseException):
-                raise outcome
+                try:
+                    raise outcome
+                finally:
+                    del outcome  # it holds this frame by its traceback, and so everybody who iterates
             self._fill()
         except BaseException:
             self.close()
@@ -108,7 +114,8 @@ class Reader(Iterator[Any]):
 
     def close(self) -> None:
         """Cancel what is on its way and end the threads; idempotent. Blocks until they have ended."""
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            self._window.close()
 
     def __enter__(self) -> Reader:
         return self

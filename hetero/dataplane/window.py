@@ -24,6 +24,7 @@ from hetero.batches.request import BatchRequest
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.connection import CallFailedError, EndpointConnection, Fault, Fetched
 from hetero.dataplane.fleet import Fleet
+from hetero.datasets import DatasetSpec
 from hetero.errors import (
     AuthenticationError,
     BatchTimeoutError,
@@ -144,6 +145,14 @@ class Window:
         self.work.notify_all()
         self.arrived.notify_all()
 
+    def abandon(self) -> None:
+        """Close, now if the lock is free, else soon: this thread may hold it. For finalizers."""
+        if self.fleet.lock.acquire(blocking=False):
+            self.fleet.lock.release()
+            self.close()
+        else:
+            self.fleet.abandoned.append(self)
+
     def close(self) -> None:
         """End the lanes; idempotent, blocks until they have ended. Called without the lock."""
         if self._pid != os.getpid():
@@ -176,11 +185,16 @@ class Window:
         """Return the lowest request that can be asked for now, with its endpoint chosen; None to leave."""
         with self.fleet.lock:
             while not self.is_closed:
+                unserved: set[DatasetSpec] = set()
                 for item in tuple(self._missing):
-                    if self._is_askable(item) and self._choose(item):
+                    if item.request.spec in unserved or not self._is_askable(item):
+                        continue
+                    if self._choose(item):
                         self._missing.remove(item)
                         self._in_flight.add(item)
                         return item
+                    if not item.is_suspect:
+                        unserved.add(item.request.spec)  # the same answer for all the others
                 self.work.wait(_POLL_S)
         return None
 
@@ -301,9 +315,7 @@ class Window:
             return None
         if error.fault is Fault.LATE:
             item.num_late += 1
-            message = (
-                f"no batch from {_MAX_ATTEMPTS} endpoints within {self.data_timeout_s:g} s each, last {connection.name}"
-            )
+            message = f"{_MAX_ATTEMPTS} times no batch within {self.data_timeout_s:g} s, last from {connection.name}"
             return BatchTimeoutError(message) if item.num_late >= _MAX_ATTEMPTS else None
         if error.fault is Fault.BROKEN:
             item.num_broken += 1

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hetero.control.directory import Directory, EndpointRecord
+from hetero.dataplane import routing
 from hetero.dataplane.connection import ConnectionState
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
@@ -20,7 +21,7 @@ def offline_fleet(num_hosts: int, per_host: int, **options: Any) -> Fleet:
     ]
     fleet = Fleet(Directory(records), None, job_id="x", **options)
     fleet._follow_directory()
-    fleet._choose_subset()
+    fleet._used = routing.subset(fleet._connections.values(), fleet.rank, fleet.world_size)
     return fleet
 
 
@@ -56,8 +57,8 @@ def test_fleet_subset_replaces_endpoints_that_are_down() -> None:
     with offline_fleet(2, 36, world_size=8) as fleet:
         for connection in fleet._used:
             connection.mark_down("gone", 0.0)
-        fleet._choose_subset()
-        assert sum(connection.state is not ConnectionState.DOWN for connection in fleet._used) == 18
+        used = routing.subset(fleet._connections.values(), 0, 8)
+        assert sum(connection.state is not ConnectionState.DOWN for connection in used) == 18
 
 
 def test_fleet_chooses_least_outstanding_then_load_then_turns(tools: Any) -> None:

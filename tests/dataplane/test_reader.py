@@ -321,8 +321,9 @@ def test_fleet_in_a_forked_child_is_refused_and_harmless(job: Any, tools: Any) -
             reader.close()
             fleet.close()
             assert not has_live_channels()
-            fleet.want(tools.spec())
-        except HeteroError:
+            for use in (lambda: fleet.describe(tools.spec()), lambda: next(reader), lambda: Reader(fleet, iter([]))):
+                with pytest.raises(HeteroError, match="forked"):
+                    use()
             status = 0
         finally:
             os._exit(status)

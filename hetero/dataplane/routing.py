@@ -1,0 +1,81 @@
+"""Which endpoints a rank uses, and which of them gets the next request. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetero.dataplane.connection import ConnectionState, EndpointConnection
+from hetero.datasets import DatasetSpec
+
+__all__ = ["least_loaded", "subset"]
+
+_MIN_SUBSET = 8
+_LOAD_AGE_S = 1.0
+
+
+def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int) -> list[EndpointConnection]:
+    """Return the endpoints that a rank uses: all of a small job's, a part of a large job's.
+
+    144 endpoints and 8 ranks need not be 1,152 connections. A rank gets twice its
+    share, at least 8, so that a lost host leaves choice; neighbours are on different
+    hosts; each rank starts elsewhere. Those that are down do not count, so that
+    others take their place.
+
+    Args:
+        connections: All, in natural order.
+        rank: In ``[0, world_size)``.
+        world_size: Processes that read.
+
+    Returns:
+        In order of preference.
+    """
+    across_hosts = sorted(connections, key=_index_on_host)
+    count = len(across_hosts)
+    start = rank * count // world_size
+    size = max(_MIN_SUBSET, -(-2 * count // world_size))
+    used: list[EndpointConnection] = []
+    num_up = 0
+    for connection in across_hosts[start:] + across_hosts[:start]:
+        if num_up < size:
+            used.append(connection)
+            num_up += connection.state in (ConnectionState.CONNECTING, ConnectionState.READY)
+    return used
+
+
+def least_loaded(
+    connections: Iterable[EndpointConnection], spec: DatasetSpec, *, now_s: float, alone_for: object | None
+) -> EndpointConnection | None:
+    """Return the endpoint for the next request; None if there is none now.
+
+    Our own outstanding requests per slot decide, then the load that it reported, then
+    which was not chosen longest; at first the order of ``connections``, which differs per rank.
+
+    Args:
+        connections: Those in use.
+        spec: The request's data set.
+        now_s: Monotonic seconds.
+        alone_for: Who wants the endpoint alone, if so: what it has reserved comes first.
+    """
+
+    def burden(connection: EndpointConnection) -> tuple[bool, float, float, int]:
+        num_slots = connection.record.num_slots
+        # An old report says nothing, and must not keep an endpoint idle for ever.
+        load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
+        return (
+            connection.reserved_by is not alone_for,
+            connection.num_outstanding / num_slots,
+            load / num_slots,
+            connection.chosen_at,
+        )
+
+    ready = [
+        connection
+        for connection in connections
+        if connection.serves(spec) and connection.busy_until_s <= now_s and connection.reserved_by in (None, alone_for)
+    ]
+    return min(ready, key=burden, default=None)
+
+
+def _index_on_host(connection: EndpointConnection) -> int:
+    index = connection.record.endpoint_id.rpartition("/")[2]
+    return int(index) if index.isdigit() else 0

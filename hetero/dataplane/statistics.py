@@ -1,0 +1,36 @@
+"""What both ends of the data plane count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EndpointStatistics", "FleetStatistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatistics:
+    """Counters of one endpoint process since its start."""
+
+    num_batches: int = 0
+    num_cancelled: int = 0
+    num_overruns: int = 0
+    """Emulated batches whose real work took longer than the emulated time."""
+    compute_time_s: float = 0.0
+    emulated_time_s: float = 0.0
+    auth_failures: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetStatistics:
+    """Counters since the fleet was made."""
+
+    batches: int = 0
+    received_bytes: int = 0
+    retries: int = 0
+    """Requests sent again, for whatever reason."""
+    failovers: int = 0
+    """Requests sent again because their endpoint could not be reached any more."""
+    checksum_errors: int = 0
+    """Batches that arrived damaged."""
+    endpoint_losses: int = 0
+    """Times that an endpoint in use could not be reached any more."""
