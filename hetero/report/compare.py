@@ -119,8 +119,15 @@ def _run_caveats(which: str, report: Report, headline: Headline) -> Iterator[str
         yield f"The {which} run failed (exit code {report.run.exit_code})."
     if headline.num_steps_measured < FEW_STEPS:
         yield f"The {which} run measured only {headline.num_steps_measured} steps."
-    if any(summary.num_emulation_overruns for rank in report.run.ranks for summary in rank.loaders):
-        yield f"In the {which} run some steps took longer than the emulated accelerator would."
+    loaders = [loader for rank in report.run.ranks for loader in rank.loaders if loader.name == headline.loader]
+    for num_overruns, num_all, words in (
+        (sum(loader.num_emulation_overruns for loader in loaders), sum(loader.num_steps for loader in loaders),
+         "steps (over all ranks) computed longer than the emulated accelerator"),
+        (report.run.events.get("emulation overruns", 0), report.run.events.get("batches computed", 0),
+         "batches took longer to make than the emulated vCPUs"),
+    ):  # fmt: skip
+        if num_overruns:
+            yield f"In the {which} run {num_overruns} of {num_all} {words} would: the real work of this machine shows."
 
 
 def _price_caveats(baseline: Report, candidate: Report) -> Iterator[str]:
