@@ -9,6 +9,7 @@ so that one slow build does not hold up the others.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import threading
@@ -24,6 +25,7 @@ from hetero.control.security import Token
 from hetero.dataplane import routing
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.connection import CallFailedError, ConnectionState, EndpointConnection, Fault
+from hetero.dataplane.roster import Roster
 from hetero.dataplane.statistics import FleetStatistics
 from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError, ProtocolError
@@ -84,16 +86,12 @@ class Fleet:
         self.failure: HeteroError | None = None
         """Why nothing can be read any more: the token is wrong, say."""
         self._directory = directory
-        self._token = token
-        self._job_id = job_id
         self._pid = os.getpid()
         self._changed = threading.Condition(self.lock)
         self._news = True
         self._is_closed = False
-        self._connections: dict[str, EndpointConnection] = {}  # in natural order
+        self._roster = Roster(functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits))
         self._used: list[EndpointConnection] = []  # this rank's, in order of preference
-        self._retired: list[EndpointConnection] = []  # out of the directory, calls may be in progress
-        self._last_words: dict[str, str] = {}  # of endpoints that left
         self._agreements: dict[DatasetSpec, Agreement] = {}
         self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
         self.abandoned: deque[Listener] = deque()
@@ -124,7 +122,7 @@ class Fleet:
         self._unsubscribe()
         for listener in listeners:
             listener.close()
-        for connection in list(self._connections.values()):
+        for connection in self._roster.all():
             connection.disconnect()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(_IDLE_S)
@@ -229,7 +227,7 @@ class Fleet:
 
     def unreserve(self, owners: Container[object]) -> None:
         """Let go of endpoints that these requests wanted alone. Needs the lock."""
-        for connection in self._connections.values():
+        for connection in self._roster:
             if connection.reserved_by is not None and connection.reserved_by in owners:
                 connection.reserved_by = None
         self._tell_listeners()
@@ -259,18 +257,18 @@ class Fleet:
 
     def is_gone(self, identity: tuple[str, str]) -> bool:
         """Tell whether this incarnation of an endpoint left the directory. Needs the lock."""
-        connection = self._connections.get(identity[0])
-        return connection is None or connection.identity != identity
+        return self._roster.find(identity) is None
 
     def is_back(self, identity: tuple[str, str], spec: DatasetSpec) -> bool:
         """Tell whether this incarnation of an endpoint serves. Needs the lock."""
-        return not self.is_gone(identity) and self._connections[identity[0]].serves(spec)
+        connection = self._roster.find(identity)
+        return connection is not None and connection.serves(spec)
 
     def num_slots(self) -> int:
         """Return how many batches all endpoints together compute at the same time. Needs the lock."""
         return sum(
             connection.record.num_slots
-            for connection in self._connections.values()
+            for connection in self._roster
             if connection.state is not ConnectionState.REFUSED
         )
 
@@ -284,9 +282,7 @@ class Fleet:
 
     def describe_endpoints(self) -> str:
         """Return each endpoint and its last word, on one line. Needs the lock."""
-        words = [f"{connection.name}: {connection.last_word}" for connection in self._connections.values()]
-        words += [f"{name}: {word}" for name, word in self._last_words.items() if name not in self._connections]
-        return "; ".join(words) if words else "no endpoint has appeared in the directory"
+        return self._roster.describe()
 
     def unavailable(self, spec: DatasetSpec, waited_s: float) -> EndpointUnavailableError:
         """Return the error that names every endpoint. Needs the lock."""
@@ -318,12 +314,13 @@ class Fleet:
                 if self._is_closed:
                     return
                 self._news = False
-                ended = self._follow_directory()
-                self._used = routing.subset(self._connections.values(), self.rank, self.world_size)
+                self._roster.follow(self._directory.records())
+                ended = self._roster.take_ended()
+                self._used = routing.subset(self._roster, self.rank, self.world_size)
                 due, next_due_s = self._due(time.monotonic())
                 for connection, spec in due:
                     connection.preparing.add(spec)
-                remaining = list(self._connections.values())
+                remaining = list(self._roster)
             for connection in ended:
                 connection.disconnect()
             for connection in remaining:
@@ -339,37 +336,9 @@ class Fleet:
                 if not self._news and not self._is_closed:
                     self._changed.wait(max(0.01, next_due_s - time.monotonic()))
 
-    def _follow_directory(self) -> list[EndpointConnection]:
-        """Make connections what the directory says; return those to be closed now."""
-        records = self._directory.records()
-        followed: dict[str, EndpointConnection] = {}
-        for record in records:
-            known = self._connections.pop(record.endpoint_id, None)
-            if known is not None and known.record == record:
-                followed[record.endpoint_id] = known
-                continue
-            if known is not None:
-                self._retire(known)
-            followed[record.endpoint_id] = EndpointConnection(
-                record, self._token, job_id=self._job_id, limits=self.limits
-            )
-        for gone in self._connections.values():
-            self._retire(gone)
-        self._connections = followed
-        done = [connection for connection in self._retired if not connection.num_outstanding]
-        for connection in done:
-            self._retired.remove(connection)
-        return done
-
-    def _retire(self, connection: EndpointConnection) -> None:
-        connection.is_retired = True
-        connection.reserved_by = None
-        self._last_words[connection.record.endpoint_id] = f"left ({connection.last_word})"
-        self._retired.append(connection)
-
     def _due(self, now_s: float) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
         """Return what is to be prepared now, and when to look again."""
-        first = next(iter(self._connections.values()), None)
+        first = next(iter(self._roster), None)
         due = []
         next_due_s = now_s + _IDLE_S
         # The first one gives the reference, so that all ranks compare with the same.
@@ -404,7 +373,7 @@ class Fleet:
             connection.preparing.discard(spec)
             if not self._is_closed and not connection.is_retired:
                 self._conclude(connection, agreement, outcome, generation)
-                agreement.update(list(self._connections.values()))
+                agreement.update(list(self._roster))
             self._notify()
 
     def _conclude(
@@ -441,14 +410,14 @@ _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 def has_live_channels() -> bool:
     """Tell whether this process has open connections to endpoints: it must not fork then."""
-    return any(connection.is_connected for fleet in list(_fleets) for connection in list(fleet._connections.values()))
+    return any(connection.is_connected for fleet in list(_fleets) for connection in fleet._roster.all())
 
 
 def _after_fork() -> None:
     # Locks may be held by threads that do not exist in the child; nothing of these fleets is usable here.
     for fleet in list(_fleets):
         atexit.unregister(fleet.close)
-        fleet._connections = {}
+        fleet._roster = Roster(fleet._roster._connect)
     _fleets.clear()
 
 

@@ -20,8 +20,8 @@ def offline_fleet(num_hosts: int, per_host: int, **options: Any) -> Fleet:
         for index in range(per_host)
     ]
     fleet = Fleet(Directory(records), None, job_id="x", **options)
-    fleet._follow_directory()
-    fleet._used = routing.subset(fleet._connections.values(), fleet.rank, fleet.world_size)
+    fleet._roster.follow(records)
+    fleet._used = routing.subset(fleet._roster, fleet.rank, fleet.world_size)
     return fleet
 
 
@@ -57,7 +57,7 @@ def test_fleet_subset_replaces_endpoints_that_are_down() -> None:
     with offline_fleet(2, 36, world_size=8) as fleet:
         for connection in fleet._used:
             connection.mark_down("gone", 0.0)
-        used = routing.subset(fleet._connections.values(), 0, 8)
+        used = routing.subset(fleet._roster, 0, 8)
         assert sum(connection.state is not ConnectionState.DOWN for connection in used) == 18
 
 
