@@ -116,8 +116,21 @@ class BuiltDataset:
             raise ConfigError(f"the data set is {problem}")
         return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding)
 
-    def become_worker(self, worker_index: int, num_workers: int, *, host: str = "local") -> None:
+    def become_worker(
+        self,
+        worker_index: int,
+        num_workers: int,
+        *,
+        host: str = "local",
+        worker_init_fn: Callable[[int], object] | None = None,
+    ) -> None:
         """Provide worker info from now on, and call ``worker_init_fn``; once per process.
+
+        Args:
+            worker_index: In ``[0, num_workers)``.
+            num_workers: Processes that serve this data set on this host.
+            host: Named in errors.
+            worker_init_fn: Instead of the factory's.
 
         Raises:
             ConfigError: If ``worker_index`` is out of range.
@@ -126,12 +139,13 @@ class BuiltDataset:
         if not 0 <= worker_index < num_workers:
             raise ConfigError(f"worker index {worker_index} is out of range, expected 0 to {num_workers - 1}")
         self.worker_index, self.num_workers = worker_index, num_workers
-        if self._worker_init_fn is None:
+        function = worker_init_fn or self._worker_init_fn
+        if function is None:
             return
         with preserved_generators(), self.worker_info():
             try:
                 seed_generators(self._info_seed)
-                self._worker_init_fn(worker_index)
+                function(worker_index)
             except Exception as exc:
                 raise dataset_error(
                     exc, dataset=self.name, host=host, stage="build", note=" (in worker_init_fn)"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hetero.batches.fetch import Indices, as_indices
+from hetero.batches.request import Indices, as_indices
 from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.torch.sampling import PlannedBatch
 
@@ -97,7 +97,10 @@ class SamplerOrder:
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
             generator = getattr(part, "generator", None)
             if isinstance(generator, torch.Generator):
-                generator.manual_seed((key ^ generator_seed) % 2**63)
+                if generator_seed is None:  # accelerate's; without it the order is the same on every rank too
+                    part.generator = None
+                else:
+                    generator.manual_seed((key ^ generator_seed) % 2**63)
         if state is not None:
             self.sampler.load_state_dict(state)  # type: ignore[attr-defined]
         own = _OwnGenerators(key)
@@ -191,9 +194,9 @@ class _OwnGenerators:
             self._states = (random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state())
 
 
-def _generator_seed(sampler: object) -> int:
+def _generator_seed(sampler: object) -> int | None:
     generator = getattr(sampler, "generator", None)
-    return generator.initial_seed() if isinstance(generator, torch.Generator) else 0
+    return generator.initial_seed() if isinstance(generator, torch.Generator) else None
 
 
 def _draw_key(seed: int, epoch: int) -> int:

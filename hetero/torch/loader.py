@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
-from hetero.batches.fetch import BatchRequest
+from hetero.batches.request import BatchRequest
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError
@@ -52,6 +52,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     rank r takes every R-th of them, so no DistributedSampler is needed. A ``sampler`` or ``batch_sampler`` of
     the user's is drawn on every rank as it is, under generators seeded from (seed, epoch), the same on every rank;
     a generator in its ``generator`` attribute is seeded anew for each epoch.
+
+    **Tools.** accelerate and Lightning may rebuild it: the batches stay these, sharded once, prefetched here (next to
+    an Accelerator `num_workers` and its like read as if there were none). accelerate's ``gather_for_metrics`` keeps
+    what padding repeated; to resume under it, load the state into this loader, or use ``skip_first_batches``.
 
     **State.** `state_dict` counts the batches that the user received, not those in flight.
 
@@ -343,8 +347,7 @@ class _Pass(Iterator[Any]):
         """
         if self._is_over:
             raise StopIteration
-        timer = self._pipeline.timer
-        timer.begin_wait()
+        timer = self._pipeline.begin_wait(self._feed)
         try:
             control.check_stop()
             if self._batches is None:
@@ -366,14 +369,15 @@ class _Pass(Iterator[Any]):
             return
         self._is_over = True
         close = getattr(self._batches, "close", None)
-        if self._batches is not None:
-            self._pipeline.timer.pause()
         self._batches = None
+        self._pipeline.end_timing(self._feed)
         if close is not None:
             close()
 
     def __del__(self) -> None:
-        self.close()
+        # The reader goes with this reference, and closes itself; the collector, which may be
+        # what runs this, must not wait for its locks.
+        self._pipeline.end_timing(self._feed)
 
 
 def _check_subject(subject: Any) -> None:

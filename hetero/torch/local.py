@@ -14,9 +14,10 @@ import torch
 import torch.utils.data
 
 from hetero.batches.build import BuiltDataset
-from hetero.batches.fetch import BatchRequest, fetch
+from hetero.batches.fetch import fetch
+from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
-from hetero.datasets import DatasetSpec, get_factory
+from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
 
 __all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available"]
@@ -45,29 +46,18 @@ class LocalDataset:
     @functools.cached_property
     def built(self) -> BuiltDataset:
         """The data set, built at the first use in this process."""
-        if isinstance(self.subject, DatasetSpec):
-            factory = get_factory(self.subject.name)
-            prebuilt = BuiltDataset.build(self.subject)
-            return BuiltDataset(
-                prebuilt.dataset,
-                name=prebuilt.name,
-                collate_fn=self._collate_fn or prebuilt.collate_fn,
-                seeding=prebuilt.seeding,
-                worker_init_fn=self._worker_init_fn or factory.worker_init_fn,
-            )
-        BuiltDataset.from_object(self.subject)  # checks it
-        return BuiltDataset(
-            self.subject,
-            name=type(self.subject).__name__,
-            collate_fn=self._collate_fn,
-            worker_init_fn=self._worker_init_fn,
-        )
+        if not isinstance(self.subject, DatasetSpec):
+            return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
+        built = BuiltDataset.build(self.subject)
+        if self._collate_fn is not None:
+            built.collate_fn = self._collate_fn
+        return built
 
     def start_worker(self, worker_index: int) -> None:
         """Make this process, one of torch's workers, a worker of the data set too."""
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        self.built.become_worker(worker_index, info.num_workers)
+        self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
 
     def fetch(self, request: BatchRequest) -> Any:
         """Compute a batch; leave the generators and the thread count of this process as they were.
@@ -201,8 +191,9 @@ def _worker_context(options: WorkerOptions, *, channel_is_live: bool) -> BaseCon
         return chosen
     if chosen is None:
         context = torch.multiprocessing.get_context("forkserver")
-        # One import of torch and of the script for all workers. No effect if the server runs already.
-        context.set_forkserver_preload(["__main__", "hetero.torch"])
+        # One import of torch for all workers. Not of the script, as would be the default: the server does not
+        # know its directory, and dies of a module that is not found there.
+        context.set_forkserver_preload(["hetero.torch"])
         return context
     method = chosen if isinstance(chosen, str) else chosen.get_start_method()
     if method == "fork":

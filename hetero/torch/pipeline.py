@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.data
 
-from hetero.batches.fetch import BatchRequest
+from hetero.batches.request import BatchRequest
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
 from hetero.errors import ConfigError
@@ -24,6 +26,12 @@ __all__ = ["Pipeline", "answer_lengths", "current_shard", "is_remote"]
 logger = logging.getLogger(__name__)
 
 _OBJECT_SPEC = DatasetSpec("object")  # what a request names where the data set is an object at hand
+_RANK_BLIND = (
+    torch.utils.data.RandomSampler,
+    torch.utils.data.SequentialSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+)
 _num_verified = 0  # purity checks asked for by this process
 
 
@@ -78,7 +86,9 @@ class Pipeline:
         self.stride: int | None = None
         """What part of the views' batches the tool on top of them takes: every n-th, once known."""
         self._num_requested = 0
+        self._has_warned = False
         self._timer: StepTimer | None = None
+        self._timed: object = None
         self._fetcher: LocalFetcher | None = None
 
     @property
@@ -106,6 +116,7 @@ class Pipeline:
     def plan(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on."""
         if self.sampler_order is not None:
+            self._warn_of_equal_ranks(self.sampler_order.sampler)
             return self._plan_sampler(self.sampler_order, start)
         return self.order().batches(start.epoch, current_shard(), start=start.batches)
 
@@ -132,11 +143,15 @@ class Pipeline:
         number, start = self.progress.begin()
         planned = plan(start)
         if start.may_skip and start.batches:
-            first = next(planned, None)
-            if first is None:  # the state was taken at the very end of its epoch
+            if self.sampler_order is None:  # of all ranks: without padding one may be through before others
+                is_over = start.batches >= self.order().num_global_batches(current_shard().world_size)
+            else:
+                first = next(planned, None)
+                is_over = first is None
+                planned = planned if first is None else itertools.chain((first,), planned)
+            if is_over:
                 start = self.progress.skip_to_next_epoch()
-                return number, start, plan(start)
-            planned = _chain(first, planned)
+                planned = plan(start)
         return number, start, planned
 
     def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
@@ -180,6 +195,18 @@ class Pipeline:
                 session.register_timer(self._timer)
         return self._timer
 
+    def begin_wait(self, owner: object) -> StepTimer:
+        """Begin a data wait of the pass that ``owner`` stands for."""
+        self._timed = owner
+        self.timer.begin_wait()
+        return self.timer
+
+    def end_timing(self, owner: object) -> None:
+        """Stop the clock if no other pass has begun a wait since; idempotent."""
+        if self._timed is owner:
+            self._timed = None
+            self.timer.pause()
+
     def state(self) -> LoaderState:
         """Return the place of this loader; the sampler's own state included."""
         position = self.progress.position()
@@ -208,7 +235,7 @@ class Pipeline:
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_timer": None, "_fetcher": None}
+        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None}
 
     def _facts(self) -> LoaderState:
         """Return a state of this loader at no place in particular."""
@@ -225,6 +252,15 @@ class Pipeline:
             if sampler_order is None or not sampler_order.is_batch_sampler
             else None,
         )
+
+    def _warn_of_equal_ranks(self, sampler: object) -> None:
+        if type(sampler) in _RANK_BLIND and current_shard().world_size > 1 and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "every rank draws the same batches from %s: leave sampler= out and pass shuffle=, "
+                "or wrap it in a sampler that takes the rank's part",
+                type(sampler).__name__,
+            )
 
     @staticmethod
     def _plan_sampler(order: SamplerOrder, start: Start) -> Iterator[PlannedBatch]:
@@ -274,8 +310,3 @@ def _wants_purity_check() -> bool:
         return False
     _num_verified += 1
     return True
-
-
-def _chain(first: PlannedBatch, rest: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-    yield first
-    yield from rest

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hetero.batches.fetch import BatchRequest
+from hetero.batches.request import BatchRequest
 from hetero.control import session as control
 from hetero.control.session import RankSession
 from hetero.dataplane.fleet import Fleet

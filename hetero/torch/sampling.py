@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hetero.batches.fetch import Indices
+from hetero.batches.request import Indices
 from hetero.errors import ConfigError
 
 __all__ = ["BuiltInOrder", "PlannedBatch", "Shard", "epoch_permutation"]
@@ -43,7 +43,7 @@ class PlannedBatch:
     position: int
     """Of the global batch in the epoch, from 0."""
     indices: Indices
-    """What the sampler yielded, see `hetero.batches.fetch.as_indices`."""
+    """What the sampler yielded, see `hetero.batches.request.as_indices`."""
     occurrences: npt.NDArray[np.uint32] | None = None
     """Per index, how often it came before in the epoch; None: all 0."""
     rank: int | None = None

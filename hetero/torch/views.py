@@ -16,14 +16,17 @@ yields the batches of all ranks, interleaved. ``sampler`` is a
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
+import numpy as np
 import torch.utils.data
 from torch.utils.data.distributed import DistributedSampler
 
-from hetero.batches.fetch import BatchRequest
+from hetero.batches.request import BatchRequest, as_indices
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
@@ -67,6 +70,14 @@ class RequestedBatch(list[Any]):
                 "  Leave split_batches out: batch_size is that of one rank."
             )
         return super().__getitem__(key)
+
+    def __iadd__(self, others: Iterable[Any]) -> RequestedBatch:  # type: ignore[misc]
+        """Return the batch filled up with indices that came before, as accelerate's even_batches does."""
+        filled = as_indices([*self, *others])
+        occurrences = np.ones(len(filled), dtype=np.uint32)
+        occurrences[: len(self)] = 0 if self.planned.occurrences is None else self.planned.occurrences
+        planned = dataclasses.replace(self.planned, indices=filled, occurrences=occurrences)
+        return RequestedBatch(planned, self.number, self.source)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RequestedBatch, (self.planned, self.number, None, self.request)
@@ -211,6 +222,10 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
             if self.pipeline is None:
                 raise ConfigError("a tool replaced the sampler of a hetero DataLoader without its batch size")
             batch_size = self.pipeline.batch_size
+        if self.pipeline is not None and drop_last != self.pipeline.drop_last:
+            # Lightning predicts for every sample.
+            self.pipeline = copy.copy(self.pipeline)
+            self.pipeline.drop_last = drop_last
         self._batch_size = batch_size
         self._drop_last = drop_last
 
@@ -288,6 +303,7 @@ class _ViewPass:
         self._last: int | None = None
         self._reader: Iterator[Any] | None = None
         self._is_over = False
+        self._timing = object()
 
     def __iter__(self) -> Iterator[RequestedBatch]:
         pipeline = self._pipeline
@@ -301,7 +317,7 @@ class _ViewPass:
         finally:
             self._is_over = True
             self._close_reader()
-            pipeline.timer.pause()
+            pipeline.end_timing(self._timing)
 
     def request(self, planned: PlannedBatch) -> BatchRequest:
         """Return the request for a batch of this pass."""
@@ -322,8 +338,7 @@ class _ViewPass:
                 "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True, "
                 "and pass even_batches=False where the loader has padding=False."
             )
-        timer = self._pipeline.timer
-        timer.begin_wait()
+        timer = self._pipeline.begin_wait(self._timing)
         control.check_stop()
         try:
             fetched = next(self._reader_at(batch))
@@ -331,13 +346,13 @@ class _ViewPass:
             raise ConfigError("the reader ended before the tool that uses it") from None
         except BaseException:
             self._close_reader()
-            timer.pause()
+            self._pipeline.end_timing(self._timing)
             raise
         timer.end_wait(len(batch))
         self._last = batch.number
         if self._is_over:  # handed out late, by accelerate's even_batches=False
             self._close_reader()
-            timer.pause()
+            self._pipeline.end_timing(self._timing)
         return fetched
 
     def _begin(self, start: Start) -> None:
@@ -349,7 +364,8 @@ class _ViewPass:
 
     def _reader_at(self, batch: RequestedBatch) -> Iterator[Any]:
         """Return the reader whose next batch is this one."""
-        if self._reader is None or batch.number != self._expected:
+        was_filled_up = self._get(batch.number) is not batch
+        if self._reader is None or batch.number != self._expected or was_filled_up:
             self._close_reader()
             if self._last is not None and batch.number > self._last:
                 self._pipeline.stride = batch.number - self._last

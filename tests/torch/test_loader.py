@@ -341,6 +341,13 @@ def test_loader_sampler_with_a_state_is_resumed_at_what_was_delivered() -> None:
     assert first[0][0] == [0, 1, 2]
 
 
+def test_loader_sampler_that_ignores_ranks_warns_once(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    world(1, 2)
+    loader = DataLoader(range(4), sampler=RandomSampler(range(4)))
+    assert len(list(loader)) == len(list(loader)) == 4
+    assert caplog.text.count("every rank draws the same batches from RandomSampler") == 1
+
+
 def test_loader_keys_reach_the_data_set() -> None:
     loader = DataLoader(Keyed(), batch_sampler=[["a", (1, 2)], ["b"]], collate_fn="|".join)
     assert list(loader) == ["a|(1, 2)", "b"]
@@ -537,6 +544,11 @@ def test_loader_beside_a_live_channel_does_not_fork(join: Any) -> None:
     join(FakeSession())
     with pytest.raises(ConfigError, match="fork"):
         list(DataLoader(range(10), num_workers=1, multiprocessing_context="fork"))
+
+
+def test_loader_beside_a_live_channel_starts_workers_from_a_server(join: Any) -> None:
+    join(FakeSession())
+    assert [batch.tolist() for batch in DataLoader(range(5), batch_size=2, num_workers=1)] == [[0, 1], [2, 3], [4]]
 
 
 def test_loader_set_epoch_after_load_state_warns(caplog: pytest.LogCaptureFixture) -> None:

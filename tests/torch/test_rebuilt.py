@@ -1,0 +1,51 @@
+"""accelerate, Lightning and plain torch rebuild the loader: same batches, once over the ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("rebuilding_script.py")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_loader_rebuilt_by_tools_yields_the_same(world_size: int, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("lightning")
+    ranks = []
+    for rank in range(world_size):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "OMP_NUM_THREADS": "1",
+            **(
+                {
+                    "RANK": f"{rank}",
+                    "LOCAL_RANK": f"{rank}",
+                    "GROUP_RANK": "0",
+                    "WORLD_SIZE": f"{world_size}",
+                    "LOCAL_WORLD_SIZE": f"{world_size}",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": "1",
+                    "TORCHELASTIC_RUN_ID": "test",
+                }
+                if world_size > 1
+                else {}
+            ),
+        }
+        command = [sys.executable, str(SCRIPT), f"{rank}", f"{world_size}", str(tmp_path / "store")]
+        ranks.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    try:
+        outputs = [process.communicate(timeout=100)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0] * world_size, "\n".join(outputs)

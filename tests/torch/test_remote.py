@@ -1,0 +1,256 @@
+"""The loader with real endpoints: the same bytes as without, however many there are."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+
+import hetero
+from hetero.control import session as control
+from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.security import Token, write_token
+from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.errors import DatasetError
+from hetero.torch import DataLoader, pipeline, remote
+
+SCRIPT = """
+    import random
+
+    import numpy as np
+    import torch
+
+    import hetero
+
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 37
+
+        def __getitem__(self, index):
+            if isinstance(index, str):
+                return f"text {index}", random.random()
+            if index == 36 and self.broken:
+                raise KeyError("no such file")
+            image = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+            return {"image": image, "noise": np.random.rand(4), "label": index, "name": f"sample {index}"}
+
+    @hetero.dataset
+    def remote_test_noisy(broken=False):
+        data = Noisy()
+        data.broken = broken
+        return data
+
+    def keep(samples):
+        return samples
+
+    @hetero.dataset(collate_fn=keep)
+    def remote_test_kept():
+        data = Noisy()
+        data.broken = False
+        return data
+"""
+
+
+class Job:
+    """One pool of endpoints, and this process as its only rank."""
+
+    rank = 0
+    world_size = 1
+    job_id = "torch-test"
+    remote = True
+
+    def __init__(self, path: Path) -> None:
+        self.script = path / "train.py"
+        self.script.write_text(textwrap.dedent(SCRIPT))
+        self.token = Token.generate()
+        self.token_path = path / "token"
+        write_token(str(self.token_path), self.token)
+        self.directory = Directory()
+        self.options = SimpleNamespace(
+            data_timeout_s=60.0, prepare_timeout_s=60.0, emulate_step_s=None, purity_checks=2, warmup_steps=0
+        )
+        self.timers: list[Any] = []
+        self.pool: EndpointPool | None = None
+
+    def start(self, num_endpoints: int) -> None:
+        def publish(records: tuple[EndpointRecord, ...]) -> None:
+            self.directory.replace(records)
+
+        options = PoolOptions(
+            host="algo-1",
+            script=str(self.script),
+            num_endpoints=num_endpoints,
+            address="127.0.0.1",
+            job_id=self.job_id,
+            token_path=str(self.token_path),
+        )
+        self.pool = EndpointPool(options, publish, lambda name, text: None)
+        self.pool.start()
+        assert self.pool.wait_ready(60.0)
+
+    def stop(self) -> None:
+        if remote._fleet is not None:
+            remote._fleet[2].close()
+        remote._fleet = None
+        if self.pool is not None:
+            self.pool.stop(0.0)
+
+    def register_timer(self, timer: Any) -> None:
+        self.timers.append(timer)
+
+    def set_counters(self, counters: Any) -> None:
+        self.counters = counters
+
+    def check_stop(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The script's data sets, in this process too."""
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    spec = importlib.util.spec_from_file_location("remote_test_script", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["remote_test_script"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["remote_test_script"]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Job]]:
+    threads = threading.active_count()
+    jobs = []
+
+    def start(num_endpoints: int) -> Job:
+        path = tmp_path / f"{len(jobs)}"
+        path.mkdir()
+        job = Job(path)
+        jobs.append(job)
+        job.start(num_endpoints)
+        monkeypatch.setattr(control, "_session", job)
+        monkeypatch.setattr(pipeline, "_num_verified", 0)
+        return job
+
+    yield start
+    for job in jobs:
+        job.stop()
+    hetero.datasets.set_describer(None)
+    wait_for(lambda: threading.active_count() <= threads)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not come true"
+        time.sleep(0.01)
+
+
+def update(chain: Any, value: Any) -> None:
+    """Hash a nested batch, types included."""
+    chain.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        chain.update(f"{value.dtype}{tuple(value.shape)}".encode() + value.numpy().tobytes())
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            update(chain, key)
+            update(chain, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            update(chain, item)
+    elif hasattr(value, "tobytes"):
+        chain.update(value.tobytes())
+    else:
+        chain.update(repr(value).encode())
+
+
+def digest(*passes: Any) -> str:
+    chain = hashlib.sha256()
+    for batches in passes:
+        for batch in batches:
+            update(chain, batch)
+    return chain.hexdigest()
+
+
+def everything(script: Any) -> list[str]:
+    """Digests of what the loader can do: the same for every placement."""
+    train = DataLoader(script.remote_test_noisy(), batch_size=4, shuffle=True, seed=3, num_workers=0)
+    digests = [digest(train, train)]
+    validation = DataLoader(script.remote_test_noisy(), batch_size=5)
+    together = zip(train, validation, strict=False)  # two loaders, two passes of one at the same time
+    digests.append(digest(([a, b, c] for (a, b), c in zip(together, train, strict=False))))
+    for _ in train:  # left early
+        break
+    state = train.state_dict()
+    resumed = DataLoader(script.remote_test_noisy(), batch_size=4, shuffle=True, seed=3, prefetch_factor=3)
+    resumed.load_state_dict(state)
+    digests.append(digest(resumed))
+    digests.append(digest(DataLoader(script.remote_test_noisy(), batch_size=None)))
+    keys: Any = [["a", "b"], ["a"]]
+    digests.append(digest(DataLoader(script.remote_test_noisy(), batch_sampler=keys)))
+    digests.append(digest(DataLoader(script.remote_test_kept(), batch_size=3)))
+    sampler = torch.utils.data.WeightedRandomSampler([1.0, 2.0, 3.0], 20)
+    digests.append(digest(DataLoader(script.remote_test_noisy(), batch_size=6, sampler=sampler)))
+    rebuilt: Any = torch.utils.data.DataLoader(
+        validation.dataset, batch_sampler=validation.batch_sampler, collate_fn=validation.collate_fn
+    )
+    digests.append(digest(rebuilt))
+    return digests
+
+
+@pytest.mark.integration
+def test_loader_bytes_do_not_depend_on_the_number_of_endpoints(script: Any, job: Any) -> None:
+    expected = everything(script)
+    assert len(set(expected)) == len(expected)
+    for num_endpoints in (1, 2, 3):
+        running = job(num_endpoints)
+        assert everything(script) == expected
+        assert {timer.name for timer in running.timers} == {"remote_test_noisy", "remote_test_kept"}
+        running.stop()
+
+
+@pytest.mark.integration
+def test_loader_with_endpoints_prefetches_names_failures_and_needs_no_data_here(script: Any, job: Any) -> None:
+    running = job(2)
+    assert len(script.remote_test_noisy()) == len(DataLoader(script.remote_test_noisy())) == 37
+    fleet = remote.fleet_for(running)
+
+    loader = DataLoader(script.remote_test_noisy(), batch_size=4, num_workers=4, persistent_workers=True)
+    rebuilt: Any = torch.utils.data.DataLoader(
+        loader.dataset,
+        batch_sampler=loader.batch_sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        multiprocessing_context=loader.multiprocessing_context,
+        timeout=loader.timeout,
+    )
+    for batches in (loader, rebuilt):
+        before = fleet.stats.batches
+        iterator = iter(batches)
+        next(iterator)
+        wait_for(lambda before=before: fleet.stats.batches >= before + 3)
+        del iterator
+
+    broken = iter(DataLoader(script.remote_test_noisy(broken=True), batch_size=4))
+    for _ in range(9):
+        next(broken)
+    with pytest.raises(DatasetError, match="no such file") as caught:
+        next(broken)
+    record: Any = caught.value.record
+    assert (record.host, record.sample_index) in {("algo-1/0", "36"), ("algo-1/1", "36")}
