@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
 
-from hetero.batches.request import BatchRequest
-from hetero.control import session as control
-from hetero.datasets import DatasetSpec, get_factory
+from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.metrics.steps import StepTimer
+from hetero.torch.checks import check_functions, check_subject, effective_seed, user_collate_fn
 from hetero.torch.drawing import SamplerOrder
-from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available, has_same_code
-from hetero.torch.pipeline import Pipeline, answer_lengths, current_shard, is_remote
-from hetero.torch.sampling import PlannedBatch
+from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
+from hetero.torch.passes import Pass
+from hetero.torch.pipeline import Pipeline, answer_lengths, is_remote
 from hetero.torch.views import (
     BatchSamplerView,
     CollateView,
@@ -123,13 +121,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             sampler, batch_sampler = batch_sampler.sampler, None
         if isinstance(sampler, SamplerView):
             shuffle, sampler = sampler.shuffle, None
-        _check_subject(subject)
-        _check_functions(subject, collate_fn, worker_init_fn)
+        check_subject(subject)
+        check_functions(subject, collate_fn, worker_init_fn)
         pin_memory = pin_memory and accelerator_is_available()
-        view = DatasetView(
-            LocalDataset(subject, collate_fn=_user_collate_fn(collate_fn), worker_init_fn=worker_init_fn)
-        )
-        effective_seed = _effective_seed(seed, generator)
+        view = DatasetView(LocalDataset(subject, collate_fn=user_collate_fn(collate_fn), worker_init_fn=worker_init_fn))
+        key = effective_seed(seed, generator)
         user_sampler = sampler if batch_sampler is None else batch_sampler
         pipeline = Pipeline(
             subject,
@@ -140,13 +136,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 is_batch_sampler=batch_sampler is not None,
                 batch_size=batch_size or 1,
                 drop_last=drop_last,
-                seed=effective_seed,
+                seed=key,
             ),
             batch_size=None if batch_sampler is not None else batch_size,
             shuffle=bool(shuffle),
             drop_last=drop_last,
             padding=padding,
-            seed=effective_seed,
+            seed=key,
             local=view.local,
             workers=WorkerOptions(
                 num_workers=num_workers,
@@ -189,9 +185,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.padding = padding
         self.name = name
 
-    def __iter__(self) -> _Pass:  # type: ignore[override]
+    def __iter__(self) -> Pass:  # type: ignore[override]
         """Return an iterator over the next epoch; it begins with its first batch."""
-        return _Pass(self._pipeline)
+        return Pass(self._pipeline)
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank.
@@ -291,144 +287,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # torch checks it against num_workers, which may be shown as 0.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
         stored.fset(self, None if _fetches_for_rebuilt() else value)
-
-
-class _Feed:
-    """The requests of one pass, and what is known of those in flight.
-
-    Apart from `_Pass`: the reader holds its requests, and must not hold the pass, or a pass that
-    the script drops would not end before the next garbage collection.
-    """
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._number = 0
-        self._in_flight: deque[PlannedBatch] = deque()
-
-    def requests(self) -> Iterator[BatchRequest]:
-        """Begin the pass and yield its requests."""
-        pipeline = self._pipeline
-        self._number, start, batches = pipeline.begin(pipeline.plan)
-        pipeline.consumed_elsewhere = False
-        for planned in batches:
-            self._in_flight.append(planned)
-            yield pipeline.request(planned, start.epoch)
-
-    def delivered(self) -> int:
-        """Note that the next batch was delivered; return its number of samples."""
-        planned = self._in_flight.popleft()
-        self._pipeline.progress.advance(
-            self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
-        )
-        return len(planned.indices)
-
-    def exhausted(self) -> None:
-        """Note the end of the epoch: without padding a rank may get there with a batch less than others."""
-        if self._pipeline.sampler_order is None:
-            count = self._pipeline.order().num_global_batches(current_shard().world_size)
-            self._pipeline.progress.advance(self._number, batches=count)
-
-
-class _Pass(Iterator[Any]):
-    """One pass over a loader. Dropping or closing it gives up what is in flight."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._feed = _Feed(pipeline)
-        self._batches: Iterator[Any] | None = None
-        self._is_over = False
-
-    def __next__(self) -> Any:
-        """Return the next batch; blocks until it is there.
-
-        Raises:
-            DatasetError: If the user's code raises.
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
-        """
-        if self._is_over:
-            raise StopIteration
-        timer = self._pipeline.begin_wait(self._feed)
-        try:
-            control.check_stop()
-            if self._batches is None:
-                self._batches = self._pipeline.open(self._feed.requests())
-            batch = next(self._batches)
-        except StopIteration:
-            self._feed.exhausted()
-            self.close()
-            raise
-        except BaseException:
-            self.close()
-            raise
-        timer.end_wait(self._feed.delivered())
-        return batch
-
-    def close(self) -> None:
-        """Give up what is in flight; idempotent."""
-        if self._is_over:
-            return
-        self._is_over = True
-        close = getattr(self._batches, "close", None)
-        self._batches = None
-        self._pipeline.end_timing(self._feed)
-        if close is not None:
-            close()
-
-    def __del__(self) -> None:
-        # The reader goes with this reference, and closes itself; the collector, which may be
-        # what runs this, must not wait for its locks.
-        self._pipeline.end_timing(self._feed)
-
-
-def _check_subject(subject: Any) -> None:
-    """Refuse what this loader cannot fetch from."""
-    if isinstance(subject, torch.utils.data.IterableDataset):
-        raise ConfigError(
-            f"{type(subject).__name__} is an IterableDataset; hetero serves map-style data sets only for now\n"
-            "  Give it __getitem__(index) and __len__(), or use torch.utils.data.DataLoader for it."
-        )
-    if is_remote() and not isinstance(subject, DatasetSpec):
-        raise ConfigError(
-            f"the data set is a {type(subject).__name__} object, which cannot be served by other hosts\n"
-            "  This job has endpoints. Build it in a function decorated with @hetero.dataset at the top level of the "
-            "script,\n  and pass what calling that function returns. Or run without data hosts."
-        )
-
-
-def _check_functions(
-    subject: Any, collate_fn: Callable[[Any], Any] | None, worker_init_fn: Callable[[int], object] | None
-) -> None:
-    """Refuse functions that endpoints do not have: they know those of the decorator, by name."""
-    if not is_remote() or not isinstance(subject, DatasetSpec):
-        return
-    factory = get_factory(subject.name)
-    for argument, passed, registered in (
-        ("collate_fn", _user_collate_fn(collate_fn), factory.collate_fn),
-        ("worker_init_fn", worker_init_fn, factory.worker_init_fn),
-    ):
-        if passed is None or (registered is not None and has_same_code(passed, registered)):
-            continue
-        raise ConfigError(
-            f"{argument}={passed!r:.60} was passed to the DataLoader, but data set {subject.name!r} is served by "
-            f"endpoints\n  No code travels to them. Write @hetero.dataset({argument}=...) above the factory."
-        )
-
-
-def _user_collate_fn(collate_fn: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """Return None for torch's own functions, which are what None stands for."""
-    default = (torch.utils.data.default_collate, torch.utils.data.default_convert)
-    return None if collate_fn in default else collate_fn
-
-
-def _effective_seed(seed: int, generator: torch.Generator | None) -> int:
-    """Return the seed of order and draws."""
-    if type(seed) is not int or not -(2**63) <= seed < 2**63:
-        raise ConfigError(f"seed is {seed!r}, expected a signed 64-bit integer")
-    if generator is None:
-        return seed
-    if seed:
-        raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
-    return generator.initial_seed() % 2**63
 
 
 def _fetches_for_rebuilt() -> bool:

@@ -1,0 +1,67 @@
+"""What a loader's arguments mean for where it fetches, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from hetero.datasets import DatasetSpec, get_factory
+from hetero.errors import ConfigError
+from hetero.torch.local import has_same_code
+from hetero.torch.pipeline import is_remote
+
+__all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_fn"]
+
+
+def check_subject(subject: Any) -> None:
+    """Refuse what this loader cannot fetch from."""
+    if isinstance(subject, torch.utils.data.IterableDataset):
+        raise ConfigError(
+            f"{type(subject).__name__} is an IterableDataset; hetero serves map-style data sets only for now\n"
+            "  Give it __getitem__(index) and __len__(), or use torch.utils.data.DataLoader for it."
+        )
+    if is_remote() and not isinstance(subject, DatasetSpec):
+        raise ConfigError(
+            f"the data set is a {type(subject).__name__} object, which cannot be served by other hosts\n"
+            "  This job has endpoints. Build it in a function decorated with @hetero.dataset at the top level of the "
+            "script,\n  and pass what calling that function returns. Or run without data hosts."
+        )
+
+
+def check_functions(
+    subject: Any, collate_fn: Callable[[Any], Any] | None, worker_init_fn: Callable[[int], object] | None
+) -> None:
+    """Refuse functions that endpoints do not have: they know those of the decorator, by name."""
+    if not is_remote() or not isinstance(subject, DatasetSpec):
+        return
+    factory = get_factory(subject.name)
+    for argument, passed, registered in (
+        ("collate_fn", user_collate_fn(collate_fn), factory.collate_fn),
+        ("worker_init_fn", worker_init_fn, factory.worker_init_fn),
+    ):
+        if passed is None or (registered is not None and has_same_code(passed, registered)):
+            continue
+        raise ConfigError(
+            f"{argument}={passed!r:.60} was passed to the DataLoader, but data set {subject.name!r} is served by "
+            f"endpoints\n  No code travels to them. Write @hetero.dataset({argument}=...) above the factory."
+        )
+
+
+def user_collate_fn(collate_fn: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """Return None for torch's own functions, which are what None stands for."""
+    default = (torch.utils.data.default_collate, torch.utils.data.default_convert)
+    return None if collate_fn in default else collate_fn
+
+
+def effective_seed(seed: int, generator: torch.Generator | None) -> int:
+    """Return the seed of order and draws."""
+    if type(seed) is not int or not -(2**63) <= seed < 2**63:
+        raise ConfigError(f"seed is {seed!r}, expected a signed 64-bit integer")
+    if generator is None:
+        return seed
+    if seed:
+        raise ConfigError(f"both seed={seed} and generator= were passed; pass one of them")
+    return generator.initial_seed() % 2**63

@@ -1,0 +1,101 @@
+"""One pass over a loader: its requests, its deliveries, its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from hetero.batches.request import BatchRequest
+from hetero.control import session as control
+from hetero.torch.pipeline import Pipeline, current_shard
+from hetero.torch.sampling import PlannedBatch
+
+__all__ = ["Pass"]
+
+
+class _Feed:
+    """The requests of one pass, and what is known of those in flight.
+
+    Apart from `Pass`: the reader holds its requests, and must not hold the pass, or a pass that
+    the script drops would not end before the next garbage collection.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._number = 0
+        self._in_flight: deque[PlannedBatch] = deque()
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """Begin the pass and yield its requests."""
+        pipeline = self._pipeline
+        self._number, start, batches = pipeline.begin(pipeline.plan)
+        pipeline.consumed_elsewhere = False
+        for planned in batches:
+            self._in_flight.append(planned)
+            yield pipeline.request(planned, start.epoch)
+
+    def delivered(self) -> int:
+        """Note that the next batch was delivered; return its number of samples."""
+        planned = self._in_flight.popleft()
+        self._pipeline.progress.advance(
+            self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
+        )
+        return len(planned.indices)
+
+    def exhausted(self) -> None:
+        """Note the end of the epoch: without padding a rank may get there with a batch less than others."""
+        if self._pipeline.sampler_order is None:
+            count = self._pipeline.order().num_global_batches(current_shard().world_size)
+            self._pipeline.progress.advance(self._number, batches=count)
+
+
+class Pass(Iterator[Any]):
+    """One pass over a loader. Dropping or closing it gives up what is in flight."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._feed = _Feed(pipeline)
+        self._batches: Iterator[Any] | None = None
+        self._is_over = False
+
+    def __next__(self) -> Any:
+        """Return the next batch; blocks until it is there.
+
+        Raises:
+            DatasetError: If the user's code raises.
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        if self._is_over:
+            raise StopIteration
+        timer = self._pipeline.begin_wait(self._feed)
+        try:
+            control.check_stop()
+            if self._batches is None:
+                self._batches = self._pipeline.open(self._feed.requests())
+            batch = next(self._batches)
+        except StopIteration:
+            self._feed.exhausted()
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        timer.end_wait(self._feed.delivered())
+        return batch
+
+    def close(self) -> None:
+        """Give up what is in flight; idempotent."""
+        if self._is_over:
+            return
+        self._is_over = True
+        close = getattr(self._batches, "close", None)
+        self._batches = None
+        self._pipeline.end_timing(self._feed)
+        if close is not None:
+            close()
+
+    def __del__(self) -> None:
+        # The reader goes with this reference, and closes itself; the collector, which may be
+        # what runs this, must not wait for its locks.
+        self._pipeline.end_timing(self._feed)
