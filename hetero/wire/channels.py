@@ -43,6 +43,9 @@ def client_options(*, single_threaded_streams: bool = False) -> tuple[Option, ..
         # A silent peer (power loss, partition, SIGSTOP) is noticed in 15 s instead of the kernel's quarter of an hour.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        # Newer cores wait a minute for any ping that is under way already (bandwidth estimation has its own) and
+        # send no keepalive meanwhile: a stopped peer was noticed after 61 s with this left out.
+        ("grpc.http2.ping_timeout_ms", 5_000),
         # Also between calls: a stalled trainer must find out before it asks again.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -86,6 +89,7 @@ def server_options(*, max_streams: int = 1024, max_receive_bytes: int = MAX_REQU
         # Drop connections whose client fell silent, with all their calls.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
     )
 
