@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hetero.control.security import Token, call_metadata
+from hetero.dataplane.service import DATA_POLICIES
 from hetero.wire import channels
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.proto import data_pb2 as pb
@@ -36,7 +37,7 @@ def status(address: str, method: str, request: bytes, metadata: tuple[tuple[str,
 
 
 def test_every_method_demands_the_token(address: str) -> None:
-    assert METHODS == ["Prepare", "Describe", "Fetch"]
+    assert {f"/hetero.v1.Data/{method}" for method in METHODS} == set(DATA_POLICIES)
     for method in METHODS:
         for metadata in ((), call_metadata(Token.generate(), JOB)):
             found, _ = status(address, f"/hetero.v1.Data/{method}", b"", metadata)
