@@ -192,9 +192,10 @@ class DataService:
         message = _parse(pb.FetchRequest, data, context)
         request = requests.from_proto(message, self._limits)
         _, built = self._find(request.spec, context)
+        limits = self._limits.within(message.max_batch_bytes)
         task = self._compute.submit(
             request.step,
-            functools.partial(self._compute_batch, built, request),
+            functools.partial(self._compute_batch, built, request, limits),
             emulated_s=self._sample_time_s * len(request.indices),
         )
         if not context.add_callback(task.cancel):
@@ -203,33 +204,49 @@ class DataService:
             task.cancel()
             return
         try:
-            encoded = framing.EncodedBatch(
-                task.result(),
-                limits=self._limits.within(message.max_batch_bytes),
-                num_queued=self._compute.num_queued,
-                compute_time_s=task.compute_time_s,
+            found = task.result()
+            encoded = (
+                found
+                if isinstance(found, framing.EncodedBatch)
+                else self._encode(found, request, limits, task.compute_time_s)
             )
         except Cancelled:
             return
         except DatasetError as error:
             yield framing.encode_failure(_record(error))
             return
-        except ConfigError as error:  # an object that cannot travel, or a batch too large
-            failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
-            yield framing.encode_failure(_record(failed))
-            return
-        del task  # the batch now lives in the frames alone
+        del task, found  # the batch now lives in the frames alone
         yield from encoded.frames()
         self.num_batches = next(self._sent_batches) + 1
 
-    def _compute_batch(self, built: BuiltDataset, request: BatchRequest, task: Task) -> Any:
+    def _compute_batch(self, built: BuiltDataset, request: BatchRequest, limits: Limits, task: Task) -> Any:
+        begin_s = time.monotonic()
         try:
-            return fetch(built, request, host=self._name, cancelled=task.is_cancelled)
+            batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled)
+            # torch's collation makes new memory, which a handler thread can encode while the next batch is
+            # computed. What the user's own code returns may be a buffer that it fills again for the next batch.
+            if built.collate_fn is None and request.collate:
+                return batch
+            return self._encode(batch, request, limits, time.monotonic() - begin_s)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
             # sys.exit() in a transform, say: the user's failure, and no reason to end the endpoint.
             raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
+
+    def _encode(self, batch: Any, request: BatchRequest, limits: Limits, compute_time_s: float) -> framing.EncodedBatch:
+        """Return the batch as frames.
+
+        Raises:
+            DatasetError: If it holds an object that cannot travel, or is too large.
+        """
+        try:
+            return framing.EncodedBatch(
+                batch, limits=limits, num_queued=self._compute.num_queued, compute_time_s=compute_time_s
+            )
+        except ConfigError as error:
+            failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
+            raise failed from error
 
     # The one place where this side's exceptions become statuses
 

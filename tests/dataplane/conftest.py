@@ -64,6 +64,16 @@ SCRIPT = '''
     def unbuildable():
         raise RuntimeError("no such directory: " + " ".join(sys.argv[1:]))
 
+    shared = np.zeros(1_000_000, dtype=np.int64)
+
+    def refill(samples):
+        shared[:] = samples[0]["index"]
+        return shared
+
+    @hetero.dataset(collate_fn=refill, fingerprint="reusing")
+    def reusing():
+        return Numbers(100, -1, -1, "", 0.0, 1)
+
     @hetero.dataset(collate_fn=lambda samples: {"handle": object()})
     def unsendable():
         return Numbers(10, -1, -1, "", 0.0, 1)

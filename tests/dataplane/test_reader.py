@@ -39,6 +39,13 @@ def test_reader_delivers_local_bytes_in_order_for_any_number_of_endpoints(
     assert fleet.stats.retries == 0
 
 
+def test_reader_collation_that_reuses_its_buffer_delivers_each_batch_whole(job: Any, tools: Any) -> None:
+    job.pool()
+    wanted = tools.requests(tools.spec("reusing"), num_batches=24, batch_size=1)
+    for request, batch in zip(wanted, Reader(job.fleet(), iter(wanted), prefetch_factor=6), strict=True):
+        assert np.unique(batch).tolist() == request.indices.tolist()
+
+
 def test_reader_before_any_endpoint_waits_for_the_first(job: Any, tools: Any) -> None:
     fleet = job.fleet()
     wanted = tools.requests(tools.spec(), num_batches=3)
