@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -13,9 +14,18 @@ from typing import Any
 
 from hetero.errors import ExitCode
 
-__all__ = ["SignalWaiter", "describe_exit_status", "die_with_parent", "limit_threads", "thread_limits"]
+__all__ = [
+    "SignalWaiter",
+    "adopt_descendants",
+    "describe_exit_status",
+    "die_with_parent",
+    "end_descendants",
+    "limit_threads",
+    "thread_limits",
+]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 _MEMORY_FILES = (
     ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory.max"),
@@ -35,12 +45,31 @@ def die_with_parent(expected_parent_pid: int) -> None:
     Raises:
         OSError: The kernel refuses (not Linux).
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected_parent_pid:
         os._exit(ExitCode.ORPHANED)
+
+
+def adopt_descendants() -> None:
+    """Have orphans among this process's descendants become its children, so that `end_descendants` finds them.
+
+    Raises:
+        OSError: The kernel refuses (not Linux).
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants() -> None:
+    """Kill every descendant of this process and wait for its end; call it when none has a right to live."""
+    import psutil
+
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        for child in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)  # not a child but a child's: it comes to us, or is gone, by the next round
 
 
 class SignalWaiter:
@@ -127,6 +156,13 @@ def limit_threads() -> None:
 
 def _ignore(_number: int, _frame: object) -> None:
     """Do nothing: the wake-up descriptor has told already."""
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
 def _describe_signal(number: int) -> str:

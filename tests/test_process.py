@@ -76,3 +76,22 @@ def test_signal_waiter_reports_signals_and_restores() -> None:
 def test_thread_limits_are_one() -> None:
     assert thread_limits()["OMP_NUM_THREADS"] == "1"
     limit_threads()
+
+
+_LEAVES_AN_ORPHAN = """
+import subprocess, sys
+from hetero import process
+process.adopt_descendants()
+child = "from subprocess import *; print(Popen(['sleep', '60'], stdout=DEVNULL, start_new_session=True).pid)"
+orphan = int(subprocess.run([sys.executable, "-c", child], stdout=subprocess.PIPE, check=True).stdout)
+process.end_descendants()
+try:
+    process.os.kill(orphan, 0)
+except ProcessLookupError:
+    print("gone")
+"""
+
+
+def test_end_descendants_finds_an_orphan_in_a_session_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", _LEAVES_AN_ORPHAN], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "gone\n"
