@@ -36,6 +36,7 @@ __all__ = [
     "ProtocolError",
     "SampleFailure",
     "ShutdownError",
+    "first_line",
 ]
 
 
@@ -84,6 +85,11 @@ class HeteroError(Exception):
 
     def __str__(self) -> str:
         return str(self.record)
+
+
+def first_line(error: HeteroError) -> str:
+    """Return the first line of an error's message; its type's name if it has no message."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class ConfigError(HeteroError, ValueError):

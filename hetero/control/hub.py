@@ -8,6 +8,7 @@ run, so a connection that is cut one way is noticed on both sides.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import random
 import threading
@@ -26,14 +27,13 @@ from hetero.control import security
 from hetero.control.membership import Membership
 from hetero.control.status import (
     Cause,
-    HostState,
+    HostStatus,
     RankReport,
-    cause_from_proto,
-    cause_to_proto,
     endpoint_to_proto,
     report_from_proto,
     status_from_proto,
     status_to_proto,
+    stop_to_proto,
 )
 from hetero.errors import ExitCode, HeteroError, PortError, ProtocolError
 from hetero.wire.proto import control_pb2 as pb
@@ -42,12 +42,13 @@ __all__ = ["CONTROL_POLICIES", "Hub", "RankFacts"]
 
 logger = logging.getLogger(__name__)
 
+_FORWARD_S = 2.0
+"""How long a failing rank waits until the arbiter has heard of its failure."""
 _CONTROL = "hetero.v1.Control"
 _LAUNCHER = "hetero.v1.Launcher"
 
 CONTROL_POLICIES: Mapping[str, security.Policy] = {
     f"/{_CONTROL}/Heartbeat": security.Policy.TOKEN,
-    f"/{_CONTROL}/Fail": security.Policy.TOKEN,
     f"/{_LAUNCHER}/Register": security.Policy.TOKEN,
     f"/{_LAUNCHER}/Watch": security.Policy.TOKEN,
     f"/{_LAUNCHER}/Report": security.Policy.TOKEN,
@@ -74,7 +75,7 @@ class Hub:
         membership: The state machine; the hub owns it from here on.
         address: This host's address to bind, never all interfaces.
         port: Control port, the same on every host; 0 picks one (tests).
-        resolve: Host name -> ``address:port`` of its launcher; may raise `OSError` while DNS is not ready.
+        resolve: Host name -> ``address:port`` of its launcher; may raise `HeteroError` while DNS is not ready.
         token: The job's token; None: whoever reaches the port is let in.
         job_id: Refuses the launchers of another job.
         facts: What ranks are told.
@@ -101,13 +102,13 @@ class Hub:
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
         self._news = membership.news
+        self._local_news = membership.local_news
         self._resolve = resolve
         self._token = token
         self._job_id = job_id
         self._facts = facts
         self._heartbeat_s = heartbeat_s
         self._stopping = threading.Event()
-        self._rank_pids: dict[int, int] = {}
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
         num_threads = 2 * len(peers) + 64
         self._server = grpc.server(
@@ -167,17 +168,12 @@ class Hub:
         with self._changed:
             yield self._membership
             self._membership.tick()
-            news = self._membership.news
+            news, local_news = self._membership.news, self._membership.local_news
             if news != self._news:
-                self._news = news
                 self._version += 1
+            if (news, local_news) != (self._news, self._local_news):
+                self._news, self._local_news = news, local_news
                 self._changed.notify_all()
-
-    @property
-    def rank_pids(self) -> dict[int, int]:
-        """Process ids of the ranks that registered, by rank."""
-        with self._changed:
-            return dict(self._rank_pids)
 
     @property
     def auth_failures(self) -> int:
@@ -216,8 +212,8 @@ class Hub:
                     return
                 try:
                     found = self._resolve(host)
-                except OSError as error:
-                    self._unreachable(host, f"name not resolved: {error}")
+                except HeteroError as error:
+                    self._unreachable(host, str(error))
                     self._stopping.wait(min(interval_s, 1.0))
                     continue
                 if found != target or channel is None:
@@ -225,7 +221,7 @@ class Hub:
                         channel.close()
                     target = found
                     channel = grpc.insecure_channel(target, options=channels.client_options())
-                if not self._heartbeat(host, target, channel, status_to_proto(own), own.state, own.decided):
+                if not self._heartbeat(host, target, channel, own):
                     self._stopping.wait(min(interval_s, 0.5))
                 else:
                     self._stopping.wait(0.02)  # a burst of changes is one message
@@ -233,15 +229,7 @@ class Hub:
             if channel is not None:
                 channel.close()
 
-    def _heartbeat(
-        self,
-        host: str,
-        target: str,
-        channel: grpc.Channel,
-        message: pb.HostStatus,
-        state: HostState,
-        decided: Cause | None,
-    ) -> bool:
+    def _heartbeat(self, host: str, target: str, channel: grpc.Channel, own: HostStatus) -> bool:
         call = channel.unary_unary(
             f"/{_CONTROL}/Heartbeat",
             request_serializer=pb.HostStatus.SerializeToString,
@@ -249,7 +237,7 @@ class Hub:
         )
         try:
             reply = call(
-                message,
+                status_to_proto(own),
                 timeout=max(1.0, 1.5 * self._heartbeat_s),
                 metadata=security.call_metadata(self._token, self._job_id),
             )
@@ -262,8 +250,7 @@ class Hub:
             return False
         with self.membership() as membership:
             membership.observe(status)
-            if state is HostState.DONE or decided is not None:
-                membership.delivered_final(host)
+            membership.delivered(host, own)
         return True
 
     def _refused(self, host: str, target: str, error: grpc.RpcError) -> None:
@@ -305,7 +292,7 @@ class Hub:
 
         yield grpc.method_handlers_generic_handler(
             _CONTROL,
-            {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus), "Fail": unary(self._on_fail, pb.Cause)},
+            {"Heartbeat": unary(self._on_heartbeat, pb.HostStatus)},
         )
         yield grpc.method_handlers_generic_handler(
             _LAUNCHER,
@@ -327,16 +314,8 @@ class Hub:
         with self._changed:
             return status_to_proto(self._membership.own)
 
-    def _on_fail(self, request: pb.Cause, context: grpc.ServicerContext) -> pb.FailReply:
-        with self.membership() as membership:
-            membership.fail(cause_from_proto(request))
-        with self._changed:
-            decided = self._membership.own.decided
-        return pb.FailReply(decided=None if decided is None else cause_to_proto(decided))
-
     def _on_register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
         with self.membership() as membership:
-            self._rank_pids[request.rank] = request.pid
             membership.store(RankReport(rank=request.rank))
         return pb.RegisterReply(
             remote=self._facts.remote,
@@ -350,9 +329,17 @@ class Hub:
     def _on_report(self, request: pb.RankReport, context: grpc.ServicerContext) -> pb.RankReportReply:
         report = _parsed(context, report_from_proto, request)
         with self.membership() as membership:
+            if report.failure is not None:  # a rank does not know the name of its host
+                failure = dataclasses.replace(report.failure, host=membership.own.host)
+                report = dataclasses.replace(report, failure=failure)
             membership.store(report)
             if report.failure is not None:
                 membership.fail(report.failure)
+        if report.failure is not None:
+            # The rank waits for this answer before it ends, and its peers fail when it ends:
+            # their failures must not reach the arbiter first.
+            with self._changed:
+                self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
         return pb.RankReportReply()
 
     def _on_watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.RankUpdate]:
@@ -374,8 +361,7 @@ class Hub:
                 for record in membership.endpoints()
             ],
             stop_requested=membership.stop_requested,
-            stop_decided=membership.own.stop_step is not None,
-            stop_step=membership.own.stop_step or 0,
+            stop_at=stop_to_proto(membership.own.stop_at),
         )
 
 

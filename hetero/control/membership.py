@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.directory import EndpointRecord
-from hetero.control.status import Cause, HostState, HostStatus, RankReport
+from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
 from hetero.errors import ExitCode
 
-__all__ = ["Member", "Membership"]
+__all__ = ["Member", "Membership", "stop_point"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,14 @@ class _Peer:
     status: HostStatus | None = None
     last_heard_s: float = 0.0
     last_word: str = "never heard of"
-    has_our_final: bool = False
+    delivered: HostStatus | None = None
+    """Our status as this host has it."""
+
+    @property
+    def has_our_final(self) -> bool:
+        return self.delivered is not None and (
+            self.delivered.state is HostState.DONE or self.delivered.decided is not None
+        )
 
 
 class Membership:
@@ -60,6 +67,8 @@ class Membership:
     SETTLE_S = 1.0
     """How long the arbiter collects failures before it decides: a killed rank is
     noticed a moment after the exceptions that its death raises in other ranks."""
+    ECHO_SETTLE_S = 4.0
+    """The same while all that is known are echoes: ranks whose connection broke."""
 
     def __init__(
         self, members: Sequence[Member], own: HostStatus, *, timings: Timings, clock: Callable[[], float]
@@ -76,7 +85,7 @@ class Membership:
 
     def update(self, **changes: object) -> None:
         """Replace fields of this host's own status."""
-        self.own = dataclasses.replace(self.own, **changes)  # type: ignore[arg-type]
+        self.own = dataclasses.replace(self.own, revision=self.own.revision + 1, **changes)  # type: ignore[arg-type]
 
     def fail(self, cause: Cause) -> None:
         """Take note of a failure, of this host or reported by another; repeats are ignored."""
@@ -94,32 +103,35 @@ class Membership:
             return
         before = peer.status
         peer.last_heard_s = self._clock()
+        is_same = before is not None and before.incarnation == status.incarnation
+        if is_same and before is not None and status.revision < before.revision:
+            return  # requests and answers travel apart: this one was overtaken
         peer.last_word = f"heard, {status.state.name.lower()}"
         peer.status = status
-        if before is None:
+        if not is_same:
             self._compare(status)
-        elif before.incarnation != status.incarnation:
-            self._restarted(peer, before)
+            if before is not None:
+                self._restarted(peer, before)
         if status.failure is not None and self._is_fatal(peer.member, status):
             self.fail(status.failure)
         if self.own.decided is None and status.decided is not None:
             self.update(decided=status.decided)
-        if self.own.stop_step is None and status.stop_step is not None:
-            self.update(stop_step=status.stop_step)
+        if self.own.stop_at is None and status.stop_at is not None:
+            self.update(stop_at=status.stop_at)
 
     def store(self, report: RankReport) -> None:
         """Keep the last report of one of this host's ranks."""
         others = [known for known in self.own.ranks if known.rank != report.rank]
         ranks = tuple(sorted([*others, report], key=lambda known: known.rank))
-        self.update(ranks=ranks, progress=self.own.progress + 1)
+        self.update(ranks=ranks)
 
     def unreachable(self, host: str, why: str) -> None:
         """Take note that ``host`` could not be reached, and why."""
         self._peers[host].last_word = why
 
-    def delivered_final(self, host: str) -> None:
-        """Take note that ``host`` has received this host's last word."""
-        self._peers[host].has_our_final = True
+    def delivered(self, host: str, status: HostStatus) -> None:
+        """Take note that ``host`` has received ``status`` of this host."""
+        self._peers[host].delivered = status
 
     # What follows
 
@@ -129,7 +141,7 @@ class Membership:
         self._check_leases(now)
         if self.own.decided is None:
             self._decide_cause(now)
-        if self.own.stop_step is None:
+        if self.own.stop_at is None:
             self._decide_stop()
 
     @property
@@ -137,17 +149,14 @@ class Membership:
         """What others should hear at once rather than with the next heartbeat."""
         own = self.own
         votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
+        return own.state, own.endpoints, own.failure, own.decided, own.stop_requested, own.stop_at, votes
+
+    @property
+    def local_news(self) -> tuple[object, ...]:
+        """What those on this host who wait for a change should look at at once."""
         finals = tuple(peer.has_our_final for peer in self._peers.values())
-        return (
-            own.state,
-            own.failure,
-            own.decided,
-            own.stop_step,
-            self.stop_requested,
-            votes,
-            finals,
-            self.endpoints(),
-        )
+        states = tuple(self._state(host) for host in self._members)
+        return self.failure_delivered, finals, states, self.stop_requested, self.endpoints()
 
     @property
     def arbiter(self) -> str | None:
@@ -167,6 +176,14 @@ class Membership:
         """Whether every living peer has received this host's last word."""
         return all(peer.has_our_final or not self._lives(host) or self._state(host) in _ENDED
                    for host, peer in self._peers.items())  # fmt: skip
+
+    @property
+    def failure_delivered(self) -> bool:
+        """Whether the host that decides has heard of this host's failure, if there is one."""
+        arbiter = self._peers.get(self.arbiter or "")
+        if self.own.failure is None or self.own.decided is not None or arbiter is None:
+            return True
+        return arbiter.delivered is not None and arbiter.delivered.failure is not None
 
     @property
     def stop_requested(self) -> bool:
@@ -265,10 +282,13 @@ class Membership:
     def _decide_cause(self, now: float) -> None:
         if not self._failures:
             return
-        first_s, first = self._failures[0]
+        first_s = self._failures[0][0]
         if self.arbiter == self.own.host:
-            if now - first_s >= self.SETTLE_S:
-                self.update(decided=next((cause for _, cause in self._failures if cause.by_signal), first))
+            causes = [cause for _, cause in self._failures]
+            settle_s = self.ECHO_SETTLE_S if all(cause.is_echo for cause in causes) else self.SETTLE_S
+            if now - first_s >= settle_s:
+                # The first of the best kind: killed, failed by itself, echo of another's end.
+                self.update(decided=min(causes, key=lambda cause: (not cause.by_signal, cause.is_echo)))
         elif self.own.failure is not None and now - first_s > self._timings.lease_s:
             # Nobody decides for us: the arbiter is gone or does not let us in.
             self.update(decided=self.own.failure)
@@ -279,5 +299,31 @@ class Membership:
         if not self.stop_requested or self.arbiter != self.own.host:
             return
         reports = [report for status in self.statuses(Role.TRAINER) for report in status.ranks]
-        if all(report.stop_vote or report.finished for report in reports):
-            self.update(stop_step=max((report.steps_started for report in reports), default=0))
+        running = [report for report in reports if not report.finished]
+        if all(report.stop_vote for report in running):
+            self.update(stop_at=stop_point(running))
+
+
+def stop_point(reports: Sequence[RankReport]) -> StopPoint:
+    """Return where ranks that do the same end together.
+
+    They end at the most advanced one's step of a loader that all of them have used;
+    of several, the one that most of them are in.
+
+    Args:
+        reports: Of ranks that have paused.
+    """
+    started = [set(report.steps_started) for report in reports]
+    shared = set.intersection(*started) or set.union(*started) if started else set()
+    if not shared:
+        return StopPoint(loader="", steps=0)
+
+    def steps(loader: str) -> int:
+        return max(report.steps_started.get(loader, 0) for report in reports)
+
+    def num_ranks_in(loader: str) -> int:
+        return sum(report.loader == loader for report in reports)
+
+    # On a tie the shorter one: some have gone on to a validation, and the others will follow.
+    chosen = min(shared, key=lambda loader: (-num_ranks_in(loader), steps(loader), loader))
+    return StopPoint(loader=chosen, steps=steps(chosen))

@@ -7,6 +7,7 @@ locally.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -24,7 +25,14 @@ import grpc  # isort: skip
 
 from hetero.control import security
 from hetero.control.directory import Directory
-from hetero.control.status import Cause, RankReport, endpoint_from_proto, report_to_proto
+from hetero.control.status import (
+    Cause,
+    RankReport,
+    StopPoint,
+    endpoint_from_proto,
+    report_to_proto,
+    stop_from_proto,
+)
 from hetero.errors import ExitCode, HeteroError
 from hetero.wire.proto import control_pb2 as pb
 
@@ -55,6 +63,10 @@ _callbacks: list[Callable[[], object]] = []
 
 class Timer(Protocol):
     """What a session reads of a loader's step timer (`hetero.metrics.StepTimer`)."""
+
+    @property
+    def name(self) -> str:
+        """The loader's name; several may have the same."""
 
     def summary(self) -> Any:
         """Return a record with ``to_json``."""
@@ -96,19 +108,24 @@ class RankSession:
         self.directory = Directory()
         self.stopped = False
         self._timers: list[Timer] = []
+        self._loaders: dict[int, str] = {}
+        """By a timer's id: its loader's name, made unique within this rank."""
         self._counters: Callable[[], Mapping[str, int]] | None = None
         self._changed = threading.Condition()
-        self._steps_started = 0
+        self._failure: Cause | None = None
+        self._reporting = threading.Lock()
+        """One report at a time, so that none overtakes a newer one."""
+        self._steps_started: collections.Counter[str] = collections.Counter()
+        self._loader = ""
         self._stop_requested = False
-        self._stop_step: int | None = None
-        self._vote_sent = False
+        self._stop_at: StopPoint | None = None
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._metadata = security.call_metadata(token, job_id)
         self._channel = grpc.insecure_channel(launcher, options=channels.client_options())
         try:
             reply = self._unary("Register", pb.RegisterRequest, pb.RegisterReply)(
-                pb.RegisterRequest(rank=rank, world_size=world_size, pid=os.getpid()),
+                pb.RegisterRequest(rank=rank, world_size=world_size),
                 timeout=_CALL_TIMEOUT_S,
                 metadata=self._metadata,
                 wait_for_ready=True,
@@ -135,35 +152,56 @@ class RankSession:
     def register_timer(self, timer: Timer) -> None:
         """Have ``timer`` reported to the launcher; one per loader."""
         with self._changed:
+            namesakes = sum(known.name == timer.name for known in self._timers)
             self._timers.append(timer)
+            self._loaders[id(timer)] = timer.name if not namesakes else f"{timer.name}#{namesakes + 1}"
 
     def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
         """Have the data plane's counters reported; ``counters`` is called about once a second."""
         self._counters = counters
 
-    def fail(self, summary: str, detail: str, exit_code: ExitCode) -> None:
-        """Tell the launcher why this rank fails, before its exit is noticed elsewhere."""
-        cause = Cause(host=f"rank {self.rank}", summary=summary, detail=detail, exit_code=exit_code)
-        self._report(failure=cause)
+    def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
+        """Tell the launcher why this rank fails, before its end can be noticed elsewhere.
 
-    def check_stop(self) -> None:
+        Args:
+            summary: One line.
+            detail: Traceback.
+            exit_code: What this process ends with.
+            is_echo: Another rank most likely failed before.
+        """
+        self._failure = Cause(
+            host="",  # the launcher knows
+            summary=f"rank {self.rank}: {summary}",
+            detail=detail,
+            exit_code=exit_code,
+            is_echo=is_echo,
+        )
+        self._report()
+
+    def check_stop(self, timer: Timer) -> None:
         """Count a step; end this process if the job is to stop here.
 
-        Called by the loader at the start of each ``next()``, so between two
+        Called by a loader at the start of each ``next()``, so between two
         steps. Every rank ends after the same step: at SIGTERM each one pauses
-        here and says how many steps it has started; the largest number wins.
+        here and says how many steps of each loader it has started; see
+        `hetero.control.membership.stop_point` for what follows.
+
+        Args:
+            timer: The loader's, registered before.
 
         Raises:
             SystemExit: After the stop callbacks ran, with status 143.
         """
+        loader = self._loaders[id(timer)]
         with self._changed:
-            if self._stop_requested and self._stop_step is None:
+            if self._stop_requested and self._stop_at is None:
                 self._wake.set()
-                if not self._changed.wait_for(lambda: self._stop_step is not None, _DECISION_TIMEOUT_S):
+                if not self._changed.wait_for(lambda: self._stop_at is not None, _DECISION_TIMEOUT_S):
                     logger.warning("no decision where to stop within %.0f s: stopping here", _DECISION_TIMEOUT_S)
-                    self._stop_step = self._steps_started
-            if self._stop_step is None or self._steps_started < self._stop_step:
-                self._steps_started += 1
+                    self._stop_at = StopPoint(loader="", steps=0)
+            if not self._is_reached(loader):
+                self._steps_started[loader] += 1
+                self._loader = loader
                 return
         self.stopped = True
         run_stop_callbacks()
@@ -181,6 +219,12 @@ class RankSession:
         for thread in self._threads:
             thread.join(2.0)
         self._channel.close()
+
+    def _is_reached(self, loader: str) -> bool:
+        stop_at = self._stop_at
+        if stop_at is None:
+            return False
+        return not stop_at.loader or (loader == stop_at.loader and self._steps_started[loader] >= stop_at.steps)
 
     # Threads
 
@@ -204,8 +248,8 @@ class RankSession:
         self.directory.replace(tuple(endpoint_from_proto(entry.host, entry.endpoint) for entry in update.endpoints))
         with self._changed:
             self._stop_requested = self._stop_requested or update.stop_requested
-            if update.stop_decided:
-                self._stop_step = update.stop_step
+            if update.HasField("stop_at"):
+                self._stop_at = stop_from_proto(update.stop_at)
             self._changed.notify_all()
         if update.stop_requested:
             self._wake.set()
@@ -217,14 +261,19 @@ class RankSession:
             if not self._closing.is_set():
                 self._report()
 
-    def _report(self, *, failure: Cause | None = None, finished: bool = False) -> None:
+    def _report(self, *, finished: bool = False) -> None:
+        with self._reporting:
+            self._send_report(finished)
+
+    def _send_report(self, finished: bool) -> None:
         with self._changed:
             # From here on check_stop() lets no further step begin until the decision is there.
             report = RankReport(
                 rank=self.rank,
-                steps_started=self._steps_started,
+                steps_started=dict(self._steps_started),
+                loader=self._loader,
                 stop_vote=self._stop_requested,
-                failure=failure,
+                failure=self._failure,
                 finished=finished,
             )
             timers = list(self._timers)
@@ -298,14 +347,17 @@ def run_stop_callbacks() -> None:
             logger.exception("a stop callback failed")
 
 
-def check_stop() -> None:
-    """Let the job end here if it was asked to; the loader calls this before each step.
+def check_stop(timer: Timer) -> None:
+    """Let the job end here if it was asked to; a loader calls this before each step.
+
+    Args:
+        timer: The loader's.
 
     Raises:
         SystemExit: After the stop callbacks ran.
     """
     if _session is not None:
-        _session.check_stop()
+        _session.check_stop(timer)
     elif _terminated.is_set():
         run_stop_callbacks()
         raise SystemExit(_EXIT_SIGTERM)

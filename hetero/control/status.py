@@ -16,12 +16,15 @@ __all__ = [
     "HostState",
     "HostStatus",
     "RankReport",
+    "StopPoint",
     "cause_from_proto",
     "cause_to_proto",
     "report_from_proto",
     "report_to_proto",
     "status_from_proto",
     "status_to_proto",
+    "stop_from_proto",
+    "stop_to_proto",
 ]
 
 CONTROL_PROTOCOL = 1
@@ -62,11 +65,26 @@ class Cause:
     exit_code: ExitCode = ExitCode.INTERNAL
     by_signal: bool = False
     """A process was killed: it outranks the exceptions that its death raises in others."""
+    is_echo: bool = False
+    """The ranks' connection broke: another rank most likely failed before, and has the better reason."""
 
     @property
     def first_line(self) -> str:
-        """The line that every host writes first into its failure file."""
-        return f"HET-{int(self.exit_code):02d} {self.host}: {self.summary}"
+        """The line that every host writes first into its failure file; the same before and after the wire."""
+        return f"HET-{int(self.exit_code):02d} {self.host}: {_one_line(self.summary)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPoint:
+    """Where ranks end when the job is asked to stop: after so many steps of one loader.
+
+    Of one loader, because ranks do not share all of them: a validation that rank 0
+    runs alone must not move the end of its training.
+    """
+
+    loader: str
+    """Empty: before any step."""
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +92,16 @@ class RankReport:
     """What a rank told its launcher last."""
 
     rank: int
-    steps_started: int = 0
+    steps_started: Mapping[str, int] = field(default_factory=dict)
+    """Per loader."""
+    loader: str = ""
+    """Whose step began last."""
     summaries_json: tuple[bytes, ...] = ()
     """One `hetero.metrics.StepSummary` per loader."""
     counters: Mapping[str, int] = field(default_factory=dict)
     """Events of its data plane, for the report."""
     stop_vote: bool = False
-    """The rank has paused after ``steps_started`` steps and waits for the decision."""
+    """The rank begins no further step until it is decided where to stop."""
     failure: Cause | None = None
     finished: bool = False
 
@@ -99,13 +120,14 @@ class HostStatus:
     failure: Cause | None = None
     decided: Cause | None = None
     stop_requested: bool = False
-    stop_step: int | None = None
-    """Every rank ends after this many steps; None while undecided."""
+    stop_at: StopPoint | None = None
+    """Where every rank ends; None while undecided."""
     usage_json: bytes = b""
     ranks: tuple[RankReport, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     """Events, for the report."""
-    progress: int = 0
+    revision: int = 0
+    """Grows with every change: tells an older status from a newer one of the same launcher."""
     rendezvous_port: int = 0
     """Where the ranks' process group meets; the first trainer host picks a free one."""
 
@@ -114,10 +136,11 @@ def cause_to_proto(cause: Cause) -> pb.Cause:
     """Return the message for ``cause``, texts cut to their bounds."""
     return pb.Cause(
         host=cause.host,
-        summary=cause.summary[:_MAX_SUMMARY_CHARS],
+        summary=_one_line(cause.summary),
         detail=cause.detail[-_MAX_DETAIL_CHARS:],
         exit_code=int(cause.exit_code),
         by_signal=cause.by_signal,
+        is_echo=cause.is_echo,
     )
 
 
@@ -127,14 +150,24 @@ def cause_from_proto(message: pb.Cause) -> Cause:
         exit_code = ExitCode(message.exit_code)
     except ValueError:
         exit_code = ExitCode.INTERNAL
-    summary = " ".join(message.summary[:_MAX_SUMMARY_CHARS].split())
     return Cause(
         host=message.host,
-        summary=summary,
+        summary=_one_line(message.summary),
         detail=message.detail[-_MAX_DETAIL_CHARS:],
         exit_code=exit_code,
         by_signal=message.by_signal,
+        is_echo=message.is_echo,
     )
+
+
+def stop_to_proto(stop_at: StopPoint | None) -> pb.StopPoint | None:
+    """Return the message for ``stop_at``, None while undecided."""
+    return None if stop_at is None else pb.StopPoint(loader=stop_at.loader, steps=stop_at.steps)
+
+
+def stop_from_proto(message: pb.StopPoint) -> StopPoint:
+    """Return the point in ``message``."""
+    return StopPoint(loader=message.loader, steps=message.steps)
 
 
 def report_to_proto(report: RankReport) -> pb.RankReport:
@@ -142,6 +175,7 @@ def report_to_proto(report: RankReport) -> pb.RankReport:
     message = pb.RankReport(
         rank=report.rank,
         steps_started=report.steps_started,
+        loader=report.loader,
         summaries_json=list(report.summaries_json),
         counters=report.counters,
         stop_vote=report.stop_vote,
@@ -158,13 +192,14 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
     Raises:
         ProtocolError: If a part is over its bound.
     """
-    _check("loaders", len(message.summaries_json), _MAX_LOADERS)
+    _check("loaders", max(len(message.summaries_json), len(message.steps_started)), _MAX_LOADERS)
     _check("counters", len(message.counters), _MAX_COUNTERS)
     for part in message.summaries_json:
         _check("bytes of a loader's summary", len(part), _MAX_JSON_BYTES)
     return RankReport(
         rank=message.rank,
-        steps_started=message.steps_started,
+        steps_started=dict(message.steps_started),
+        loader=message.loader,
         summaries_json=tuple(message.summaries_json),
         counters=dict(message.counters),
         stop_vote=message.stop_vote,
@@ -184,12 +219,11 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         state=int(status.state),  # type: ignore[arg-type]  # the stub wants its own enum type
         endpoints=[endpoint_to_proto(record) for record in status.endpoints],
         stop_requested=status.stop_requested,
-        stop_decided=status.stop_step is not None,
-        stop_step=status.stop_step or 0,
+        stop_at=stop_to_proto(status.stop_at),
         usage_json=status.usage_json,
         ranks=[report_to_proto(report) for report in status.ranks],
         counters=status.counters,
-        progress=status.progress,
+        revision=status.revision,
         rendezvous_port=status.rendezvous_port,
     )
     if status.failure is not None:
@@ -227,11 +261,11 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         failure=cause_from_proto(message.failure) if message.HasField("failure") else None,
         decided=cause_from_proto(message.decided) if message.HasField("decided") else None,
         stop_requested=message.stop_requested,
-        stop_step=message.stop_step if message.stop_decided else None,
+        stop_at=stop_from_proto(message.stop_at) if message.HasField("stop_at") else None,
         usage_json=message.usage_json,
         ranks=tuple(report_from_proto(report) for report in message.ranks),
         counters=dict(message.counters),
-        progress=message.progress,
+        revision=message.revision,
         rendezvous_port=message.rendezvous_port,
     )
 
@@ -255,6 +289,10 @@ def endpoint_from_proto(host: str, message: pb.Endpoint) -> EndpointRecord:
         incarnation=message.incarnation,
         num_slots=message.num_slots,
     )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text[:_MAX_SUMMARY_CHARS].split())
 
 
 def _check(what: str, found: int, bound: int) -> None:

@@ -27,11 +27,12 @@ from hetero.control.hub import Hub, RankFacts
 from hetero.control.membership import Member, Membership
 from hetero.control.status import Cause, HostStatus
 from hetero.dataplane.pool import EndpointPool
-from hetero.errors import AuthenticationError, ExitCode, HeteroError
+from hetero.errors import AuthenticationError, ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.relay import LineRelay
 from hetero.launch.summary import write_report
 from hetero.metrics.hosts import HostSampler
+from hetero.process import adopt_descendants, end_descendants
 from hetero.version import __version__
 
 __all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "cause_of"]
@@ -102,6 +103,9 @@ class Host:
         stack.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
         self.relay = LineRelay(logs.relay_line)
         stack.callback(self.relay.close)
+        # Whatever the script has started and left; what this process itself starts is stopped in order before.
+        adopt_descendants()
+        stack.callback(end_descendants)
         token = _load_token(environ, is_required=self.options.require_token)
         token_path = None
         if token is not None:
@@ -214,8 +218,7 @@ class Host:
             counters["emulation overruns"] = int(endpoints.get("num_overruns", 0))
         usage_json = json.dumps(self._sampler.usage().to_json()).encode()
         with self.hub.membership() as membership:
-            progress = membership.own.progress + 1
-            membership.update(usage_json=usage_json, counters=counters, progress=progress, **changes)
+            membership.update(usage_json=usage_json, counters=counters, **changes)
 
     def fail(self, cause: Cause) -> NoReturn:
         """Report that this host failed, and wait for the arbiter to say what the root cause is.
@@ -278,8 +281,7 @@ class Host:
 
 def cause_of(error: HeteroError, host: str) -> Cause:
     """Return an error of ``host`` as the cause of the job's end."""
-    text = str(error)
-    return Cause(host=host, summary=text.splitlines()[0], detail=text, exit_code=error.exit_code)
+    return Cause(host=host, summary=first_line(error), detail=str(error), exit_code=error.exit_code)
 
 
 def _load_token(environ: Mapping[str, str], *, is_required: bool) -> security.Token | None:

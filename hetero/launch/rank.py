@@ -13,13 +13,14 @@ import contextlib
 import logging
 import os
 import runpy
-import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from hetero.errors import ExitCode, HeteroError
+from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.process import die_with_parent
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
@@ -33,9 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``arguments[0]`` as ``__main__`` with the rest as its arguments."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     _redirect_output()
-    # The launcher turns SIGTERM into one agreed last step for all ranks; torch's
-    # agent also sends it when a peer has failed, and then the launcher aborts.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # SIGTERM keeps its default action. A request to stop reaches the launcher, which has all ranks
+    # agree on a last step; torch's agent sends the signal when another rank has died, and would wait
+    # 30 s for one that ignored it. Processes that the script starts would inherit that, too.
     from hetero.control import session as sessions
 
     script, *script_arguments = arguments
@@ -44,20 +45,29 @@ def main(arguments: Sequence[str]) -> int:
     except HeteroError as error:
         logger.error("%s", error)
         return int(error.exit_code)
-    status = _run(script, script_arguments)
+    failure = _run(script, script_arguments)
     if session is not None:
-        if status is not None:
-            session.fail(*status)
-        session.close(finished=status is None)
+        if failure is not None:
+            session.fail(failure.summary, failure.detail, failure.exit_code, is_echo=failure.is_echo)
+        session.close(finished=failure is None)
     _flush()
-    if status is None:
+    if failure is None:
+        _name_threads()
         return 0
     # Threads of a broken process group may never end: do not wait for them.
-    os._exit(int(status[2]))
+    os._exit(int(failure.exit_code))
 
 
-def _run(script: str, arguments: list[str]) -> tuple[str, str, ExitCode] | None:
-    """Run the script; return what failed as (summary, detail, exit code), or None."""
+@dataclass(frozen=True)
+class _Failure:
+    summary: str
+    detail: str = ""
+    exit_code: ExitCode = ExitCode.SCRIPT_FAILED
+    is_echo: bool = False
+
+
+def _run(script: str, arguments: list[str]) -> _Failure | None:
+    """Run the script; return what failed, or None."""
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
@@ -66,24 +76,32 @@ def _run(script: str, arguments: list[str]) -> tuple[str, str, ExitCode] | None:
         return _exit_failure(error.code)
     except HeteroError as error:
         _show_traceback()
-        return str(error).splitlines()[0], str(error), error.exit_code
+        return _Failure(first_line(error), str(error), error.exit_code)
     except BaseException as error:  # noqa: BLE001  KeyboardInterrupt too is an end to report
         text = _show_traceback()
         line = traceback.format_exception_only(type(error), error)[-1].strip()
-        return f"the training script raised {line}", text, ExitCode.SCRIPT_FAILED
+        return _Failure(f"the training script raised {line}", text, is_echo=is_echo(error))
     return None
 
 
-def _exit_failure(code: object) -> tuple[str, str, ExitCode] | None:
+def is_echo(error: BaseException) -> bool:
+    """Return whether the ranks' connection broke: then another rank failed, and knows why."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error)
+    from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
+    return "DistBackendError" in names or "DistNetworkError" in names or from_gloo
+
+
+def _exit_failure(code: object) -> _Failure | None:
     from hetero.control import session as sessions
 
     session = sessions.current()
     if code is None or code == 0 or (session is not None and session.stopped):
         return None
     if isinstance(code, int):
-        return f"the training script exited with status {code}", "", ExitCode.SCRIPT_FAILED
+        return _Failure(f"the training script exited with status {code}")
     sys.stderr.write(f"{code}\n")
-    return f"the training script exited: {code}", "", ExitCode.SCRIPT_FAILED
+    return _Failure(f"the training script exited: {code}")
 
 
 def _show_traceback() -> str:
@@ -108,6 +126,14 @@ def _redirect_output() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _name_threads() -> None:
+    """Say which threads of the script this process has to wait for."""
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    names.remove(threading.current_thread().name)
+    if names:
+        logger.warning("the script has ended, its threads have not: waiting for %s", ", ".join(names))
 
 
 def _flush() -> None:

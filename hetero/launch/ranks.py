@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hetero.launch.rank import LOG_VARIABLE
 from hetero.launch.relay import LineRelay
 from hetero.process import describe_exit_status
 
-__all__ = ["RankProcesses", "RanksOptions"]
+__all__ = ["RankProcesses", "RanksOptions", "first_to_fail"]
 
 AGENT_NAME = "torchrun"
 
@@ -118,40 +118,38 @@ class RankProcesses:
         """Return the agent's exit status, None while it runs."""
         return self._process.poll()
 
-    def cause(self) -> Cause:
-        """Say why the ranks failed; call it after `poll` gave a status other than 0."""
-        status = self._process.poll()
+    def cause(self, reported: Mapping[int, Cause]) -> Cause:
+        """Say why the ranks failed; call it after `poll` gave a status other than 0.
+
+        Args:
+            reported: What ranks said themselves before they ended.
+        """
         failures = self._failures()
         if not failures:
-            name, exit_status = AGENT_NAME, status if status is not None else 1
-        else:
-            # Signals first: peers of a killed rank fail a moment later with exceptions.
-            chosen = next((failure for failure in failures if failure[1] < 0), failures[0])
-            name, exit_status = f"rank {chosen[0]}", chosen[1]
-        tail = "\n".join(self._relay.tail(name))
-        with contextlib.suppress(ValueError):
-            return Cause(
-                host=self._host,
-                summary=f"{name} {describe_exit_status(exit_status)}",
-                detail=tail,
-                exit_code=ExitCode(exit_status) if exit_status > 2 else ExitCode.SCRIPT_FAILED,
-                by_signal=exit_status < 0,
-            )
+            return self._describe(AGENT_NAME, self._process.poll() or 1)
+        rank, exit_status = first_to_fail(failures, reported)
+        if exit_status >= 0 and rank in reported:
+            return reported[rank]
+        return self._describe(f"rank {rank}", exit_status)
+
+    def _describe(self, name: str, exit_status: int) -> Cause:
+        try:
+            exit_code = ExitCode(exit_status) if exit_status > 2 else ExitCode.SCRIPT_FAILED
+        except ValueError:
+            exit_code = ExitCode.SCRIPT_FAILED
         return Cause(
             host=self._host,
             summary=f"{name} {describe_exit_status(exit_status)}",
-            detail=tail,
-            exit_code=ExitCode.SCRIPT_FAILED,
+            detail="\n".join(self._relay.tail(name)),
+            exit_code=exit_code,
+            by_signal=exit_status < 0,
         )
 
-    def kill(self, rank_pids: Sequence[int]) -> None:
-        """End everything at once and wait for it; idempotent."""
+    def kill(self) -> None:
+        """End torch's agent and the ranks at once; idempotent. `end_descendants` ends what the ranks left."""
         if self._process.poll() is None:
-            for pid in rank_pids:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)  # the ranks die with it
         self._process.wait()
 
     def _failures(self) -> list[tuple[int, int]]:
@@ -160,3 +158,19 @@ class RankProcesses:
             return [(int(failure["rank"]), int(failure["exit_status"])) for failure in found]
         except (OSError, ValueError, KeyError, TypeError):
             return []
+
+
+def first_to_fail(failures: Sequence[tuple[int, int]], reported: Container[int]) -> tuple[int, int]:
+    """Return the failure that most likely brought about the others.
+
+    One that was killed, then one that ended without a word, then one that reported its
+    exception, and last one that torch's agent ended by SIGTERM because of the others.
+
+    Args:
+        failures: (rank, exit status) in order of time, at least one.
+        reported: Ranks that said themselves why they fail.
+    """
+    return min(
+        failures,
+        key=lambda failure: (failure[1] == -signal.SIGTERM, failure[1] >= 0, failure[0] in reported),
+    )

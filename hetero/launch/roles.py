@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 from hetero.cluster import Role, resolve_address
 from hetero.control.session import LAUNCHER_VARIABLE
-from hetero.control.status import Cause, HostState
+from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import placement, progress
 from hetero.launch.host import Host
@@ -128,15 +129,25 @@ def _run_ranks(host: Host) -> None:
     ranks = RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
     try:
         while (status := ranks.poll()) is None:
-            host.tick()
+            host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
             if host.is_first_trainer and time.monotonic() >= next_progress_s:
                 next_progress_s = time.monotonic() + interval_s
                 _show_progress(host)
         if status != 0:
-            host.fail(ranks.cause())
+            with host.hub.membership() as membership:
+                reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
+            host.fail(ranks.cause(reported))
     finally:
-        ranks.kill(list(host.hub.rank_pids.values()))
+        ranks.kill()
     logger.info("ranks are done")
+
+
+def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
+    """Return whose processes have not ended though every script has."""
+    if len(reports) < num_ranks or not all(report.finished for report in reports):
+        return ""
+    names = ", ".join(str(report.rank) for report in reports)
+    return f"the end of the processes of rank {names}; their scripts have ended"
 
 
 def _show_progress(host: Host) -> None:

@@ -35,7 +35,7 @@ from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.progress import INTERVAL_VARIABLE, PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
 from hetero.pricing import Catalogue
-from hetero.process import describe_exit_status
+from hetero.process import adopt_descendants, describe_exit_status, end_descendants
 
 __all__ = ["SimulatedGroup", "parse_group", "simulate"]
 
@@ -154,10 +154,12 @@ class _Run:
     def __enter__(self) -> _Run:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        adopt_descendants()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._kill()
+        end_descendants()  # what a launcher that was killed could not end
         self._relay.close()
         for log in self._logs.values():
             log.close()

@@ -70,7 +70,7 @@ class Pass(Iterator[Any]):
             raise StopIteration
         timer = self._pipeline.begin_wait(self._feed)
         try:
-            control.check_stop()
+            control.check_stop(timer)
             if self._batches is None:
                 self._batches = self._pipeline.open(self._feed.requests())
             batch = next(self._batches)

@@ -119,7 +119,7 @@ class ViewPass:
                 "and pass even_batches=False where the loader has padding=False."
             )
         timer = self._pipeline.begin_wait(self._timing)
-        control.check_stop()
+        control.check_stop(timer)
         try:
             fetched = next(self._reader_at(batch))
         except StopIteration:

@@ -16,8 +16,9 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub, RankFacts
 from hetero.control.membership import Member, Membership
 from hetero.control.session import RankSession
-from hetero.control.status import Cause, HostState, HostStatus
-from hetero.errors import ExitCode, HeteroError, PortError
+from hetero.control.status import Cause, HostState, HostStatus, StopPoint
+from hetero.errors import ClusterError, ExitCode, HeteroError, PortError
+from hetero.metrics import StepTimer
 
 TOKEN = security.Token.generate()
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
@@ -31,7 +32,7 @@ def make_hub(host: str, ports: dict[str, int], *, token: security.Token = TOKEN,
 
     def resolve(name: str) -> str:
         if name not in ports:
-            raise OSError("not known yet")
+            raise ClusterError("not known yet")
         return f"127.0.0.1:{ports[name]}"
 
     own = HostStatus(host=host, incarnation=f"{host}-1", version="1", script_digest="d")
@@ -133,7 +134,7 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
         wait_for(data, lambda membership: membership.own.decided is not None)
     with trainer.membership() as membership:
         assert membership.own.decided is not None
-        assert membership.own.decided.summary == "boom"
+        assert membership.own.decided.first_line == "HET-30 trainer: rank 0: boom"
 
 
 def test_session_of_another_job_is_refused(hubs: tuple[Hub, Hub]) -> None:
@@ -147,15 +148,21 @@ def test_session_stop_request_ends_both_ranks_after_the_same_step(hubs: tuple[Hu
     target = f"127.0.0.1:{trainer.port}"
     sessions = [RankSession(target, TOKEN, job_id="job-a", rank=rank, world_size=2) for rank in range(2)]
     started = [4, 5]
-    for session, count in zip(sessions, started, strict=True):
+    timers = [StepTimer("train") for _ in sessions]
+    validation = StepTimer("train")  # a second loader of the same name, used by rank 0 alone
+    for session, timer, count in zip(sessions, timers, started, strict=True):
+        session.register_timer(timer)
         for _ in range(count):
-            session.check_stop()
+            session.check_stop(timer)
+    sessions[0].register_timer(validation)
+    sessions[0].check_stop(validation)
     trainer.update(stop_requested=True)
-    wait_for(trainer, lambda membership: membership.own.stop_step == 5)
-    sessions[0].check_stop()  # the step that rank 1 had begun already
-    for session in sessions:
+    wait_for(trainer, lambda membership: membership.own.stop_at == StopPoint(loader="train", steps=5))
+    sessions[0].check_stop(validation)  # it finishes that
+    sessions[0].check_stop(timers[0])  # the step that rank 1 had begun already
+    for session, timer in zip(sessions, timers, strict=True):
         with pytest.raises(SystemExit) as caught:
-            session.check_stop()
+            session.check_stop(timer)
         assert caught.value.code == 143
         assert session.stopped
         session.close()

@@ -9,8 +9,8 @@ import pytest
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.directory import EndpointRecord
-from hetero.control.membership import Member, Membership
-from hetero.control.status import Cause, HostState, HostStatus, RankReport
+from hetero.control.membership import Member, Membership, stop_point
+from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
 from hetero.errors import ExitCode
 
 MEMBERS = (
@@ -91,6 +91,53 @@ def test_cause_killed_rank_outranks_an_exception_that_came_first(clock: Clock) -
     membership.tick()
     assert membership.own.decided is not None
     assert "SIGKILL" in membership.own.decided.summary
+
+
+def test_cause_echo_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is None
+    membership.fail(cause("algo-4", "rank 1: ValueError"))
+    membership.tick()
+    assert membership.own.decided is not None
+    assert membership.own.decided.host == "algo-4"
+
+
+def test_cause_echo_alone_is_decided_after_a_longer_wait(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
+    clock.now_s += Membership.ECHO_SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+
+
+def test_failure_is_delivered_once_the_arbiter_has_it(clock: Clock) -> None:
+    membership = view("algo-4", clock)
+    membership.observe(status("algo-3", HostState.TRAINING))
+    assert membership.failure_delivered
+    before = membership.own
+    membership.fail(cause("algo-4"))
+    membership.delivered("algo-3", before)
+    assert not membership.failure_delivered
+    membership.delivered("algo-3", membership.own)
+    assert membership.failure_delivered
+
+
+def test_status_that_was_overtaken_does_not_bring_back_an_older_state(clock: Clock) -> None:
+    membership = view("algo-1", clock)
+    membership.observe(status("algo-3", HostState.DONE, revision=8))
+    membership.observe(status("algo-3", HostState.TRAINING, revision=7))
+    assert [host for host, _ in membership.missing(Role.TRAINER, at_least=HostState.DONE)] == ["algo-4"]
+
+
+def test_restarted_data_host_with_another_script_is_named(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-1", HostState.SERVING))
+    membership.observe(status("algo-1", incarnation="algo-1-second", script_digest="other"))
+    assert membership.own.failure is not None
+    assert membership.own.failure.exit_code is ExitCode.DISAGREEMENT
 
 
 def test_cause_other_hosts_adopt_the_arbiters_decision(clock: Clock) -> None:
@@ -186,21 +233,21 @@ def test_trainer_launcher_restarted_fails_the_job(clock: Clock) -> None:
 
 def test_stop_is_decided_when_every_rank_has_voted_at_the_largest_step(clock: Clock) -> None:
     membership = view("algo-3", clock)
-    membership.store(RankReport(rank=0, steps_started=10))
+    membership.store(RankReport(rank=0, steps_started={"train": 10}, loader="train"))
     membership.observe(
         status(
             "algo-4",
             HostState.TRAINING,
             stop_requested=True,
-            ranks=(RankReport(rank=1, steps_started=11, stop_vote=True),),
+            ranks=(RankReport(rank=1, steps_started={"train": 11}, loader="train", stop_vote=True),),
         )
     )
     membership.tick()
     assert membership.stop_requested
-    assert membership.own.stop_step is None  # rank 0 has not paused yet
-    membership.store(RankReport(rank=0, steps_started=10, stop_vote=True))
+    assert membership.own.stop_at is None  # rank 0 has not paused yet
+    membership.store(RankReport(rank=0, steps_started={"train": 10}, loader="train", stop_vote=True))
     membership.tick()
-    assert membership.own.stop_step == 11
+    assert membership.own.stop_at == StopPoint(loader="train", steps=11)
 
 
 def test_stop_request_of_a_data_host_does_not_stop_the_ranks(clock: Clock) -> None:
@@ -208,7 +255,43 @@ def test_stop_request_of_a_data_host_does_not_stop_the_ranks(clock: Clock) -> No
     membership.observe(status("algo-1", HostState.SERVING, stop_requested=True))
     membership.tick()
     assert not membership.stop_requested
-    assert membership.own.stop_step is None
+    assert membership.own.stop_at is None
+
+
+def test_stop_does_not_wait_for_a_rank_that_has_finished(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.store(RankReport(rank=0, steps_started={"train": 10}, loader="train", stop_vote=True))
+    membership.store(RankReport(rank=1, steps_started={"train": 90}, loader="train", finished=True))
+    membership.update(stop_requested=True)
+    membership.tick()
+    assert membership.own.stop_at == StopPoint(loader="train", steps=10)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([], StopPoint(loader="", steps=0)),
+        ([({}, ""), ({}, "")], StopPoint(loader="", steps=0)),
+        ([({"train": 5}, "train"), ({}, "")], StopPoint(loader="train", steps=5)),  # rank 1 is about to begin
+        # Rank 0 validates alone, rank 1 waits for it in a collective.
+        ([({"train": 100, "valid": 7}, "valid"), ({"train": 100}, "train")], StopPoint(loader="train", steps=100)),
+        # All validate: rank 0 has begun.
+        (
+            [({"train": 100, "valid": 11}, "valid"), ({"train": 100, "valid": 10}, "train")],
+            StopPoint(loader="valid", steps=11),
+        ),
+        # All are in the middle of it.
+        (
+            [({"train": 50, "valid": 12}, "valid"), ({"train": 50, "valid": 11}, "valid")],
+            StopPoint(loader="valid", steps=12),
+        ),
+    ],
+)  # fmt: skip
+def test_stop_point_is_of_a_loader_that_all_ranks_use(
+    ranks: list[tuple[dict[str, int], str]], expected: StopPoint
+) -> None:
+    reports = [RankReport(rank=rank, steps_started=steps, loader=at) for rank, (steps, at) in enumerate(ranks)]
+    assert stop_point(reports) == expected
 
 
 def test_final_delivered_waits_for_the_living_only(clock: Clock) -> None:
@@ -216,7 +299,8 @@ def test_final_delivered_waits_for_the_living_only(clock: Clock) -> None:
     membership.observe(status("algo-4", HostState.TRAINING))
     membership.observe(status("algo-1", HostState.SERVING))
     assert not membership.final_delivered
-    membership.delivered_final("algo-4")
+    membership.update(state=HostState.DONE)
+    membership.delivered("algo-4", membership.own)
     assert not membership.final_delivered
     clock.now_s += Timings().lease_s + 1  # algo-1 is gone by now
     assert membership.final_delivered

@@ -7,19 +7,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.control.directory import EndpointRecord
-from hetero.control.status import Cause, HostState, HostStatus, RankReport, status_from_proto, status_to_proto
+from hetero.control.status import (
+    Cause,
+    HostState,
+    HostStatus,
+    RankReport,
+    StopPoint,
+    status_from_proto,
+    status_to_proto,
+)
 from hetero.errors import ExitCode, ProtocolError
 from hetero.wire.proto import control_pb2 as pb
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), max_size=30)
 counts = st.integers(0, 2**31)
 causes = st.builds(
-    Cause, host=words, summary=words, detail=words, exit_code=st.sampled_from(ExitCode), by_signal=st.booleans()
+    Cause,
+    host=words,
+    summary=words,
+    detail=words,
+    exit_code=st.sampled_from(ExitCode),
+    by_signal=st.booleans(),
+    is_echo=st.booleans(),
 )
 reports = st.builds(
     RankReport,
     rank=counts,
-    steps_started=counts,
+    steps_started=st.dictionaries(words, counts, max_size=3),
+    loader=words,
     summaries_json=st.lists(st.binary(max_size=9), max_size=3).map(tuple),
     counters=st.dictionaries(words, counts, max_size=3),
     stop_vote=st.booleans(),
@@ -41,11 +56,11 @@ statuses = st.builds(
     failure=st.none() | causes,
     decided=st.none() | causes,
     stop_requested=st.booleans(),
-    stop_step=st.none() | counts,
+    stop_at=st.none() | st.builds(StopPoint, loader=words, steps=counts),
     usage_json=st.binary(max_size=20),
     ranks=st.lists(reports, max_size=3).map(tuple),
     counters=st.dictionaries(words, counts, max_size=3),
-    progress=counts,
+    revision=counts,
     rendezvous_port=st.integers(0, 65535),
 )
 

@@ -475,7 +475,7 @@ class FakeSession:
     def register_timer(self, timer: Any) -> None:
         self.timers.append(timer)
 
-    def check_stop(self) -> None:
+    def check_stop(self, timer: object) -> None:
         self.stops += 1
         if self.stops_at == self.stops:
             raise SystemExit(143)

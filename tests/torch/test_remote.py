@@ -112,7 +112,7 @@ class Job:
     def set_counters(self, counters: Any) -> None:
         self.counters = counters
 
-    def check_stop(self) -> None:
+    def check_stop(self, timer: object) -> None:
         pass
 
 

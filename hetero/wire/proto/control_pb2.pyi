@@ -38,27 +38,31 @@ class Endpoint(_message.Message):
     def __init__(self, endpoint_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_slots: _Optional[int] = ...) -> None: ...
 
 class Cause(_message.Message):
-    __slots__ = ("host", "summary", "detail", "exit_code", "by_signal")
+    __slots__ = ("host", "summary", "detail", "exit_code", "by_signal", "is_echo")
     HOST_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     BY_SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    IS_ECHO_FIELD_NUMBER: _ClassVar[int]
     host: str
     summary: str
     detail: str
     exit_code: int
     by_signal: bool
-    def __init__(self, host: _Optional[str] = ..., summary: _Optional[str] = ..., detail: _Optional[str] = ..., exit_code: _Optional[int] = ..., by_signal: bool = ...) -> None: ...
+    is_echo: bool
+    def __init__(self, host: _Optional[str] = ..., summary: _Optional[str] = ..., detail: _Optional[str] = ..., exit_code: _Optional[int] = ..., by_signal: bool = ..., is_echo: bool = ...) -> None: ...
 
-class FailReply(_message.Message):
-    __slots__ = ("decided",)
-    DECIDED_FIELD_NUMBER: _ClassVar[int]
-    decided: Cause
-    def __init__(self, decided: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...
+class StopPoint(_message.Message):
+    __slots__ = ("loader", "steps")
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    loader: str
+    steps: int
+    def __init__(self, loader: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_decided", "stop_step", "usage_json", "ranks", "counters", "progress", "rendezvous_port")
+    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,12 +80,11 @@ class HostStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
-    STOP_DECIDED_FIELD_NUMBER: _ClassVar[int]
-    STOP_STEP_FIELD_NUMBER: _ClassVar[int]
+    STOP_AT_FIELD_NUMBER: _ClassVar[int]
     USAGE_JSON_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
@@ -93,24 +96,21 @@ class HostStatus(_message.Message):
     failure: Cause
     decided: Cause
     stop_requested: bool
-    stop_decided: bool
-    stop_step: int
+    stop_at: StopPoint
     usage_json: bytes
     ranks: _containers.RepeatedCompositeFieldContainer[RankReport]
     counters: _containers.ScalarMap[str, int]
-    progress: int
+    revision: int
     rendezvous_port: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_decided: bool = ..., stop_step: _Optional[int] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., progress: _Optional[int] = ..., rendezvous_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("rank", "world_size", "pid")
+    __slots__ = ("rank", "world_size")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
-    pid: int
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps")
@@ -143,19 +143,24 @@ class DirectoryEntry(_message.Message):
     def __init__(self, host: _Optional[str] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ...) -> None: ...
 
 class RankUpdate(_message.Message):
-    __slots__ = ("endpoints", "stop_requested", "stop_decided", "stop_step")
+    __slots__ = ("endpoints", "stop_requested", "stop_at")
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
-    STOP_DECIDED_FIELD_NUMBER: _ClassVar[int]
-    STOP_STEP_FIELD_NUMBER: _ClassVar[int]
+    STOP_AT_FIELD_NUMBER: _ClassVar[int]
     endpoints: _containers.RepeatedCompositeFieldContainer[DirectoryEntry]
     stop_requested: bool
-    stop_decided: bool
-    stop_step: int
-    def __init__(self, endpoints: _Optional[_Iterable[_Union[DirectoryEntry, _Mapping]]] = ..., stop_requested: bool = ..., stop_decided: bool = ..., stop_step: _Optional[int] = ...) -> None: ...
+    stop_at: StopPoint
+    def __init__(self, endpoints: _Optional[_Iterable[_Union[DirectoryEntry, _Mapping]]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished")
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader")
+    class StepsStartedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -170,14 +175,16 @@ class RankReport(_message.Message):
     STOP_VOTE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LOADER_FIELD_NUMBER: _ClassVar[int]
     rank: int
-    steps_started: int
+    steps_started: _containers.ScalarMap[str, int]
     summaries_json: _containers.RepeatedScalarFieldContainer[bytes]
     counters: _containers.ScalarMap[str, int]
     stop_vote: bool
     failure: Cause
     finished: bool
-    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[int] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ...) -> None: ...
+    loader: str
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ...) -> None: ...
 
 class RankReportReply(_message.Message):
     __slots__ = ()

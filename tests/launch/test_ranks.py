@@ -1,0 +1,43 @@
+"""Which of several ranks that ended badly is the cause, and what counts as an echo."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero.launch.rank import is_echo
+from hetero.launch.ranks import first_to_fail
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34723."
+
+
+@pytest.mark.parametrize(
+    ("failures", "reported", "rank"),
+    [
+        ([(0, 30)], {0}, 0),
+        ([(0, 30), (1, -9)], {0}, 1),  # rank 0's connection to it broke
+        ([(0, 30), (1, 7)], {0}, 1),  # os._exit(7)
+        ([(0, -15), (1, 30)], {1}, 1),  # torch's agent ended rank 0 because of rank 1
+        ([(1, -15), (0, -15)], set(), 1),  # somebody ended rank 1, and the agent then rank 0
+    ],
+)
+def test_first_to_fail_is_not_who_failed_because_of_it(
+    failures: list[tuple[int, int]], reported: set[int], rank: int
+) -> None:
+    assert first_to_fail(failures, reported)[0] == rank
+
+
+class DistBackendError(RuntimeError):
+    """Stands for torch's, by name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError(GLOO), True),
+        (DistBackendError("NCCL communicator was aborted"), True),
+        (RuntimeError("on purpose"), False),
+        (ConnectionResetError("connection reset by peer"), False),  # the script's own connection
+    ],
+)
+def test_echo_is_a_broken_process_group_only(error: Exception, expected: bool) -> None:
+    assert is_echo(error) is expected
