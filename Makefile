@@ -1,8 +1,9 @@
 # make test    the whole suite: lint, types, generated code, tests
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
+# make bench   short form of the benchmarks against their peers, under ten minutes; see benchmarks/README.md
 # make protos  regenerate hetero/wire/proto from protos/
 #
-# Needs Linux, GNU make and Python 3.10 or newer; everything else goes into .venv and .venv-protos. Variables:
+# Needs Linux, GNU make and Python 3.10 or newer; everything else goes into .venv, .venv-protos and .venv-bench. Variables:
 #   PYTHON=/path/to/python3     the interpreter of the environments (default: the first that works of those below)
 #   TORCH_INDEX=URL             where pip finds PyTorch's CPU builds (the "CPU" choice on PyTorch's install page). Without
 #                               it, and on a machine without such a wheel, pip takes the CUDA builds: several GB.
@@ -10,7 +11,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test lint types protos protos-check pytest demo clean
+.PHONY: test lint types protos protos-check pytest demo bench bench-env clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -21,6 +22,7 @@ ENV = .venv/bin
 DEV = .venv/.installed-dev
 DEMO = .venv/.installed-demo
 PROTOS = .venv-protos/.installed
+BENCH = .venv-bench/.installed
 
 test: lint types protos-check pytest
 
@@ -43,6 +45,12 @@ protos-check: $(PROTOS)
 demo: $(DEMO)
 	$(ENV)/python examples/photos/demo.py
 
+bench: $(BENCH)
+	@for question in transport pipelines scaling interference gpu_feed; do \
+		echo "== bench_$$question.py"; .venv-bench/bin/python benchmarks/bench_$$question.py --short || exit; done
+
+bench-env: $(BENCH)
+
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "error: found no Python 3.10 or newer; install one, or say PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "error: $(PYTHON) cannot make environments (Debian: python3-venv)" >&2; exit 2; }
@@ -58,5 +66,12 @@ $(PROTOS): | .venv/bin/python
 	.venv-protos/bin/python $(PIP_INSTALL) --only-binary :all: grpcio-tools==1.62.3 'setuptools<81'
 	@touch $@
 
+# The peers (TensorFlow, Ray) are large and slow to import: not in everyone's environment.
+$(BENCH): pyproject.toml constraints.txt | .venv/bin/python
+	test -x .venv-bench/bin/python || .venv/bin/python -m venv .venv-bench
+	@echo "installing the benchmarks' peers into .venv-bench (minutes the first time)"
+	.venv-bench/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[bench]'
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-bench .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
