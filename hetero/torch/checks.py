@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.data
 
+from hetero.dataplane.script import SCRIPT_MODULE
 from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError
 from hetero.torch.local import has_same_code
 from hetero.torch.pipeline import is_remote
 
-__all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_fn"]
+__all__ = ["check_functions", "check_not_importing", "check_subject", "effective_seed", "user_collate_fn"]
 
 
 def check_subject(subject: Any) -> None:
@@ -29,6 +31,19 @@ def check_subject(subject: Any) -> None:
             "  This job has endpoints. Build it in a function decorated with @hetero.dataset at the top level of the "
             "script,\n  and pass what calling that function returns. Or run without data hosts."
         )
+
+
+def check_not_importing() -> None:
+    """Refuse batches to a script that is only being imported: it would train on data hosts and in loader processes."""
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") in (SCRIPT_MODULE, "__mp_main__"):
+            raise ConfigError(
+                f"line {frame.f_lineno} of {frame.f_code.co_filename} trains while the script is only being imported\n"
+                "  Data hosts and loader processes import it for its data sets. "
+                'Put the training behind if __name__ == "__main__":'
+            )
 
 
 def check_functions(

@@ -8,6 +8,7 @@ from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.control import session as control
+from hetero.torch.checks import check_not_importing
 from hetero.torch.pipeline import Pipeline, current_shard
 from hetero.torch.sampling import PlannedBatch
 
@@ -63,6 +64,7 @@ class Pass(Iterator[Any]):
         """Return the next batch; blocks until it is there.
 
         Raises:
+            ConfigError: If the script is only being imported.
             DatasetError: If the user's code raises.
             SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
@@ -72,6 +74,7 @@ class Pass(Iterator[Any]):
         try:
             control.check_stop(timer)
             if self._batches is None:
+                check_not_importing()
                 self._batches = self._pipeline.open(self._feed.requests())
             batch = next(self._batches)
         except StopIteration:

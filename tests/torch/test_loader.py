@@ -557,3 +557,12 @@ def test_loader_set_epoch_after_load_state_warns(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         loader.set_epoch(0)
     assert "leaves the loaded state" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["__hetero_script__", "__mp_main__"])
+def test_training_in_a_script_that_is_only_imported_is_refused(name: str) -> None:
+    script = compile("for batch in loader:\n    pass", "train.py", "exec")
+    loader = DataLoader([1, 2, 3])
+    with pytest.raises(ConfigError, match=r"line 1 of train\.py trains while .*\n.*behind if __name__"):
+        exec(script, {"__name__": name, "loader": loader})
+    exec(script, {"__name__": "__main__", "loader": loader})
