@@ -142,7 +142,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
 
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
-    vcpus = _preprocessing_vcpus(facts, catalogue)
+    vcpus = None if _has_real_cpus_for_vcpus(facts) else _preprocessing_vcpus(facts, catalogue)
     if headline is None or headline.utilisation is None:
         advice = "No step was measured: the run was shorter than its warm-up, or no loader was used. Train for longer."
         return Verdict(bottleneck="unknown", advice=advice, vcpus=vcpus, vcpus_needed=None)
@@ -154,6 +154,9 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
         )
         return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
     advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
+    if _has_real_cpus_for_vcpus(facts):
+        advice += " How many vCPUs would suffice cannot be said: --emulate-sample-seconds was not given."
+        return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
     if vcpus is None:
         advice += " How many vCPUs would suffice cannot be said: how many preprocess now is not known."
         return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
@@ -187,6 +190,11 @@ def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
                 return None
             total += group.count * info.vcpus
     return total or None
+
+
+def _has_real_cpus_for_vcpus(facts: RunFacts) -> bool:
+    """Whether simulated hosts preprocessed with the CPUs of this machine, not with vCPUs of their types."""
+    return bool(facts.simulated) and facts.options.get("emulate_sample_s") == "None"
 
 
 def _idle_cpus(facts: RunFacts) -> str | None:

@@ -105,6 +105,11 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
         values = [run.options.get(name, "unset") for run in (first, second)]
         if name.startswith("emulate") and values[0] != values[1]:
             yield f"The emulation differs: {name} is {values[0]} in the first run and {values[1]} in the second."
+    if any(run.simulated and run.options.get("emulate_sample_s") == "None" for run in (first, second)):
+        yield (
+            "Without --emulate-sample-seconds simulated hosts preprocess with the CPUs of this machine, not with the "
+            "vCPUs of their types: these times say nothing about those."
+        )
     if first.command != second.command:
         yield "The commands differ."
     if base.loader != other.loader:

@@ -86,7 +86,7 @@ def render_comparison(comparison: Comparison) -> str:
     if prices:
         sections.append(prices)
     if comparison.caveats:
-        sections += ["## Mind", _list(comparison.caveats)]
+        sections += ["## Caveats", _list(comparison.caveats)]
     simulated = dict.fromkeys(line for report in reports for line in report.run.simulated)
     if simulated:
         sections += ["## Simulated", _list(list(simulated))]
@@ -190,7 +190,7 @@ def _steps_table(headline: Headline) -> str:
 
 
 def _rank_section(report: Report) -> Iterator[str]:
-    entries = [(rank, summary) for rank in report.run.ranks for summary in rank.loaders]
+    entries = [(rank, summary) for rank in report.run.ranks for summary in rank.loaders if summary.num_steps_measured]
     if len(entries) < 2:
         return
     rows = [
@@ -271,8 +271,8 @@ def _answer(comparison: Comparison) -> str:
     verdict = f"worth it: {percent} cheaper" if comparison.is_worth_it else f"not worth it: {percent} dearer"
     break_even = comparison.break_even_speedup
     return (
-        f"The second run is **{verdict}** for the same work. It has {pace} and is the cheaper one above "
-        f"{break_even.value:.3f} ({break_even.basis})."
+        f"The second run is **{verdict}** for the same work. It has {pace}; "
+        f"above {break_even.value:.2f} times ({break_even.basis}) it is the cheaper one."
     )
 
 

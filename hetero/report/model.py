@@ -231,7 +231,7 @@ def load_report(path: str | Path) -> Report:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"report {path}: not valid JSON: {error}") from error
+        raise ConfigError(f"report {path}: not valid JSON: {error}; pass report.json or its directory") from error
     try:
         return Report.from_json(value)
     except ConfigError as error:

@@ -30,7 +30,7 @@ def test_compare_published_pair_gives_saving_and_break_even(make_facts: FactsMak
     assert comparison.caveats == ()
     text = render_comparison(comparison)
     assert "worth it: 77.2 % cheaper" in text
-    assert "1.480 (modelled)" in text
+    assert "above 1.48 times (modelled)" in text
     assert "1 x `ml.p3.2xlarge` + 1 x `ml.c5.9xlarge`" in text
     assert "0.2893" in text
     assert "6.48x" in text
@@ -89,6 +89,7 @@ def test_compare_with_a_run_without_steps_raises(
         ({"exit_code": 30}, "The second run failed (exit code 30)."),
         ({"command": "other.py"}, "The commands differ."),
         ({"options": {"emulate_sample_s": "0.1"}}, "emulate_sample_s is unset in the first run and 0.1 in the second"),
+        ({"options": {"emulate_sample_s": "None"}}, "these times say nothing about those"),
     ],
 )
 def test_compare_of_unlike_runs_says_so(make_facts: FactsMaker, changes: dict[str, Any], caveat: str) -> None:

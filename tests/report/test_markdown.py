@@ -39,6 +39,16 @@ def test_report_of_failed_run_without_prices_or_batches_is_readable(make_facts: 
     assert "None" not in text
 
 
+def test_report_of_a_loader_without_measured_steps_leaves_it_out(
+    make_facts: FactsMaker, summary_of: Callable[..., StepSummary]
+) -> None:
+    loaders = (summary_of(1.0), summary_of(None, name="validation"))
+    ranks = tuple(RankFacts(rank=i, host="algo-1", loaders=loaders) for i in range(2))
+    text = render_report(build_report(make_facts(ranks=ranks), PRICED))
+    assert "## Ranks" in text
+    assert "validation" not in text
+
+
 def test_report_of_many_ranks_and_hosts_stays_bounded(
     make_facts: FactsMaker, summary_of: Callable[..., StepSummary], usage_of: Callable[..., HostUsage]
 ) -> None:
