@@ -10,6 +10,7 @@ from typing import Any
 
 from hetero.batches.failures import dataset_error
 from hetero.batches.seeds import build_key, preserved_generators, seed_generators
+from hetero.batches.structure import type_name
 from hetero.datasets import DatasetSpec, Seeding, get_factory
 from hetero.errors import ConfigError
 
@@ -220,7 +221,7 @@ def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
 def _not_map_style(dataset: object) -> str:
     """Return what is wrong with the object as a map-style data set; empty if nothing is."""
     kind = type(dataset)
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    name = type_name(kind)
     if dataset is None:
         return "None; return the data set from the decorated function"
     if isinstance(dataset, DatasetSpec):

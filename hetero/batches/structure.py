@@ -31,6 +31,7 @@ __all__ = [
     "UnsupportedBatchError",
     "flatten",
     "set_script_module",
+    "type_name",
     "unflatten",
 ]
 
@@ -208,10 +209,10 @@ class _Flattener:
             self._check_key(name)
         module = "" if kind.__module__ in (*_SCRIPT_NAMES, _script_module) else kind.__module__
         if _find_type(module, kind.__qualname__) is not kind:
-            raise Refused(f"{_name(kind)} is not at the top level of its module, so the trainer could not find it")
+            raise Refused(f"{type_name(kind)} is not at the top level of its module, so the trainer could not find it")
         missing = [name for name in names if not hasattr(value, name)]
         if missing:
-            raise Refused(f"{_name(kind)} has no value in field {missing[0]!r}")
+            raise Refused(f"{type_name(kind)} has no value in field {missing[0]!r}")
         values = self._children(((_Field(name), getattr(value, name)) for name in names), depth)
         return RecordTree(module, kind.__qualname__, names, values)
 
@@ -228,7 +229,7 @@ class _Flattener:
         if type(key) is int and _INT64_MIN <= key <= _INT64_MAX:
             return
         if type(key) is not str:
-            raise Refused(f"the key {key!r:.60} is {_name(type(key))}; keys must be str, or int of 64 bits")
+            raise Refused(f"the key {key!r:.60} is {type_name(type(key))}; keys must be str, or int of 64 bits")
         size = len(key.encode(errors="replace"))
         if size > self.limits.max_key_bytes or not _is_utf8(key):
             raise Refused(f"the key {key!r:.60} is not UTF-8 of at most {self.limits.max_key_bytes} bytes")
@@ -267,21 +268,23 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def type_name(kind: type) -> str:
+    """Return a type's name for messages, without the module if that is Python's own or the user's script."""
+    is_plain = kind.__module__ in ("builtins", *_SCRIPT_NAMES, _script_module)
+    return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _advice(kind: type) -> str:
     """Say what to do about a type that cannot be sent."""
     for base in kind.__mro__[1:]:
         if base.__module__ == "torch" and base.__name__ == "Tensor":
-            return f"{_name(kind)} cannot be sent; convert it with .detach().as_subclass(torch.Tensor)"
+            return f"{type_name(kind)} cannot be sent; convert it with .detach().as_subclass(torch.Tensor)"
         if base is np.ndarray:
-            return f"{_name(kind)} cannot be sent; convert it with numpy.asarray"
+            return f"{type_name(kind)} cannot be sent; convert it with numpy.asarray"
         if base in (dict, list, tuple, int, float, str, bytes):
-            return f"{_name(kind)} cannot be sent; convert it to {base.__name__}"
+            return f"{type_name(kind)} cannot be sent; convert it to {base.__name__}"
     return (
-        f"{_name(kind)} cannot be sent; return tensors, arrays, numbers, str, bytes or None, "
+        f"{type_name(kind)} cannot be sent; return tensors, arrays, numbers, str, bytes or None, "
         "or dicts, lists, tuples, namedtuples or dataclasses of these"
     )
 
