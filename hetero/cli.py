@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,12 +105,21 @@ def _launch(namespace: argparse.Namespace) -> int:
 
         die_with_parent(int(parent))
     from hetero.cluster import base_dir, read_cluster
+    from hetero.launch.failure import write_failure
+    from hetero.launch.host import cause_of
     from hetero.launch.launcher import launch
 
     base = base_dir(os.environ)
-    options = config.resolve_options(namespace, os.environ, base)
-    cluster = read_cluster(env=os.environ, cluster_file=options.cluster_file, host=options.host, roles=options.roles)
-    return launch(options, cluster, base_dir=base)
+    try:
+        options = config.resolve_options(namespace, os.environ, base)
+        cluster = read_cluster(
+            env=os.environ, cluster_file=options.cluster_file, host=options.host, roles=options.roles
+        )
+        return launch(options, cluster, base_dir=base)
+    except HeteroError as error:  # before this host knew its part; on a platform its reason is still shown
+        if base.is_dir():
+            write_failure(base / "output" / "failure", cause_of(error, socket.gethostname()))
+        raise
 
 
 def _simulate(namespace: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -135,8 +136,9 @@ class Hub:
         with self._changed:
             self._changed.notify_all()
         self._server.stop(grace_s).wait(grace_s + 1.0)
-        for link in self._links:
-            link.join(self._heartbeat_s)
+        deadline_s = time.monotonic() + self._heartbeat_s
+        for link in self._links:  # one may wait for a peer that is silent
+            link.join(max(0.0, deadline_s - time.monotonic()))
 
     def __enter__(self) -> Hub:
         self.start()

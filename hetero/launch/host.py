@@ -179,6 +179,12 @@ class Host:
     # While the job runs
 
     @property
+    def was_stopped(self) -> bool:
+        """Whether this host was asked to stop, or, through another, the whole job."""
+        with self.hub.membership() as membership:
+            return self.interrupted_s is not None or membership.stop_requested
+
+    @property
     def is_first_trainer(self) -> bool:
         """Whether this is the trainer host that reports for the job."""
         return self.name == self.trainer_hosts[0]
@@ -245,7 +251,7 @@ class Host:
         elif self._num_signals > 1:
             summary = "stopped by a second signal"
             raise JobEndsError(Cause(host=self.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
-        elif now_s - self.interrupted_s > self.timings.stop_grace_s:
+        elif self.placement.num_ranks and now_s - self.interrupted_s > self.timings.stop_grace_s:
             summary = f"the ranks did not end within {self.timings.stop_grace_s:.0f} s of the request to stop"
             self.fail(Cause(host=self.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import traceback
 from pathlib import Path
 
 from hetero import logs
@@ -73,7 +74,12 @@ def _run(host: Host, failure_file: Path) -> int:
         return _abort(host, end.cause, failure_file)
     except HeteroError as error:
         return _abort(host, cause_of(error, host.name), failure_file)
-    if host.interrupted_s is not None and not host.options.sigterm_ok:
+    except Exception as error:
+        logger.exception("an error inside hetero")
+        summary = f"an error inside hetero: {type(error).__name__}: {error}"
+        cause = Cause(host=host.name, summary=summary, detail=traceback.format_exc(), exit_code=ExitCode.INTERNAL)
+        return _abort(host, cause, failure_file)
+    if host.was_stopped and not host.options.sigterm_ok:
         return 128 + signal.SIGTERM
     return int(ExitCode.OK)
 

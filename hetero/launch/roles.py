@@ -51,9 +51,9 @@ def train(host: Host) -> None:
     deadline_s = time.monotonic() + host.timings.start_timeout_s
     _start_endpoints(host, deadline_s)
     host.publish(state=HostState.WAIT_PEERS)
-    _wait_for_peers(host, deadline_s)
-    host.publish(state=HostState.TRAINING)
-    _run_ranks(host)
+    if _wait_for_peers(host, deadline_s):
+        host.publish(state=HostState.TRAINING)
+        _run_ranks(host)
     host.publish(state=HostState.DONE)
     while not _trainers_done(host):
         host.tick(lambda membership: _words(membership.missing(Role.TRAINER, at_least=HostState.DONE)))
@@ -67,7 +67,7 @@ def _start_endpoints(host: Host, deadline_s: float) -> None:
     if host.pool is None:
         return
     host.pool.start()
-    while not host.endpoints_were_ready:
+    while not host.endpoints_were_ready and not host.was_stopped:
         host.tick(lambda _: f"{host.placement.num_endpoints} endpoints of this host")
         if time.monotonic() > deadline_s:
             summary = f"endpoints were not ready within {host.timings.start_timeout_s:.0f} s"
@@ -92,14 +92,20 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
     return True
 
 
-def _wait_for_peers(host: Host, deadline_s: float) -> None:
+def _wait_for_peers(host: Host, deadline_s: float) -> bool:
+    """Return whether ranks are to start: every host is there, and none was asked to stop."""
     while True:
         with host.hub.membership() as membership:
             data = membership.missing(Role.DATA, at_least=HostState.SERVING)
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
+            stop_requested = membership.stop_requested
         words = _words(data + trainers)
+        if stop_requested:
+            # The others learn of the request with or before this host's DONE, and start no ranks either.
+            host.publish(stop_requested=True)
+            return False
         if not words:
-            return
+            return True
         if time.monotonic() > deadline_s:
             code = ExitCode.DATA_HOSTS_MISSING if data else ExitCode.TRAINER_HOSTS_MISSING
             summary = f"not there after {host.timings.start_timeout_s:.0f} s: {words}"

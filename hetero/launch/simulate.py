@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import logging
@@ -110,6 +111,7 @@ def simulate(
     cluster = _describe(groups, options)
     flags = {group.name: _flags(options, group, vcpus) for group in groups}
     with contextlib.ExitStack() as stack:
+        stack.callback(os.close, _lock_folder(output_dir))
         lock, network = _lock_block(options.port)
         stack.callback(lock.close)
         hosts = _make_hosts(cluster, network, output_dir)
@@ -258,6 +260,17 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
     for name, path in channels.items():
         if not path.is_dir():
             raise ConfigError(f"--channel {name}={path}: no such folder")
+
+
+def _lock_folder(path: Path) -> int:
+    """Reserve the output folder for this run; leaves no file behind and goes with the process."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ConfigError(f"another simulation writes to {path}; wait for it, or give another --output-dir") from None
+    return descriptor
 
 
 def _lock_block(port: int) -> tuple[socket.socket, str]:

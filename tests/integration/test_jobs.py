@@ -105,6 +105,34 @@ def test_training_script_raises_every_host_reports_the_same_cause(start_job: Sta
     assert "rank 1: " in job.output
 
 
+def test_cause_is_the_exception_not_the_connection_that_broke_on_another_host(start_job: StartJob) -> None:
+    job = start_job(
+        [data(1), "dnn_group=ml.p3.2xlarge:2"],
+        "--endpoints-per-host",
+        "1",
+        "--nproc-per-node",
+        "1",
+        args=["--gloo", "--fail-at", "3", "--fail-rank", "1"],
+    )
+    assert job.wait() == 30, job.output
+    for number in (1, 2, 3):
+        first_line = job.failure(f"algo-{number}").splitlines()[0]
+        assert first_line == "HET-30 algo-3: rank 1: the training script raised RuntimeError: training fails on purpose"
+
+
+def test_output_folder_of_a_running_simulation_is_refused(start_job: StartJob) -> None:
+    job = start_job([DNN], args=["--step-s", "30"])
+    job.wait_line("starting 1 of 1 ranks")
+    folder = str(job.directory / "run")
+    other = start_job([DNN], "--output-dir", folder)
+    assert other.wait() == 2, other.output
+    assert folder in other.output
+    job.process.send_signal(signal.SIGINT)
+    job.wait_line("stopping; waiting for")
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(20.0) != 0
+
+
 def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
     job = start_job(
         [data(1), DNN],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from harness import Job, StartLauncher
 
 
@@ -38,6 +40,21 @@ def test_trainer_host_never_comes_lets_the_data_host_leave(start_launcher: Start
     data = start_launcher("algo-1", "--start-timeout", "25")
     assert data.wait() == 21, data.output
     assert "algo-2" in failure(data).splitlines()[0]
+
+
+def test_trainer_host_stopped_while_it_waits_starts_no_ranks(start_launcher: StartLauncher) -> None:
+    trainer = start_launcher("algo-2", "--start-timeout", "120")
+    trainer.wait_line("waiting for")
+    trainer.process.terminate()
+    assert trainer.wait(20.0) == 143, trainer.output
+    assert "ranks" not in trainer.output.partition("asked to stop")[0]
+
+
+def test_host_that_is_not_in_the_cluster_leaves_a_failure_file(start_launcher: StartLauncher, tmp_path: Path) -> None:
+    (tmp_path / "algo-3" / "ml").mkdir(parents=True)
+    job = start_launcher("algo-3")
+    assert job.wait() == 10, job.output
+    assert failure(job).startswith("HET-10 ")
 
 
 def test_wrong_token_ends_both_hosts_and_shows_none_of_it(start_launcher: StartLauncher) -> None:
