@@ -69,6 +69,9 @@ class Competitor:
         """Use one batch as a trainer would; return its samples and bytes."""
         raise NotImplementedError
 
+    def begin_run(self) -> None:
+        """Take note that the warm-up is over."""
+
     def facts(self) -> dict[str, Any]:
         """Return what else the row should say after a run."""
         return {}
@@ -134,10 +137,17 @@ class Trial:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Given to it; JSON values. Trials of equal ``group`` are compared with each other."""
     group: str = ""
+    title: str = ""
+    """In the table; default the competitor."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the trainer process's."""
     basis: str = "measured"
     """Or ``simulated``."""
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return self.title or self.competitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +232,10 @@ class Child:
             raise ProcessFailedError(f"{self._name}: {reply['error']}")
         return reply
 
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the process and its descendants."""
+        return _cpu_s([psutil.Process(self._process.pid), *descendants(self._process.pid)])
+
     def stop(self, grace_s: float = 15.0) -> None:
         """Have it end; kill it and what it started if it does not."""
         family = descendants(self._process.pid)
@@ -262,7 +276,8 @@ def dispatch(
 
     Args:
         competitors: Made in trainer processes.
-        servers: Context managers in server processes; what they enter with is the first reply.
+        servers: Context managers in server processes; what they enter with is the reply, or a function that makes one
+            for every later question.
     """
     if len(sys.argv) != 5 or not sys.argv[1].startswith("--child-"):
         return
@@ -274,8 +289,9 @@ def dispatch(
                 _be_trainer(competitors[name](config), replies)
             else:
                 with (servers or {})[name](config) as facts:
-                    _reply(replies, facts)
-                    sys.stdin.read()  # until the parent is gone or has had enough
+                    _reply(replies, {} if callable(facts) else facts)
+                    for _ in sys.stdin:  # until the parent is gone or has had enough
+                        _reply(replies, facts() if callable(facts) else facts)
         except BaseException as error:  # noqa: BLE001 - told to the parent
             import traceback
 
@@ -308,6 +324,7 @@ def _be_trainer(competitor: Competitor, replies: IO[str]) -> None:
             command = json.loads(line)
             for _ in range(command["warmup_batches"]):
                 competitor.consume(next(batches))
+            competitor.begin_run()
             run = _measure(competitor, batches, before_bytes, first_batch_s, command)
             _reply(replies, dataclasses.asdict(run))
     finally:
@@ -361,14 +378,22 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def supply_usage() -> tuple[float, int]:
     """Return CPU seconds and resident bytes of this process's descendants."""
-    cpu_s, nbytes = 0.0, 0
-    for process in descendants(os.getpid()):
+    family = descendants(os.getpid())
+    nbytes = 0
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            nbytes += process.memory_info().rss
+    return _cpu_s(family), nbytes
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    total = 0.0
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
             # Ended grandchildren count through their parents.
-            cpu_s += times.user + times.system + times.children_user + times.children_system
-            nbytes += process.memory_info().rss
-    return cpu_s, nbytes
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def _own_cpu_s() -> float:
@@ -464,7 +489,7 @@ def _run_once(
 
 
 def _say_run(trial: Trial, round_index: int, runs: int, found: Sequence[Run], error: str) -> None:
-    name = " ".join(filter(None, [trial.group, trial.competitor]))
+    name = " ".join(filter(None, [trial.group, trial.name]))
     if error:
         say(f"{round_index + 1}/{runs} {name}: FAILED {error}")
     else:
@@ -496,16 +521,16 @@ def table(rows: Sequence[Row], columns: Sequence[Column], *, ratio_metric: str, 
         rows: Of one group.
         columns: What to show.
         ratio_metric: Higher is better; its spread is shown.
-        reference: Competitor in the numerator of the ratios, ``x reference / row``; None for no ratio column.
+        reference: Name in the numerator of the ratios, ``x reference / row``; None for no ratio column.
     """
-    base = next((row for row in rows if row.trial.competitor == reference), None)
+    base = next((row for row in rows if row.trial.name == reference), None)
     titles = ["", *(column.title for column in columns), "spread", *([f"{reference} / this"] if base else []), "basis"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         if not row.runs:
-            lines.append(f"| {row.trial.competitor} | failed: {row.error.splitlines()[0][:200] if row.error else ''} |")
+            lines.append(f"| {row.trial.name} | failed: {row.error.splitlines()[0][:200] if row.error else ''} |")
             continue
-        cells = [row.trial.competitor]
+        cells = [row.trial.name]
         cells += [column.form.format(row.median(column.metric) * column.scale) for column in columns]
         cells.append(f"{100 * row.spread(ratio_metric):.0f} %")
         if base is not None:
@@ -517,8 +542,8 @@ def table(rows: Sequence[Row], columns: Sequence[Column], *, ratio_metric: str, 
 
 
 def ratio(rows: Sequence[Row], name: str, other: str, metric: str) -> float:
-    """Return the median of one competitor over that of another; NaN if either has none."""
-    found = {row.trial.competitor: row.median(metric) for row in rows if row.runs}
+    """Return the median of one name over that of another; NaN if either has none."""
+    found = {row.trial.name: row.median(metric) for row in rows if row.runs}
     return found[name] / found[other] if name in found and found.get(other) else float("nan")
 
 
@@ -572,6 +597,7 @@ def write(name: str, rows: Sequence[Row], text: str, folder: Path, **settings: A
         "rows": [
             {
                 "competitor": row.trial.competitor,
+                "name": row.trial.name,
                 "group": row.trial.group,
                 "config": dict(row.trial.config),
                 "environment": dict(row.trial.environment),

@@ -1,0 +1,241 @@
+"""Can the data plane keep an accelerator busy with a real training step?
+
+Question: what is the utilisation of a ResNet-50 training step that is fed uint8 batches over the data plane and
+normalises them on the device, against the same step with a batch that is already there (headspace)?
+
+Method: the network is written out below. Batches of uint8 images arrive from endpoints that hold them ready, so that
+the transport is the question, not the decoding; they go to the device asynchronously while the step before computes,
+and are normalised there. ``cached`` uses one batch that stays on the device. Utilisation is cached step time over fed
+step time. ``torch-worker`` is fed by a local torch.utils.data.DataLoader process, pinned by torch.
+
+Without a GPU a small residual network runs on one CPU thread, and the result says so: it shows that the loop works,
+and nothing about a GPU.
+
+    python benchmarks/bench_gpu_feed.py --short
+    python benchmarks/bench_gpu_feed.py --batch-size 256 --endpoints 2
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import served
+import torch
+from harness import Column, Competitor, Trial
+from torch import Tensor, nn
+
+SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
+STAGES_50 = (3, 4, 6, 3)
+
+COLUMNS = (
+    Column(title="images/s", metric="samples_per_s", form="{:,.1f}"),
+    Column(title="batches/s", metric="batches_per_s", form="{:,.2f}"),
+    Column(title="GB/s", metric="gb_per_s", form="{:.3f}"),
+    Column(title="trainer CPU-s/GB", metric="trainer_cpu_s_per_gb"),
+    Column(title="trainer peak MB", metric="trainer_peak_bytes", form="{:,.0f}", scale=1e-6),
+)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions and a shortcut."""
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        channels_out = 4 * width
+        self.body = nn.Sequential(
+            *_convolution(channels_in, width, 1),
+            nn.ReLU(inplace=True),
+            *_convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_convolution(width, channels_out, 1),
+        )
+        same = stride == 1 and channels_in == channels_out
+        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(channels_in, channels_out, 1, stride))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.relu(self.body(images) + self.shortcut(images))
+
+
+def _convolution(channels_in: int, channels_out: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return (
+        nn.Conv2d(channels_in, channels_out, size, stride, size // 2, bias=False),
+        nn.BatchNorm2d(channels_out),
+    )
+
+
+def residual_network(stages: tuple[int, ...], width: int, num_classes: int = 1000) -> nn.Module:
+    """Return a residual network; ``STAGES_50`` and width 64 make ResNet-50.
+
+    Args:
+        stages: Blocks per stage.
+        width: Of the first stage; doubles from stage to stage.
+        num_classes: Outputs.
+    """
+    layers: list[nn.Module] = [*_convolution(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    channels = width
+    for stage, num_blocks in enumerate(stages):
+        for block in range(num_blocks):
+            layers.append(Bottleneck(channels, width << stage, 2 if stage and not block else 1))
+            channels = 4 * (width << stage)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+class _Trainer(Competitor):
+    """A training loop one batch ahead of itself; subclasses feed it."""
+
+    def start(self) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._is_cuda = self.device.type == "cuda"
+        if self._is_cuda:
+            torch.backends.cudnn.benchmark = True
+            model = residual_network(STAGES_50, 64)
+        else:
+            torch.set_num_threads(1)
+            model = residual_network((1, 1), 16)
+        self._model = model.to(self.device, memory_format=torch.channels_last)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._mean = torch.tensor([123.7, 116.3, 103.5], device=self.device).view(1, 3, 1, 1)
+        self._scale = torch.tensor([58.4, 57.1, 57.4], device=self.device).view(1, 3, 1, 1)
+        self._stream: Any = torch.cuda.Stream() if self._is_cuda else None
+        self._next: tuple[Tensor, Tensor] | None = None
+        self._pending: Any = None
+        self.start_feed()
+
+    def start_feed(self) -> None:
+        """Start what delivers."""
+
+    def consume(self, batch: Any) -> tuple[int, int]:
+        current, self._next = self._next, self._upload(batch)
+        if current is not None:
+            self._step(*current)
+        return len(batch[0]), batch[0].nbytes + batch[1].nbytes
+
+    def _upload(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Copy to the device while the step before is still computing."""
+        if not self._is_cuda or batch[0].is_cuda:
+            return batch[0], batch[1]
+        with torch.cuda.stream(self._stream):
+            images, labels = (part.to(self.device, non_blocking=True) for part in batch)
+        self._pending = batch  # its memory must stay until the copy is over, which the next step waits for
+        return images, labels
+
+    def _step(self, images: Tensor, labels: Tensor) -> None:
+        if self._is_cuda:
+            # The images were copied on another stream; what it holds may be freed only after this step.
+            torch.cuda.current_stream().wait_stream(self._stream)
+            for part in (images, labels):
+                part.record_stream(torch.cuda.current_stream())
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._is_cuda):
+            inputs = ((images.float() - self._mean) / self._scale).contiguous(memory_format=torch.channels_last)
+            loss = nn.functional.cross_entropy(self._model(inputs), labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimizer.step()
+        if self._is_cuda:
+            torch.cuda.synchronize()  # a trainer that logs its loss does that, too
+
+    def facts(self) -> dict[str, Any]:
+        name = torch.cuda.get_device_name() if self._is_cuda else "CPU"
+        model = "ResNet-50, bfloat16 autocast" if self._is_cuda else "a small residual network"
+        return {"device": name, "model": model}
+
+
+class Cached(_Trainer):
+    def batches(self) -> Iterator[Any]:
+        from ready_batches import ReadyImages
+
+        images, labels = ReadyImages(self.config["batch_size"], self.config["size"])[0]
+        batch = tuple(torch.from_numpy(part).to(self.device) for part in (images, labels))
+        return itertools.repeat(batch)
+
+
+class Hetero(_Trainer):
+    def start_feed(self) -> None:
+        config = {"script": SCRIPT, "num_endpoints": self.config["num_endpoints"]}
+        self._pool = harness.Child(__file__, "server", "endpoints", config)
+        self._fleet = served.fleet(self._pool.ask())
+
+    def batches(self) -> Iterator[Any]:
+        import ready_batches
+
+        from hetero.batches.request import BatchRequest
+        from hetero.dataplane.reader import Reader
+
+        spec = ready_batches.ready_images(self.config["batch_size"], self.config["size"])
+        self._reader = Reader(
+            self._fleet,
+            (
+                BatchRequest(
+                    spec=spec, indices=np.array([step]), seed=0, epoch=0, position=step, collate=False, step=step
+                )
+                for step in itertools.count()
+            ),
+            allocate=_pinned if self._is_cuda else None,
+        )
+        yield from self._reader
+
+    def stop(self) -> None:
+        self._reader.close()
+        self._fleet.close()
+        self._pool.stop()
+
+
+def _pinned(nbytes: int) -> memoryview:
+    """Return pinned memory, from torch's cache of it."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
+
+
+class TorchWorker(_Trainer):
+    def batches(self) -> Iterator[Any]:
+        from ready_batches import ReadyImages
+
+        data: Any = ReadyImages(self.config["batch_size"], self.config["size"])
+        yield from torch.utils.data.DataLoader(
+            data, batch_size=None, num_workers=self.config["num_endpoints"], pin_memory=self._is_cuda
+        )
+
+
+COMPETITORS = {"cached": Cached, "hetero": Hetero, "torch-worker": TorchWorker}
+
+
+def main() -> int:
+    """Run the comparison and write its table."""
+    is_cuda = torch.cuda.is_available()
+    parser = harness.parser(__doc__ or "")
+    parser.add_argument("--batch-size", type=int, default=256 if is_cuda else 16, help="images (%(default)s)")
+    parser.add_argument("--size", type=int, default=224 if is_cuda else 96, help="height and width (%(default)s)")
+    parser.add_argument("--endpoints", type=int, default=1, help="(%(default)s)")
+    args = parser.parse_args()
+    config = {"batch_size": args.batch_size, "size": args.size, "num_endpoints": args.endpoints}
+    trials = [Trial(competitor=name, config=config, group="gpu_feed") for name in args.only or COMPETITORS]
+    seconds = args.seconds or (1.0 if args.short else 10.0)
+    rows = harness.compare(__file__, trials, runs=args.runs, seconds=seconds, warmup_batches=8)
+    facts = next((run.facts for row in rows for run in row.runs), {"device": "nothing", "model": "nothing"})
+    text = "\n".join(
+        [
+            "# A training step fed over the data plane",
+            "",
+            f"{facts['model']} on {facts['device']}; batch {args.batch_size} x 3 x {args.size} x {args.size} uint8, "
+            "normalised on the device."
+            + ("" if is_cuda else " No GPU was there: this says nothing about feeding one."),
+            "",
+            harness.table(rows, COLUMNS, ratio_metric="samples_per_s", reference="hetero"),
+            "",
+            f"- utilisation (cached / hetero): {harness.ratio(rows, 'hetero', 'cached', 'samples_per_s'):.3f}",
+            f"- beside a torch worker: {harness.ratio(rows, 'hetero', 'torch-worker', 'samples_per_s'):.3f}",
+        ]
+    )
+    print(text)
+    harness.write("gpu_feed", rows, text, harness.results_folder(args), runs=args.runs, seconds=seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    harness.dispatch(COMPETITORS, {"endpoints": served.endpoints})
+    sys.exit(main())

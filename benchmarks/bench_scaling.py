@@ -1,0 +1,199 @@
+"""Does delivery keep up with supply when there are many data hosts and many ranks?
+
+Question: with 1 to 32 data hosts and 1 to 8 ranks, what share of the samples that the hosts could compute reaches the
+ranks, in order?
+
+Method: every data host is one endpoint process that stands for several vCPUs; a sample's cost is emulated by waiting,
+so that two cores can stand for hundreds. Ideal supply is ``hosts x vCPUs / sample time``. Everything else is real:
+requests, choice of endpoint, transport, windows, order. Emulated vCPUs that began together deliver in bursts, so a
+count in a window of time says little; delivery is how long a rank's share of all vCPUs takes from one turn to a later
+one, averaged over every batch that both have. The first turns are left out: endpoints become ready one after the other,
+and the first one gets more than its share.
+Basis: simulated. The ranks and endpoints share this machine's cores; with real cores of their own there is more room.
+
+    python benchmarks/bench_scaling.py --short
+    python benchmarks/bench_scaling.py --shapes 1x1 8x2 32x8
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import numpy.typing as npt
+import served
+from harness import Column, Competitor, Trial
+
+SHAPES = ("1x1", "2x1", "4x1", "8x2", "16x4", "32x1", "32x8")
+SHORT_SHAPES = ("4x1", "32x8")
+WARMUP_TURNS = 5
+SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
+
+COLUMNS = (
+    Column(title="ideal samples/s", metric="ideal_samples_per_s", form="{:,.0f}"),
+    Column(title="delivered samples/s", metric="delivered_samples_per_s", form="{:,.0f}"),
+    Column(title="delivered / ideal", metric="share", form="{:.3f}"),
+    Column(title="CPU-s/s of all ranks", metric="rank_cpu", form="{:.2f}"),
+    Column(title="CPU-s/s of all endpoints", metric="endpoint_cpu", form="{:.2f}"),
+)
+
+
+class Cluster(Competitor):
+    """Endpoints and ranks are this process's children; a "batch" is one measurement of the whole cluster."""
+
+    def start(self) -> None:
+        config = self.config
+        options = {"script": SCRIPT, "num_endpoints": config["num_hosts"], "spread": True}
+        options |= {"num_slots": config["num_slots"], "sample_time_s": config["sample_time_s"]}
+        self._pool = harness.Child(__file__, "server", "endpoints", options)
+        records = self._pool.ask()
+        self._ranks = [
+            harness.Child(__file__, "server", "rank", {**config, "rank": rank, "records": records})
+            for rank in range(config["num_ranks"])
+        ]
+        self._facts: dict[str, Any] = {}
+
+    def batches(self) -> Iterator[Any]:
+        yield []  # the harness's first batch: nothing to measure yet
+        for rank in self._ranks:
+            rank.ask()  # it has seen its warm-up
+        before_s = self._cpu_s()
+        begin_s = time.monotonic()
+        time.sleep(self.config["turns"] * self.config["batch_size"] * self.config["sample_time_s"])
+        end_s = time.monotonic()
+        after_s = self._cpu_s()
+        deliveries = [np.array(rank.ask("report")) for rank in self._ranks]
+        inside = [moments[(moments >= begin_s) & (moments < end_s)] for moments in deliveries]
+        per_turn = self.config["num_hosts"] * self.config["num_slots"] // self.config["num_ranks"]
+        delivered = self.config["batch_size"] * sum(_rate(moments, per_turn) for moments in inside)
+        ideal = self.config["num_hosts"] * self.config["num_slots"] / self.config["sample_time_s"]
+        self._facts = {
+            "ideal_samples_per_s": ideal,
+            "delivered_samples_per_s": delivered,
+            "share": delivered / ideal,
+            "rank_cpu": (after_s[1] - before_s[1]) / (end_s - begin_s),
+            "endpoint_cpu": (after_s[0] - before_s[0]) / (end_s - begin_s),
+        }
+        yield np.concatenate(inside)
+
+    def consume(self, batch: Any) -> tuple[int, int]:
+        return len(batch) * self.config["batch_size"], 0
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
+
+    def stop(self) -> None:
+        for rank in self._ranks:
+            rank.stop()
+        self._pool.stop()
+
+    def _cpu_s(self) -> tuple[float, float]:
+        """Return CPU seconds of the endpoints and of the ranks."""
+        return self._pool.cpu_s(), sum(rank.cpu_s() for rank in self._ranks)
+
+
+def _rate(moments: npt.NDArray[np.float64], per_turn: int) -> float:
+    """Return deliveries per second of one rank whose vCPUs deliver ``per_turn`` batches together."""
+    turns = len(moments) // per_turn - 1
+    if turns < 1:
+        raise ValueError(f"{len(moments)} deliveries are less than two turns of {per_turn}; measure longer")
+    return turns * per_turn / float(np.mean(moments[turns * per_turn :] - moments[: -turns * per_turn]))
+
+
+@contextlib.contextmanager
+def rank(config: Mapping[str, Any]) -> Iterator[Any]:
+    """Read for ever; the first reply comes after the warm-up, the second is the moments of all deliveries."""
+    import threading
+
+    import ready_batches
+
+    from hetero.batches.request import BatchRequest
+    from hetero.dataplane.reader import Reader
+
+    world_size, batch_size = config["num_ranks"], config["batch_size"]
+    spec = ready_batches.tiny_samples()
+    moments: list[float] = []
+    warm = threading.Event()
+
+    def read() -> None:
+        requests = (
+            BatchRequest(
+                spec=spec,
+                indices=np.arange(position * batch_size, (position + 1) * batch_size),
+                seed=0,
+                epoch=0,
+                position=position,
+                step=step,
+            )
+            for step, position in enumerate(itertools.count(config["rank"], world_size))
+        )
+        warmup = WARMUP_TURNS * config["num_hosts"] * config["num_slots"] // world_size
+        for number, _ in enumerate(Reader(fleet, requests)):
+            moments.append(time.monotonic())
+            if number >= warmup:
+                warm.set()
+
+    with served.fleet(config["records"], rank=config["rank"], world_size=world_size) as fleet:
+        threading.Thread(target=read, daemon=True).start()
+        if not warm.wait(120.0):
+            raise TimeoutError("the warm-up took too long")
+        yield lambda: moments
+
+
+def main() -> int:
+    """Run the shapes and write their table."""
+    parser = harness.parser(__doc__ or "")
+    parser.add_argument("--shapes", nargs="+", help="data hosts x ranks, such as 32x8")
+    parser.add_argument("--slots", type=int, default=8, help="emulated vCPUs per data host (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples (%(default)s)")
+    parser.add_argument("--batch-time", type=float, default=1.6, help="seconds of one vCPU per batch (%(default)s)")
+    args = parser.parse_args()
+    shapes = args.shapes or (SHORT_SHAPES if args.short else SHAPES)
+    turns = max(1, round((args.seconds or (8.0 if args.short else 16.0)) / args.batch_time))
+    trials = [
+        Trial(
+            competitor="cluster",
+            title=f"{hosts} data hosts, {ranks} ranks",
+            config={
+                "num_hosts": int(hosts),
+                "num_ranks": int(ranks),
+                "num_slots": args.slots,
+                "batch_size": args.batch_size,
+                "sample_time_s": args.batch_time / args.batch_size,
+                "turns": turns,
+            },
+            basis="simulated",
+        )
+        for hosts, ranks in (shape.split("x") for shape in shapes)
+    ]
+    rows = harness.compare(__file__, trials, runs=args.runs, seconds=0.0, warmup_batches=0, min_batches=1)
+    text = render(rows)
+    print(text)
+    harness.write("scaling", rows, text, harness.results_folder(args), runs=args.runs, turns=turns)
+    return 0
+
+
+def render(rows: Sequence[harness.Row]) -> str:
+    """Return the table and the figure."""
+    largest = rows[-1]
+    return "\n".join(
+        [
+            "# Delivered against ideal supply",
+            "",
+            harness.table(rows, COLUMNS, ratio_metric="share"),
+            "",
+            harness.target(f"delivered / ideal with {largest.trial.name}", largest.median("share"), 0.95),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    harness.dispatch({"cluster": Cluster}, {"endpoints": served.endpoints, "rank": rank})
+    sys.exit(main())
