@@ -49,7 +49,7 @@ def describe(reports: Sequence[RankReport]) -> str:
     if not found:
         return ""
     longest = max(found, key=lambda summary: (summary.total_s, summary.num_steps))
-    text = f"{longest.num_steps} steps of {longest.name}"
+    text = f"{longest.num_steps} step{'' if longest.num_steps == 1 else 's'} of {longest.name}"
     if longest.step_time_p50_s is not None and longest.utilisation is not None:
         text += f", {1000 * longest.step_time_p50_s:.0f} ms a step, {100 * (1 - longest.utilisation):.0f} % data wait"
     return text
@@ -68,7 +68,7 @@ class StatusLine:
         self.is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._clock = clock
         self._started_s = clock()
-        self._text = ""
+        self._text = "starting"
 
     def show(self, text: str) -> None:
         """Set what the line says."""
