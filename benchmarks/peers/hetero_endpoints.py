@@ -1,0 +1,134 @@
+"""hetero: two endpoints on this machine, a rank's session without a launcher, and the loader that users have."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hetero.config.options import LaunchOptions
+from hetero.control import session as control
+from hetero.control.directory import Directory
+from hetero.control.security import Token, write_token
+from hetero.control.session import SessionOptions
+from hetero.dataplane import reader
+from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.dataplane.window import Arrived, Window
+from hetero.torch import DataLoader
+from peers import NUM_PROCESSES, PipelineCompetitor, endpoint_script
+
+
+class LocalSession:
+    """What a rank learns from its launcher, with a pool of endpoints in the place of data hosts."""
+
+    rank = 0
+    world_size = 1
+    job_id = "bench"
+    remote = True
+
+    def __init__(self, script: str, script_args: tuple[str, ...], num_endpoints: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
+        self.token = Token.generate()
+        token_path = str(Path(self._folder.name) / "token")
+        write_token(token_path, self.token)
+        self.directory = Directory()
+        defaults = LaunchOptions(script=script)
+        self.options = SessionOptions(
+            data_timeout_s=defaults.data_timeout_s,
+            prepare_timeout_s=defaults.prepare_timeout_s,
+            emulate_step_s=None,
+            purity_checks=defaults.purity_checks,
+            warmup_steps=0,
+        )
+        self.counters: Callable[[], Mapping[str, int]] = dict
+        self.pool = EndpointPool(
+            PoolOptions(
+                host="algo-1",
+                script=script,
+                script_args=script_args,
+                num_endpoints=num_endpoints,
+                address="127.0.0.1",
+                job_id=self.job_id,
+                token_path=token_path,
+            ),
+            self.directory.replace,
+            lambda name, text: print(f"{name}: {text}"),
+        )
+
+    def start(self) -> None:
+        """Start the endpoints and become this process's session."""
+        self.pool.start()
+        control._session = self  # type: ignore[assignment]
+
+    def stop(self) -> None:
+        """End the endpoints."""
+        self.pool.stop(0.0)
+        self._folder.cleanup()
+
+    def register_timer(self, timer: object) -> None:
+        """Nobody asks for its summary."""
+
+    def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Keep what counts the data plane's work."""
+        self.counters = counters
+
+    def check_stop(self, timer: object) -> None:
+        """Never asked to stop."""
+
+
+class FirstComeWindow(Window):
+    """Delivers whatever has arrived: what strict order costs is the difference to this.
+
+    A batch that waits for its turn in the ordered window would be taken at once here, and its place in the window is
+    free for the next request.
+    """
+
+    def put(self, sequence: int, outcome: Arrived | BaseException) -> None:
+        """Wake the consumer for every batch."""
+        super().put(sequence, outcome)
+        self.arrived.notify_all()
+
+    def pop(self) -> Arrived | BaseException | None:
+        """Return the lowest that is there; ``next_sequence`` counts deliveries."""
+        outcome = self.outcomes.pop(min(self.outcomes), None) if self.outcomes else None
+        if outcome is not None:
+            self.next_sequence += 1
+            if isinstance(outcome, Arrived):
+                self._held_bytes -= outcome.nbytes
+            self.work.notify_all()
+        return outcome
+
+
+class HeteroEndpoints(PipelineCompetitor):
+    """``order``: ``first-come`` is what no user gets; ``endpoints``: how many; ``window``: batches per endpoint."""
+
+    def start(self) -> None:
+        """Start the pool and make the loader; the pool becomes ready meanwhile."""
+        if self.config.get("order") == "first-come":
+            reader.Window = FirstComeWindow  # type: ignore[misc]
+        begin_s = time.perf_counter()
+        name = self.pipeline.name
+        self._session = LocalSession(endpoint_script.__file__, (name,), self.config.get("endpoints", NUM_PROCESSES))
+        self._session.start()
+        assert self._session.pool.wait_ready(120.0), "the endpoints are not ready after two minutes"
+        self._ready_s = time.perf_counter() - begin_s
+        self._loader = DataLoader(
+            endpoint_script.register(name)(length=self.length, root=self.root),
+            batch_size=self.pipeline.batch_size,
+            shuffle=True,
+            prefetch_factor=self.config.get("window"),
+        )
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield one epoch."""
+        yield from self._loader
+
+    def facts(self) -> dict[str, Any]:
+        """Return when the endpoints were ready, and what went wrong."""
+        return {"ready_s": self._ready_s, "retries": dict(self._session.counters()).get("retries", 0)}
+
+    def stop(self) -> None:
+        """End the endpoints."""
+        self._session.stop()

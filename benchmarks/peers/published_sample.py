@@ -1,0 +1,112 @@
+"""The published PyTorch sample's way, in our own words: what users of heterogeneous clusters run today.
+
+A feeding process iterates over a ``DataLoader`` with two workers, turns each tensor into bytes and puts them into a
+``multiprocessing.Queue``. A gRPC server streams what it takes from the queue as protobuf messages. The
+trainer parses them and makes tensors from the bytes; shapes and types are known to both sides by
+convention, so pipelines whose shapes vary cannot be run this way.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from pipelines import load
+
+from peers import LENGTH_BATCHES, NUM_PROCESSES, PipelineCompetitor
+from peers.local_torch import limit_threads
+
+import grpc  # isort: skip
+
+_METHOD = "/sample.Feed/GetBatches"
+_QUEUE_BATCHES = 8
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+class PublishedSample(PipelineCompetitor):
+    """Three processes on the data host's side: two loader workers feed a third, a fourth serves."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        if not self.pipeline.has_fixed_shapes:
+            raise ValueError("shapes are agreed by convention there: batches of varying shapes cannot be sent")
+
+    def start(self) -> None:
+        """Start the data host's processes and connect."""
+        sample = torch.utils.data.default_collate([self.dataset()[0]])
+        self._convention = [(leaf.shape[1:], leaf.numpy().dtype) for leaf in sample]
+        context = multiprocessing.get_context("spawn")
+        port = context.Queue()
+        self._server = context.Process(
+            target=serve, args=(self.pipeline.name, self.root, self.pipeline.batch_size, port)
+        )
+        self._server.start()
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port.get(timeout=120)}", options=_OPTIONS)
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield what the server streams."""
+        stream = self._channel.unary_stream(_METHOD, None, message_class().FromString)(b"", wait_for_ready=True)
+        for message in stream:
+            yield [
+                torch.from_numpy(np.frombuffer(data, dtype).reshape(-1, *shape).copy())
+                for data, (shape, dtype) in zip(message.leaves, self._convention, strict=True)
+            ]
+
+    def stop(self) -> None:
+        """End the server."""
+        self._channel.close()
+        self._server.terminate()
+        self._server.join(5.0)
+
+
+def message_class() -> Any:
+    """Return the class of ``message Batch { repeated bytes leaves = 1; }``."""
+    file = descriptor_pb2.FileDescriptorProto(name="sample.proto", package="sample", syntax="proto3")
+    field = descriptor_pb2.FieldDescriptorProto
+    file.message_type.add(name="Batch").field.add(
+        name="leaves", number=1, type=field.TYPE_BYTES, label=field.LABEL_REPEATED
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("sample.Batch"))
+
+
+def fill(name: str, root: str, batch_size: int, queue: Any) -> None:
+    """Feed the queue; the feeding process."""
+    torch.set_num_threads(1)
+    loader = torch.utils.data.DataLoader(
+        load(name).build(batch_size * LENGTH_BATCHES, root),
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=NUM_PROCESSES,
+        worker_init_fn=limit_threads,
+    )
+    while True:
+        for batch in loader:
+            queue.put([leaf.numpy().tobytes() for leaf in batch])
+
+
+def serve(name: str, root: str, batch_size: int, port: Any) -> None:
+    """Serve what the queue holds; the serving process."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue(_QUEUE_BATCHES)
+    context.Process(target=fill, args=(name, root, batch_size, queue)).start()
+    batch_class = message_class()
+
+    def get_batches(_request: bytes, _context: grpc.ServicerContext) -> Iterator[Any]:
+        while True:
+            yield batch_class(leaves=queue.get())
+
+    handler = grpc.unary_stream_rpc_method_handler(get_batches, None, batch_class.SerializeToString)
+    server = grpc.server(ThreadPoolExecutor(2), options=_OPTIONS)
+    service, method = _METHOD.strip("/").split("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    port.put(server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+    server.wait_for_termination()

@@ -1,0 +1,56 @@
+"""Six pipelines that users have, as plain torch data sets: no framework knows of the others here.
+
+A module of this package has ``build(length, root)``, which returns a map-style data set of ``length`` samples,
+``collate`` (None for torch's own), ``BATCH_SIZE``, and ``HAS_FIXED_SHAPES``. ``length`` is virtual: the data repeat.
+All randomness comes from ``random`` and NumPy's global generator, which torch's loader and `hetero` both seed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["NAMES", "PACKAGE_PARENT", "Pipeline", "load"]
+
+NAMES = ("jpeg", "detection", "audio", "text", "video", "tabular")
+"""In the order of the report."""
+
+PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
+"""What has to be on the path of every process that builds one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One of the modules."""
+
+    name: str
+    build: Callable[..., Any]
+    """Called with ``length`` in samples and ``root``, the folder of the photographs."""
+    collate: Callable[[list[Any]], Any] | None
+    """Makes a batch of samples; None is torch's ``default_collate``."""
+    batch_size: int
+    """Samples."""
+    has_fixed_shapes: bool
+    """Whether all batches have the same structure, shapes and types, so that a receiver can know them beforehand."""
+    seeding: str
+    """As ``@hetero.dataset`` takes it: per sample, or per batch for samples cheaper than their seeding."""
+
+
+def load(name: str) -> Pipeline:
+    """Return a pipeline; imports what its samples need.
+
+    Raises:
+        ModuleNotFoundError: There is none of that name.
+    """
+    module = importlib.import_module(f"pipelines.{name}")
+    return Pipeline(
+        name=name,
+        build=module.build,
+        collate=module.collate,
+        batch_size=module.BATCH_SIZE,
+        has_fixed_shapes=module.HAS_FIXED_SHAPES,
+        seeding=getattr(module, "SEEDING", "sample"),
+    )
