@@ -8,11 +8,15 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.errors import ExitCode
+
+if TYPE_CHECKING:
+    import psutil
 
 __all__ = [
     "SignalWaiter",
@@ -26,6 +30,7 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_TRACKER_GRACE_S = 2.0
 
 _MEMORY_FILES = (
     ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory.max"),
@@ -63,13 +68,29 @@ def end_descendants() -> None:
     """Kill every descendant of this process and wait for its end; call it when none has a right to live."""
     import psutil
 
+    tracker_deadline_s = time.monotonic() + _TRACKER_GRACE_S
     while children := psutil.Process().children(recursive=True):
-        for child in children:
+        # Python's trackers remove the semaphores and shared memory of dead processes, and end after the last of these.
+        doomed = [child for child in children if not _is_resource_tracker(child)]
+        if not doomed and time.monotonic() < tracker_deadline_s:
+            psutil.wait_procs(children, timeout=0.1)
+            continue
+        for child in doomed or children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+        children = doomed or children
         for child in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child.pid, 0)  # not a child but a child's: it comes to us, or is gone, by the next round
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    from psutil import Error
+
+    try:
+        return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline())
+    except Error:
+        return False
 
 
 class SignalWaiter:

@@ -19,6 +19,10 @@ SCRIPT_MODULE = "__hetero_script__"
 """Name of the script's module on endpoints: its ``if __name__ == "__main__"`` block must not run there."""
 
 _MAX_TRACEBACK_LINES = 40
+_ADVICE = (
+    "Data hosts only import the script, to learn its data sets: what trains, or reads the command line, belongs "
+    'behind if __name__ == "__main__".'
+)
 
 
 def load_script(path: str, arguments: Sequence[str], *, host: str) -> None:
@@ -32,8 +36,8 @@ def load_script(path: str, arguments: Sequence[str], *, host: str) -> None:
         host: Named in errors.
 
     Raises:
-        ConfigError: It does not exist, or registers no data set.
-        ChildFailedError: It raises, with the end of the traceback.
+        ConfigError: It does not exist, registers no data set, or registers one wrongly.
+        ChildFailedError: It raises anything else, with the end of the traceback.
     """
     file = Path(path)
     if not file.is_file():
@@ -54,9 +58,11 @@ def load_script(path: str, arguments: Sequence[str], *, host: str) -> None:
         failure = ChildFailure(
             name=f"the script {path!r}",
             exit_status=1,
-            explanation=f"raised while {host} imported it: {text}",
+            explanation=f"raised while {host} imported it: {text}\n  {_ADVICE}",
             last_lines=_user_lines(error, path),
         )
+        if isinstance(error, ConfigError):
+            raise ConfigError(str(failure)) from error
         raise ChildFailedError(failure) from error
     if not registered():
         raise ConfigError(

@@ -98,5 +98,8 @@ def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
 
 def _show(cause: Cause) -> None:
     logger.error("%s", cause.first_line)
-    for line in cause.detail.splitlines()[-_MAX_DETAIL_LINES:]:
+    lines = cause.detail.splitlines()[-_MAX_DETAIL_LINES:]
+    if lines and cause.summary.endswith(lines[0].strip()):
+        del lines[0]  # it has just been said
+    for line in lines:
         logger.error("    %s", line)

@@ -50,8 +50,8 @@ def describe(reports: Sequence[RankReport]) -> str:
         return ""
     longest = max(found, key=lambda summary: (summary.total_s, summary.num_steps))
     text = f"{longest.num_steps} step{'' if longest.num_steps == 1 else 's'} of {longest.name}"
-    if longest.step_time_p50_s is not None and longest.utilisation is not None:
-        text += f", {1000 * longest.step_time_p50_s:.0f} ms a step, {100 * (1 - longest.utilisation):.0f} % data wait"
+    if longest.step_time_mean_s is not None and longest.utilisation is not None:
+        text += f", {1000 * longest.step_time_mean_s:.0f} ms a step, {100 * (1 - longest.utilisation):.0f} % data wait"
     return text
 
 

@@ -31,7 +31,7 @@ from hetero import logs
 from hetero.cluster import ClusterSpec, Role, parse_cluster
 from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
-from hetero.errors import ClusterError, ConfigError, PortError
+from hetero.errors import ClusterError, ConfigError, ExitCode, PortError
 from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.progress import INTERVAL_VARIABLE, PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
@@ -148,6 +148,7 @@ class _Run:
         self._hosts = hosts
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, TextIO] = {}
+        self._killed: set[str] = set()
         self._signals = 0
         self._status = StatusLine()
         self._relay = LineRelay(self._write)
@@ -219,8 +220,9 @@ class _Run:
 
     def _kill(self) -> None:
         # Each launcher's children die with it (parent-death signal).
-        for process in self._processes.values():
+        for name, process in self._processes.items():
             if process.poll() is None:
+                self._killed.add(name)
                 process.kill()
         for process in self._processes.values():
             process.wait()
@@ -229,8 +231,13 @@ class _Run:
         """Return what the trainer hosts say; a data host's status counts only if they are well."""
         statuses = [(host, self._processes[host.name].returncode) for host in self._hosts]
         for host, status in statuses:
-            if status != 0:
-                logger.error("%s (%s): launcher %s", host.name, host.group, describe_exit_status(status))
+            if host.name in self._killed:
+                logger.error("%s (%s): killed on request", host.name, host.group)
+            elif status != 0:
+                logger.error("%s (%s): launcher %s", host.name, host.group, _describe_exit(status))
+        causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]
+        if cause := next(filter(None, causes), ""):
+            logger.error("the job failed: %s", cause)
         # A data host may be lost while the job goes well.
         bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
@@ -245,6 +252,23 @@ class _Run:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
+
+
+def _describe_exit(status: int) -> str:
+    """Say what a launcher's exit status means; those of other programs, `describe_exit_status` knows."""
+    try:
+        return f"exited with {status}: {ExitCode(status).help_text}"
+    except ValueError:
+        return describe_exit_status(status)
+
+
+def _failure_line(host: _Host) -> str:
+    """Return the first line of a host's failure file, empty if there is none."""
+    try:
+        with (host.base_dir / "output" / "failure").open(encoding="utf-8", errors="replace") as file:
+            return file.readline(2048).strip()
+    except OSError:
+        return ""
 
 
 def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
@@ -364,13 +388,14 @@ def _platform_environment(host: _Host, channels: Mapping[str, Path]) -> dict[str
 def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> list[str]:
     """Return the launcher's flags on the hosts of ``group``, with its vCPUs if they are emulated."""
     flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
+    catalogue = Catalogue.load(profile=options.price_profile, region=options.region, price_file=options.price_file)
     if options.emulate_sample_s is None:
+        if catalogue.find(group.instance_type) is None:
+            logger.warning("group %s: %s", group.name, catalogue.explain(group.instance_type))
         return flags
     count = vcpus.get(group.instance_type)
     if count is None:
-        known = Catalogue.load(
-            profile=options.price_profile, region=options.region, price_file=options.price_file
-        ).find(group.instance_type)
+        known = catalogue.find(group.instance_type)
         count = known.vcpus if known is not None else None
     if count is None:
         raise ClusterError(

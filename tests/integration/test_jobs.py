@@ -169,7 +169,7 @@ def test_dataset_at_fault_is_shown_in_the_trainers_error(
         ("raise OSError('no such disk')\n", 30, "no such disk"),
         ("import hetero\n", 2, "@hetero.dataset"),
         ("import hetero\nf = lambda: None\nhetero.dataset(f, name='x')\ng = lambda: 1\nhetero.dataset(g, name='x')\n",
-         30, "two data sets are named"),
+         2, "two data sets are named"),
     ],
 )  # fmt: skip
 def test_script_at_fault_on_a_data_host_ends_the_job(
@@ -198,13 +198,17 @@ def test_sigterm_runs_stop_callbacks_after_the_same_step(start_job: StartJob) ->
     assert stopped[0] == stopped[1]
 
 
-def test_interrupt_twice_is_gone_at_once(start_job: StartJob) -> None:
-    job = start_job([data(1), DNN], "--endpoints-per-host", "1", args=["--step-s", "30"])
+@pytest.mark.parametrize("groups", [[data(1), DNN], [DNN]], ids=["heterogeneous", "homogeneous"])
+def test_interrupt_twice_is_gone_at_once(start_job: StartJob, groups: list[str]) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    job = start_job(groups, "--endpoints-per-host", "1", args=["--step-s", "30", "--num-workers", "2"])
     job.wait_line("step 1")
     job.process.send_signal(signal.SIGINT)
     job.wait_line("stopping; waiting for")
     job.process.send_signal(signal.SIGINT)
     assert job.wait(20.0) != 0
+    assert "killed on request" in job.output
+    assert set(Path("/dev/shm").iterdir()) - before == set(), "semaphores or shared memory are left"
 
 
 def test_trainer_launcher_killed_takes_its_ranks_along(start_job: StartJob) -> None:

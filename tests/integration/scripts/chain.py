@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--gloo", action="store_true")
     args = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
@@ -66,7 +67,7 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
 
     spec = augmented(args.num_samples, args.faults)
-    loader = DataLoader(spec, batch_size=args.batch_size, shuffle=True, seed=17)
+    loader = DataLoader(spec, batch_size=args.batch_size, shuffle=True, seed=17, num_workers=args.num_workers)
     chain, indices, step = hashlib.sha256(), [], 0
     stopped_at = args.output / f"stopped-{rank}"
     hetero.on_stop(lambda: stopped_at.write_text(str(step)))
