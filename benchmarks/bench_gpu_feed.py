@@ -94,7 +94,7 @@ class _Trainer(Competitor):
         self._is_cuda = self.device.type == "cuda"
         if self._is_cuda:
             torch.backends.cudnn.benchmark = True
-            model = residual_network(STAGES_50, 64)
+            model: Any = residual_network(STAGES_50, 64)
         else:
             torch.set_num_threads(1)
             model = residual_network((1, 1), 16)

@@ -22,6 +22,7 @@ machine (loopback or shared memory). The trainer process reads one byte of every
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
 import socket
@@ -66,7 +67,7 @@ class _Transport(Competitor):
         self._facts = [child.ask() for child in self._children]
 
     def batches(self) -> Iterator[Any]:
-        return _merge([lambda facts=facts: self.receive(facts) for facts in self._facts])
+        return _merge([functools.partial(self.receive, facts) for facts in self._facts])
 
     def receive(self, facts: Any) -> Iterator[Any]:
         """Yield batches of one server."""
@@ -110,7 +111,7 @@ class RawTcp(_Transport):
     def receive(self, facts: Any) -> Iterator[Any]:
         nbytes = self.config["nbytes"]
         buffer = np.empty(nbytes, np.uint8)
-        view, prefix = memoryview(buffer), bytearray(8)
+        view, prefix = buffer.data, bytearray(8)
         with socket.create_connection(("127.0.0.1", facts["port"])) as connection:
             while True:
                 connection.recv_into(prefix, 8, socket.MSG_WAITALL)
@@ -128,7 +129,7 @@ class GrpcRaw(_Transport):
 
         nbytes = self.config["nbytes"]
         buffer = np.empty(nbytes, np.uint8)
-        view, filled = memoryview(buffer), 0
+        view, filled = buffer.data, 0
         options = [("grpc.max_receive_message_length", -1), ("SingleThreadedUnaryStream", 1)]
         with grpc.insecure_channel(f"127.0.0.1:{facts['port']}", options=options) as channel:
             for frame in channel.unary_stream("/probe/Read", None, None)(b""):
@@ -252,7 +253,7 @@ def serve_tcp(config: Mapping[str, Any]) -> Iterator[Any]:
         with contextlib.suppress(OSError):
             while True:
                 connection.sendall(prefix)
-                connection.sendall(batch)
+                connection.sendall(batch.data)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=run, daemon=True).start()

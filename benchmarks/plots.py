@@ -1,4 +1,4 @@
-"""Draw the committed results, ``results/*.json`` to ``results/*.png``: run it after the benchmarks, without arguments."""
+"""Draw the committed results, ``results/*.json`` to ``results/*.png``; takes no arguments."""
 
 from __future__ import annotations
 
