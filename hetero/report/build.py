@@ -25,6 +25,7 @@ BUSY_UTILISATION = 0.9
 """Accelerators this busy count as fed (the pass mark of MLPerf Storage)."""
 _MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
+_RARE_WAIT = 0.1
 
 
 def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
@@ -154,6 +155,13 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
         )
         return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
     advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
+    if _waits_are_rare(headline):
+        advice += (
+            " Nearly all of it is a few long waits. Either passes are short and begin with nothing on its way (longer"
+            " epochs or less time per batch would help), or batches come in bursts (more vCPUs would help): how many"
+            " would suffice cannot be said from this run."
+        )
+        return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if _has_real_cpus_for_vcpus(facts):
         advice += " How many vCPUs would suffice cannot be said: --emulate-sample-seconds was not given."
         return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
@@ -176,6 +184,14 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
         )
     figure = None if idle is not None else Figure(value=needed, unit="vCPU", basis="modelled")
     return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=figure)
+
+
+def _waits_are_rare(headline: Headline) -> bool:
+    """Whether 19 of 20 steps wait next to nothing: what a mean says of the rest does not scale with vCPUs."""
+    mean, p95, step = headline.data_wait_mean, headline.data_wait_p95, headline.step_time_mean
+    if mean is None or p95 is None or step is None:
+        return False
+    return p95.value < _RARE_WAIT * min(mean.value, step.value)
 
 
 def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,14 @@ def test_verdict_without_a_basis_gives_no_number(
     verdict = build_report(facts, PRICED).verdict
     assert (verdict.bottleneck, verdict.vcpus_needed) == ("data", None)
     assert message in verdict.advice
+
+
+def test_verdict_of_few_long_waits_gives_no_number(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    summary = dataclasses.replace(summary_of(0.2, 0.7), data_wait_p95_s=0.0006)
+    facts = make_facts(ranks=(RankFacts(rank=0, host="algo-1", loaders=(summary,)),))
+    verdict = build_report(facts, PRICED).verdict
+    assert (verdict.bottleneck, verdict.vcpus_needed) == ("data", None)
+    assert "few long waits" in verdict.advice
 
 
 @pytest.mark.parametrize(("cpu_percent_mean", "has_number"), [(100.0, False), (790.0, True)])
