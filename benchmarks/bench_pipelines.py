@@ -38,6 +38,7 @@ from pipelines import NAMES, PACKAGE_PARENT
 PHOTOS = harness.HERE.parent / "data" / "bench-photos"
 MAKE_PHOTOS = harness.HERE.parent / "examples" / "photos" / "make_data.py"
 NUM_PHOTOS = 1_000
+IN_SHORT_FORM = ("jpeg", "video", "tabular")
 IN_TENSORFLOW = ("jpeg", "tabular")
 OF_VARYING_SHAPES = ("detection", "text")
 ENVIRONMENT = {
@@ -89,13 +90,21 @@ JPEG_BOUNDS = {"torch": 0.97, "sample": 1.8, "ray": 2.5, "tf": 1.3}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the pipelines and keep the tables."""
     parser = harness.parser(__doc__ or "")
-    parser.add_argument("--pipelines", nargs="*", choices=NAMES, default=list(NAMES))
+    parser.add_argument(
+        "--pipelines", nargs="*", choices=NAMES, help="default: all; jpeg, video and tabular with --short"
+    )
     parser.add_argument("--order", action="store_true", help="only what strict order costs")
     args = parser.parse_args(argv)
     seconds = args.seconds or (2.0 if args.short else 5.0)
     make_photos()
     trials = (
-        [] if args.order else [trial for name in args.pipelines for trial in pipeline_trials(name, short=args.short)]
+        []
+        if args.order
+        else [
+            trial
+            for name in args.pipelines or (IN_SHORT_FORM if args.short else NAMES)
+            for trial in pipeline_trials(name, short=args.short)
+        ]
     )
     trials += order_trials() if args.order or not args.short else []
     trials = [trial for trial in trials if not args.only or trial.competitor in args.only]
@@ -119,11 +128,12 @@ def make_photos() -> None:
 
 def pipeline_trials(name: str, *, short: bool) -> list[Trial]:
     """Return one pipeline's competitors; the short form leaves out those that take long to start."""
-    names = ["hetero", "torch", "sample", "rpc"]
-    names += ["tf"] if name in IN_TENSORFLOW else []
+    names = ["hetero", "torch"]
+    if not short or name == "jpeg":
+        names += ["sample", "rpc"]
     if not short:
-        names += ["ray", "torch-spawn"]
-    if name in OF_VARYING_SHAPES:
+        names += [*(["tf"] if name in IN_TENSORFLOW else []), "ray", "torch-spawn"]
+    if name in OF_VARYING_SHAPES and "sample" in names:
         names.remove("sample")  # it agrees shapes by convention
     return [
         Trial(
