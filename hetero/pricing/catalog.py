@@ -139,7 +139,8 @@ class Catalogue:
         info = self.find(instance_type)
         if info is None:
             raise ConfigError(
-                f"instance type {instance_type!r} is not in the catalogue{self._suggestion(instance_type)}"
+                f"instance type {instance_type!r} is not in the catalogue{self._suggestion(instance_type)}\n"
+                "  hetero prices list shows what is; --price TYPE=USD or --price-file FILE adds one"
             )
         return info
 

@@ -34,16 +34,31 @@ class Augmented(torch.utils.data.Dataset):
         if "sleep_s" in self.faults:
             time.sleep(float(self.faults["sleep_s"]))
         noise = torch.rand(8) + random.random() + float(np.random.rand())
-        return {"index": index, "image": noise + index, "name": f"sample {index}"}
+        sample: dict[str, object] = {"index": index, "image": noise + index, "name": f"sample {index}"}
+        if "unsupported" in self.faults:
+            sample["path"] = Path("photo.jpg")
+        return sample
 
 
-@hetero.dataset
+def collate(samples: list[dict[str, object]]) -> dict[str, object]:
+    """Collate what torch can, and leave paths as they are."""
+    paths = [sample.pop("path", None) for sample in samples]
+    batch: dict[str, object] = torch.utils.data.default_collate(samples)
+    return batch if paths == [None] * len(paths) else {**batch, "path": paths}
+
+
+@hetero.dataset(collate_fn=collate)
 def augmented(num_samples: int, faults: str = "") -> torch.utils.data.Dataset:
     """Return the data set; ``faults`` says what is to go wrong."""
     if "factory" in faults:
         raise RuntimeError("the factory fails on purpose")
+    host_number = int(os.environ.get("SM_CURRENT_HOST", "algo-0").rpartition("-")[2])
     if "by_host" in faults:  # a data set that is not the same everywhere
-        num_samples += os.getpid() % 97
+        num_samples += host_number
+    if "listing" in faults:
+        return torch.utils.data.Subset(
+            Augmented(num_samples, faults), np.roll(range(num_samples), host_number).tolist()
+        )
     return Augmented(num_samples, faults)
 
 
@@ -66,8 +81,9 @@ def main() -> None:
     if args.gloo:
         torch.distributed.init_process_group("gloo")
 
-    spec = augmented(args.num_samples, args.faults)
-    loader = DataLoader(spec, batch_size=args.batch_size, shuffle=True, seed=17, num_workers=args.num_workers)
+    spec = augmented(Path("100") if "not_json" in args.faults else args.num_samples, args.faults)
+    order = {"sampler": [3, args.num_samples]} if "out_of_range" in args.faults else {"shuffle": True}
+    loader = DataLoader(spec, batch_size=args.batch_size, seed=17, num_workers=args.num_workers, **order)
     chain, indices, step = hashlib.sha256(), [], 0
     stopped_at = args.output / f"stopped-{rank}"
     hetero.on_stop(lambda: stopped_at.write_text(str(step)))
