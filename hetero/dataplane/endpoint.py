@@ -28,6 +28,7 @@ from hetero.dataplane.script import load_script
 from hetero.dataplane.service import DATA_POLICIES, DataService
 from hetero.dataplane.statistics import EndpointStatistics
 from hetero.errors import ChildFailure, ExitCode, HeteroError
+from hetero.memory import keep_freed_memory
 from hetero.process import SignalWaiter, die_with_parent, limit_threads
 from hetero.wire import channels
 from hetero.wire.limits import Limits
@@ -213,6 +214,7 @@ def main() -> None:
     die_with_parent(given.pop("parent_pid"))
     options = EndpointOptions(**{**given, "script_args": tuple(given["script_args"])})
     configure_process(options.log_level)
+    keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:
         load_script(options.script, options.script_args, host=options.name)

@@ -29,6 +29,7 @@ from hetero.dataplane.roster import Roster
 from hetero.dataplane.statistics import FleetStatistics
 from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError, ProtocolError
+from hetero.memory import keep_freed_memory
 from hetero.wire.limits import Limits
 
 __all__ = ["Fleet", "FleetStatistics", "has_live_channels"]
@@ -90,6 +91,7 @@ class Fleet:
         self._changed = threading.Condition(self.lock)
         self._news = True
         self._is_closed = False
+        keep_freed_memory()  # hetero.launch.rank has done it already; other launchers' ranks have not
         self._roster = Roster(functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits))
         self._used: list[EndpointConnection] = []  # this rank's, in order of preference
         self._agreements: dict[DatasetSpec, Agreement] = {}

@@ -36,6 +36,7 @@ from hetero.dataplane.endpoint import (
 )
 from hetero.dataplane.script import load_script
 from hetero.errors import ExitCode, HeteroError
+from hetero.memory import keep_freed_memory
 from hetero.process import SignalWaiter, die_with_parent
 
 __all__ = ["MAX_PACKET_BYTES", "main"]
@@ -196,6 +197,7 @@ def main() -> None:
     die_with_parent(configuration.pop("parent_pid"))
     base = EndpointOptions(**{**configuration, "script_args": tuple(configuration["script_args"])})
     configure_process(base.log_level)
+    keep_freed_memory()
     try:
         load_script(base.script, base.script_args, host=base.host)
         # The script may have set up logging or signals of its own.

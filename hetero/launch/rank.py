@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.errors import ExitCode, HeteroError, first_line
+from hetero.memory import keep_freed_memory
 from hetero.process import die_with_parent
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Run ``arguments[0]`` as ``__main__`` with the rest as its arguments."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
+    keep_freed_memory()
     _redirect_output()
     # SIGTERM keeps its default action. A request to stop reaches the launcher, which has all ranks
     # agree on a last step; torch's agent sends the signal when another rank has died, and would wait

@@ -1,0 +1,54 @@
+"""In processes of their own: malloc's settings stay for good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource
+import threading
+import numpy as np
+from hetero.memory import keep_freed_memory
+keeps = keep_freed_memory()
+def page_faults():
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        np.ones(2**20, np.uint8)  # a quarter of the size for which NumPy asks for huge pages
+        thread = threading.Thread(target=np.ones, args=(2**20, np.uint8))
+        thread.start()
+        thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin
+page_faults()
+print(int(keeps), page_faults())
+"""
+
+
+def run(setting: str, program: str = PROGRAM) -> tuple[bool, int]:
+    environment = {**os.environ, "HETERO_MALLOC": setting}
+    keeps, faults = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).split()
+    return bool(int(keeps)), int(faults)
+
+
+@pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="only glibc has mallopt")
+def test_malloc_freed_memory_is_used_again_by_all_threads() -> None:
+    keeps, faults = run("")
+    assert keeps
+    assert faults < 2500  # fresh memory for each array takes 25,600
+
+
+def test_malloc_switched_off_by_the_environment() -> None:
+    assert not run("default")[0]
+
+
+def test_malloc_without_mallopt_do_nothing() -> None:
+    program = "import ctypes\nctypes.CDLL = lambda name: object()\n" + PROGRAM
+    assert not run("", program)[0]
+
+
+def test_malloc_that_refuses_stays_as_it_is() -> None:
+    program = "import ctypes, types\nctypes.CDLL = lambda name: types.SimpleNamespace(mallopt=lambda *_: 0)\n" + PROGRAM
+    assert not run("", program)[0]
