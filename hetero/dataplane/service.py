@@ -208,14 +208,14 @@ class DataService:
             encoded = (
                 found
                 if isinstance(found, framing.EncodedBatch)
-                else self._encode(found, request, limits, task.compute_time_s)
+                else self._encode(found, request, limits, task.compute_time_s, lazy=True)
             )
         except Cancelled:
             return
         except DatasetError as error:
             yield framing.encode_failure(_record(error))
             return
-        del task, found  # the batch now lives in the frames alone
+        del task, found  # the batch now lives in the frames alone, and each of them until it is sent
         yield from encoded.frames()
         self.num_batches = next(self._sent_batches) + 1
 
@@ -223,8 +223,8 @@ class DataService:
         begin_s = time.monotonic()
         try:
             batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled)
-            # torch's collation makes new memory, which a handler thread can encode while the next batch is
-            # computed. What the user's own code returns may be a buffer that it fills again for the next batch.
+            # torch's collation makes new memory, which a handler thread can encode and send while the next batch
+            # is computed. What the user's own code returns may be a buffer that it fills again for the next batch.
             if built.collate_fn is None and request.collate:
                 return batch
             return self._encode(batch, request, limits, time.monotonic() - begin_s)
@@ -234,15 +234,17 @@ class DataService:
             # sys.exit() in a transform, say: the user's failure, and no reason to end the endpoint.
             raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
 
-    def _encode(self, batch: Any, request: BatchRequest, limits: Limits, compute_time_s: float) -> framing.EncodedBatch:
-        """Return the batch as frames.
+    def _encode(
+        self, batch: Any, request: BatchRequest, limits: Limits, compute_time_s: float, *, lazy: bool = False
+    ) -> framing.EncodedBatch:
+        """Return the batch as frames; see `framing.EncodedBatch` for ``lazy``.
 
         Raises:
             DatasetError: If it holds an object that cannot travel, or is too large.
         """
         try:
             return framing.EncodedBatch(
-                batch, limits=limits, num_queued=self._compute.num_queued, compute_time_s=compute_time_s
+                batch, limits=limits, num_queued=self._compute.num_queued, compute_time_s=compute_time_s, lazy=lazy
             )
         except ConfigError as error:
             failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")

@@ -12,6 +12,7 @@ many small leaves, and a large leaf spans many frames. Sender and receiver copy 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,22 +39,30 @@ class ChecksumError(ProtocolError):
 
 
 class EncodedBatch:
-    """The frames of one batch, complete: the batch may change or go once this exists.
+    """The frames of one batch.
 
     Args:
         batch: See `hetero.batches.structure.flatten`.
         limits: Bounds of what is sent.
         num_queued: Requests that wait on this endpoint.
         compute_time_s: What the batch took.
+        lazy: Copy each frame's bytes when the frame is taken: nobody may change the batch until the last one was.
+            Otherwise all are copied now, and the batch may change or go.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_frames", "nbytes")
+    __slots__ = ("_header", "_payload", "nbytes")
 
     def __init__(
-        self, batch: Any, *, limits: Limits = _DEFAULT_LIMITS, num_queued: int = 0, compute_time_s: float = 0.0
+        self,
+        batch: Any,
+        *,
+        limits: Limits = _DEFAULT_LIMITS,
+        num_queued: int = 0,
+        compute_time_s: float = 0.0,
+        lazy: bool = False,
     ) -> None:
         tree, leaves = flatten(batch, limits)
         structure = encode_structure(tree, leaves)
@@ -65,13 +74,18 @@ class EncodedBatch:
         self.nbytes: int = sum(leaf.nbytes for leaf in leaves)
         """Payload."""
         hasher = xxhash.xxh3_64(structure)
-        payload: list[bytes] = []
-        for pieces, size in _chunks(leaves, limits.frame_bytes):
-            prefix = _payload_prefix(size)
-            frame = b"".join((prefix, *pieces))
-            # The frame, not the leaves: it is still in the cache, and it is what will be sent.
-            hasher.update(memoryview(frame)[len(prefix) :])
-            payload.append(frame)
+        self._payload: Iterator[bytes]
+        if lazy:
+            for leaf in leaves:
+                hasher.update(leaf.data)
+            self._payload = _payload_frames(leaves, limits.frame_bytes)
+        else:
+            frames: deque[bytes] = deque()
+            for frame in _payload_frames(leaves, limits.frame_bytes):
+                # The frame, not the leaves: it is still in the cache, and it is what will be sent.
+                hasher.update(_payload_chunk(frame))
+                frames.append(frame)
+            self._payload = _drain(frames)
         header = pb.BatchHeader(
             protocol=PROTOCOL,
             structure=structure,
@@ -80,11 +94,12 @@ class EncodedBatch:
             num_queued=num_queued,
             compute_time_s=compute_time_s,
         )
-        self._frames = [pb.Frame(header=header).SerializeToString(), *payload]
+        self._header = pb.Frame(header=header).SerializeToString()
 
     def frames(self) -> Iterator[bytes]:
-        """Yield the header frame, then the payload frames."""
-        yield from self._frames
+        """Yield the header frame, then the payload frames, keeping none of these: for one pass."""
+        yield self._header
+        yield from self._payload
 
 
 def encode_batch(
@@ -101,6 +116,18 @@ def encode_batch(
 def encode_failure(failure: SampleFailure) -> bytes:
     """Return the frame that says that the user's code raised."""
     return pb.Frame(failure=failure_to_proto(failure)).SerializeToString()
+
+
+def _payload_frames(leaves: Sequence[Leaf], frame_bytes: int) -> Iterator[bytes]:
+    """Yield the leaves' bytes as frames, each copied when it is asked for."""
+    for pieces, size in _chunks(leaves, frame_bytes):
+        yield b"".join((_payload_prefix(size), *pieces))
+
+
+def _drain(frames: deque[bytes]) -> Iterator[bytes]:
+    """Yield what is there and let go of it, so that its memory serves the next batch."""
+    while frames:
+        yield frames.popleft()
 
 
 def _chunks(leaves: Sequence[Leaf], frame_bytes: int) -> Iterator[tuple[list[memoryview], int]]:

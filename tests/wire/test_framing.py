@@ -115,6 +115,19 @@ def test_encoded_batch_changed_afterwards_is_sent_as_it_was() -> None:
     assert decode(encoded.frames()).sum() == 0
 
 
+def test_encoded_batch_lazy_frames_are_the_same_and_copied_when_taken() -> None:
+    batch = {"image": np.arange(1000), "label": torch.arange(7), "empty": np.empty(0), "names": ["a", "bc"] * 40}
+    for limits in (Limits(), Limits(frame_bytes=100)):
+        frames = list(EncodedBatch(batch, limits=limits, lazy=True).frames())
+        assert frames == list(EncodedBatch(batch, limits=limits).frames())
+    array = np.zeros(1000, np.uint8)
+    taken = EncodedBatch(array, limits=Limits(frame_bytes=500), lazy=True).frames()
+    before = [next(taken), next(taken)]
+    array[:] = 1
+    with pytest.raises(ProtocolError, match="damaged"):
+        decode([*before, *taken])
+
+
 def test_encode_batch_too_large_fails_before_the_first_frame() -> None:
     with pytest.raises(UnsupportedBatchError, match="101 bytes, but only 100 are left"):
         encode_batch(np.zeros(101, np.uint8), limits=Limits(max_batch_bytes=100))
