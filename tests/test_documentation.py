@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetero import cli, config
+from hetero.cluster import Role, read_cluster
 from hetero.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +33,15 @@ def test_readme_command_is_understood(command: str) -> None:
     _, *arguments = shlex.split(command, comments=True)
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     assert config.parse(cli._make_parser(), ours).run is not None
+
+
+def test_readme_cluster_file_is_read(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    path = tmp_path / "cluster.json"
+    path.write_text(block)
+    cluster = read_cluster(env={}, cluster_file=path, host="node-7")
+    assert cluster.role is Role.TRAINER
+    assert [host.name for host in cluster.data_hosts] == ["node-1", "node-2"]
 
 
 def test_readme_links_lead_somewhere() -> None:
