@@ -59,7 +59,6 @@ def test_heterogeneous_file_gives_groups_and_roles(base: Path) -> None:
     assert spec.network_interface_name == "ens5"
     assert [host.name for host in spec.trainer_hosts] == ["algo-2"]
     assert [host.name for host in spec.data_hosts] == ["algo-1"]
-    assert spec.trainer_index is None
     assert [host.instance_type for host in spec.hosts] == ["ml.c5.xlarge", "ml.m4.xlarge"]
 
 
@@ -73,14 +72,12 @@ def test_hosts_in_any_order_are_sorted_naturally() -> None:
     assert [host.name for host in spec.hosts] == ["algo-2", "algo-3", "algo-9", "algo-10", "algo-11"]
     assert [host.name for host in spec.trainer_hosts] == ["algo-2", "algo-3", "algo-10"]  # over groups
     assert spec.groups[0].hosts == ("algo-2", "algo-10")
-    assert spec.trainer_index == 2
 
 
 def test_local_mode_without_groups_is_homogeneous(base: Path) -> None:
     spec = read_cluster(write(base, {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}))
     assert [(g.name, g.role, g.instance_type) for g in spec.groups] == [("homogeneousCluster", Role.TRAINER, "")]
     assert not spec.is_heterogeneous
-    assert spec.trainer_index == 1
 
 
 @pytest.mark.parametrize("name", ["homogeneousCluster", "data_group"])

@@ -98,12 +98,6 @@ class ClusterSpec:
         return self.hosts_by_role(Role.DATA)
 
     @property
-    def trainer_index(self) -> int | None:
-        """This host's place among the trainer hosts, from 0; None on a data host."""
-        names = [host.name for host in self.trainer_hosts]
-        return names.index(self.current_host) if self.current_host in names else None
-
-    @property
     def is_heterogeneous(self) -> bool:
         """Whether the job has data hosts."""
         return any(group.role is Role.DATA for group in self.groups)

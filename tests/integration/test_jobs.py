@@ -187,7 +187,8 @@ def test_script_at_fault_on_a_data_host_ends_the_job(
     assert words in job.failure("algo-2")
 
 
-def test_sigterm_runs_stop_callbacks_after_the_same_step(start_job: StartJob) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_first_signal_runs_stop_callbacks_after_the_same_step(start_job: StartJob, number: signal.Signals) -> None:
     job = start_job(
         [data(1), DNN],
         "--endpoints-per-host",
@@ -197,7 +198,7 @@ def test_sigterm_runs_stop_callbacks_after_the_same_step(start_job: StartJob) ->
         args=["--gloo", "--step-s", "0.05", "--num-samples", "5000"],
     )
     job.wait_line("step 5")
-    job.process.send_signal(signal.SIGTERM)
+    job.process.send_signal(number)
     assert job.wait() == 143, job.output
     stopped = [(job.directory / f"stopped-{rank}").read_text() for rank in range(2)]
     assert stopped[0] == stopped[1]
