@@ -39,7 +39,7 @@ def test_readme_cluster_file_is_read(tmp_path: Path) -> None:
     (block,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     path = tmp_path / "cluster.json"
     path.write_text(block)
-    cluster = read_cluster(env={}, cluster_file=path, host="node-7")
+    cluster = read_cluster(env={}, cluster_file=str(path), host="node-7")
     assert cluster.role is Role.TRAINER
     assert [host.name for host in cluster.data_hosts] == ["node-1", "node-2"]
 
