@@ -220,11 +220,12 @@ class Fleet:
     def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
         """Give back what `choose` gave. Needs the lock."""
         connection.num_outstanding -= 1
+        is_awaited = connection.reserved_by is not None
         if alone_for is not None and connection.reserved_by is alone_for:
             connection.reserved_by = None
         if connection.is_retired and not connection.num_outstanding:
             self._notify()  # the watcher closes it
-        elif not connection.num_outstanding or alone_for is not None:
+        elif alone_for is not None or (is_awaited and not connection.num_outstanding):
             self._tell_listeners()
 
     def unreserve(self, owners: Container[object]) -> None:

@@ -137,8 +137,13 @@ class Window:
             self.next_sequence += 1
             if isinstance(outcome, Arrived):
                 self._held_bytes -= outcome.nbytes
-            self.work.notify_all()  # room in bytes, and whoever is next may exceed the bound
+            self._wake_lanes()  # room in bytes, and whoever is next may exceed the bound
         return outcome
+
+    def _wake_lanes(self) -> None:
+        """Have lanes look for work again: only if there is any, since nearly always each request has its lane."""
+        if self._missing:
+            self.work.notify_all()
 
     def on_fleet_change(self) -> None:
         """See `hetero.dataplane.fleet.Listener`."""
@@ -238,10 +243,9 @@ class Window:
             return error
 
     def _started(self, item: Item, call: Any) -> None:
-        with self.fleet.lock:
-            item.call = call
-            is_closed = self.is_closed
-        if is_closed:
+        # Without the lock: `close` sets the flag, then looks for calls, this the other way round; one sees the other.
+        item.call = call
+        if self.is_closed:
             call.cancel()
 
     def _settle(self, item: Item, outcome: Fetched | Exception) -> None:
@@ -275,7 +279,7 @@ class Window:
             agreement.has_size, agreement.batch_bytes = True, fetched.nbytes
         agreement.batch_bytes = max(agreement.batch_bytes, fetched.nbytes)
         self.put(item.sequence, Arrived(fetched.batch, fetched.nbytes))
-        self.work.notify()
+        self._wake_lanes()  # it may be smaller than was expected of it
 
     def _failed(self, item: Item, connection: EndpointConnection, error: Exception) -> BaseException | None:
         """Decide what a failed attempt means for the request; None: ask again."""
