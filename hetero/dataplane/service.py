@@ -244,7 +244,12 @@ class DataService:
         """
         try:
             return framing.EncodedBatch(
-                batch, limits=limits, num_queued=self._compute.num_queued, compute_time_s=compute_time_s, lazy=lazy
+                batch,
+                limits=limits,
+                num_queued=self._compute.num_queued,
+                compute_time_s=compute_time_s,
+                inline_small=True,
+                lazy=lazy,
             )
         except ConfigError as error:
             failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")

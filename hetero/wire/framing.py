@@ -1,11 +1,12 @@
 """A nested batch <-> the frames of a response stream.
 
-    header frame      protobuf ``Frame(header=...)``: version, structure, sizes, checksum
+    header frame      protobuf ``Frame(header=...)``: version, structure, sizes, checksum;
+                      of a small batch also the payload, and no other frame follows
     payload frames    protobuf ``Frame(payload=...)``, written and read by hand: the byte 0x12,
                       the length as a varint, the chunk
     failure frame     protobuf ``Frame(failure=...)`` instead of all of these
 
-Any protobuf reader understands every frame, and Python never runs protobuf over payload.
+Any protobuf reader understands every frame, and Python runs protobuf over no payload but a small batch's.
 The payload is the leaves' bytes one after the other; a frame may hold
 many small leaves, and a large leaf spans many frames. Sender and receiver copy each byte once.
 """
@@ -46,6 +47,7 @@ class EncodedBatch:
         limits: Bounds of what is sent.
         num_queued: Requests that wait on this endpoint.
         compute_time_s: What the batch took.
+        inline_small: Send a batch of at most ``limits.max_inline_payload_bytes`` as a single frame.
         lazy: Copy each frame's bytes when the frame is taken: nobody may change the batch until the last one was.
             Otherwise all are copied now, and the batch may change or go.
 
@@ -62,6 +64,7 @@ class EncodedBatch:
         limits: Limits = _DEFAULT_LIMITS,
         num_queued: int = 0,
         compute_time_s: float = 0.0,
+        inline_small: bool = False,
         lazy: bool = False,
     ) -> None:
         tree, leaves = flatten(batch, limits)
@@ -74,8 +77,12 @@ class EncodedBatch:
         self.nbytes: int = sum(leaf.nbytes for leaf in leaves)
         """Payload."""
         hasher = xxhash.xxh3_64(structure)
-        self._payload: Iterator[bytes]
-        if lazy:
+        self._payload: Iterator[bytes] = iter(())
+        inline = b""
+        if inline_small and self.nbytes <= limits.max_inline_payload_bytes:
+            inline = b"".join([leaf.data for leaf in leaves])
+            hasher.update(inline)
+        elif lazy:
             for leaf in leaves:
                 hasher.update(leaf.data)
             self._payload = _payload_frames(leaves, limits.frame_bytes)
@@ -93,6 +100,7 @@ class EncodedBatch:
             checksum=hasher.intdigest(),
             num_queued=num_queued,
             compute_time_s=compute_time_s,
+            inline_payload=inline,
         )
         self._header = pb.Frame(header=header).SerializeToString()
 
@@ -287,12 +295,17 @@ class BatchDecoder:
             )
         if not 0 <= header.compute_time_s < float("inf"):
             raise ProtocolError(f"a batch took {header.compute_time_s} s")
+        inline = header.inline_payload
+        if len(inline) > self._limits.max_inline_payload_bytes or len(inline) not in (0, nbytes):
+            raise ProtocolError(f"a header brings {len(inline)} bytes of payload, but the batch has {nbytes}")
         self._tree, self._shapes = tree, shapes
         self._expected_checksum = header.checksum
         self._hasher.update(header.structure)
         self.nbytes = self._missing = nbytes
         self.num_queued, self.compute_time_s = header.num_queued, header.compute_time_s
         self._header_seen = True
+        if inline:
+            self._take_payload(memoryview(inline))
 
     def _take_failure(self, frame: bytes) -> None:
         if len(frame) > self._limits.max_failure_bytes:

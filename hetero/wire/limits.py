@@ -10,7 +10,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["PROTOCOL", "Limits"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the data plane's messages; both sides must have the same."""
 
 
@@ -24,6 +24,8 @@ class Limits(StructureLimits):
     """One frame that is accepted; gRPC's own limit on the data plane is 4 MiB."""
     max_header_bytes: int = 2**20
     """Structure of a batch: its tree, and dtypes and shapes of its leaves."""
+    max_inline_payload_bytes: int = 64 * 2**10
+    """Payload of a batch that is one frame: protobuf copies it twice, a second message would cost more."""
     max_failure_bytes: int = 64 * 2**10
     """An exception with its traceback."""
     max_indices: int = 65_536

@@ -107,6 +107,45 @@ def test_frames_many_small_leaves_share_one() -> None:
     assert len(list(encode_batch([np.zeros(10)] * 500))) == 2
 
 
+def inline_frames(batch: Any, limits: Limits | None = None, **options: Any) -> list[bytes]:
+    return list(EncodedBatch(batch, limits=limits or Limits(), inline_small=True, **options).frames())
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(batch=BATCHES, max_inline=st.integers(1, 200), lazy=st.booleans())
+def test_round_trip_random_small_batch_in_one_frame_is_the_same(batch: Any, max_inline: int, lazy: bool) -> None:
+    limits = Limits(max_inline_payload_bytes=max_inline, frame_bytes=64)
+    frames = inline_frames(batch, limits, lazy=lazy)
+    assert compare(batch, decode(frames, limits)) is None
+    header = pb.Frame.FromString(frames[0]).header
+    assert (len(frames) == 1) == (header.payload_bytes <= max_inline)
+    assert len(header.inline_payload) == (header.payload_bytes if len(frames) == 1 else 0)
+
+
+def test_frames_small_batch_checksum_is_that_of_separate_frames() -> None:
+    batch = {"image": np.arange(300, dtype=np.uint8), "label": torch.arange(3)}
+    [single] = [pb.Frame.FromString(frame) for frame in inline_frames(batch)]
+    header, payload = [pb.Frame.FromString(frame) for frame in encode_batch(batch)]
+    assert single.header.inline_payload == payload.payload
+    single.header.ClearField("inline_payload")
+    assert single == header
+
+
+def test_encoded_small_batch_changed_afterwards_is_sent_as_it_was() -> None:
+    array = np.zeros(10)
+    encoded = EncodedBatch(array, inline_small=True)
+    array[:] = 1
+    assert decode(encoded.frames()).sum() == 0
+
+
+def test_result_of_a_single_frame_is_writable_and_owns_its_memory() -> None:
+    frames = inline_frames([np.zeros(10), torch.zeros(10)])
+    first, second = decode(frames), decode(frames)
+    for array in first:
+        array += 1
+    assert all(array.sum() == 0 for array in second)
+
+
 def test_encoded_batch_changed_afterwards_is_sent_as_it_was() -> None:
     array = np.zeros(10)
     encoded = EncodedBatch(array)

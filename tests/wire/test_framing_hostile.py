@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import DatasetError, ProtocolError
-from hetero.wire.framing import BatchDecoder, ChecksumError, encode_batch
+from hetero.wire.framing import BatchDecoder, ChecksumError, EncodedBatch, encode_batch
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
@@ -31,7 +31,7 @@ class Sample:
     size: int
 
 
-LIMITS = Limits(max_batch_bytes=4096, frame_bytes=64)
+LIMITS = Limits(max_batch_bytes=4096, frame_bytes=64, max_inline_payload_bytes=1024)
 BATCH = {
     "image": np.arange(60, dtype=np.float32).reshape(3, 4, 5),
     "mask": torch.zeros(7, dtype=torch.bool),
@@ -72,6 +72,20 @@ def signed(structure: bytes, payload: bytes = b"", **fields: Any) -> list[bytes]
     chunks = [payload[begin : begin + 64] for begin in range(0, len(payload), 64)]
     frames = [pb.Frame(header=header), *(pb.Frame(payload=chunk) for chunk in chunks)]
     return [frame.SerializeToString() for frame in frames]
+
+
+def signed_inline(structure: bytes, payload: bytes, inline: bytes) -> list[bytes]:
+    """Return a header that also brings payload; right for ``payload``, whatever it brings."""
+    message = pb.Frame.FromString(signed(structure, payload)[0])
+    message.header.inline_payload = inline
+    return [message.SerializeToString()]
+
+
+def inline_leaf(inline: bytes, size: int = 4) -> list[bytes]:
+    """Return a batch that is one leaf, in a single frame that brings these bytes for it."""
+    leaf = pb.Leaf(dtype=pb.U8, container=pb.ARRAY, shape=[size], nbytes=size)
+    structure = pb.Structure(root=pb.Node(leaf=0), leaves=[leaf]).SerializeToString()
+    return signed_inline(structure, b"1234".ljust(size, b"\0"), inline)
 
 
 def of_leaf(payload: bytes = b"", **fields: Any) -> list[bytes]:
@@ -130,6 +144,27 @@ CASES: dict[str, tuple[Callable[[], list[bytes]], str]] = {
     "payload without length": (lambda: changed(lambda frames: frames.insert(1, b"\x12")), "announces"),
     "payload with endless length": (lambda: changed(lambda f: f.insert(1, b"\x12" + b"\xff" * 64)), "announces"),
     "payload length padded": (lambda: changed(lambda f: f.insert(1, b"\x12\x81\x00x")), "announces"),
+    "inline payload changed": (lambda: inline_leaf(b"1235"), "damaged"),
+    "inline payload too short": (lambda: inline_leaf(b"123"), "brings 3 bytes of payload, but the batch has 4"),
+    "inline payload too long": (lambda: inline_leaf(b"12345"), "brings 5 bytes of payload, but the batch has 4"),
+    "inline payload missing": (lambda: inline_leaf(b""), "ended early: 4 of 4"),
+    "inline payload and then payload": (lambda: [*inline_leaf(b"1234"), b"\x12\x011"], "0 are missing"),
+    "inline payload for no leaf": (
+        lambda: signed_inline(pb.Structure(root=pb.Node(none=True)).SerializeToString(), b"", b"1"),
+        "brings 1 bytes of payload, but the batch has 0",
+    ),
+    "inline payload beyond its limit": (lambda: inline_leaf(bytes(1025), size=1025), "brings 1025 bytes"),
+    "inline payload of a shape bomb": (
+        lambda: signed_inline(
+            pb.Structure(
+                root=pb.Node(leaf=0),
+                leaves=[pb.Leaf(dtype=pb.U8, container=pb.ARRAY, shape=[HUGE, HUGE], nbytes=4)],
+            ).SerializeToString(),
+            b"1234",
+            b"1234",
+        ),
+        "exceeds 4096",
+    ),
     "frame too large": (lambda: [b"\x0a" + bytes(5 * 2**20)], "at most"),
     "header too large": (lambda: signed(bytes(2**20 + 1)), "at most"),
     "header and failure in one": (lambda: [signed(b"")[0] + b"\x1a\x00"], "more than one part"),
@@ -327,6 +362,25 @@ def test_decoder_mutated_frames_raise_nothing_but_protocol_errors() -> None:
             outcomes[type(error).__name__] += 1
     # Facts beside the batch, such as the queue length, are not covered by the checksum.
     assert outcomes["batch"] < 600
+    assert outcomes["ChecksumError"] > 100
+    assert outcomes["ProtocolError"] > 1000
+
+
+def test_decoder_mutated_single_frames_raise_nothing_but_protocol_errors() -> None:
+    rng = random.Random(19)
+    [frame] = EncodedBatch(BATCH, limits=LIMITS, inline_small=True).frames()
+    header = pb.Frame.FromString(frame).header
+    outcomes: Counter[str] = Counter()
+    for _ in range(4_000):
+        try:
+            if rng.random() < 0.6:
+                decode([_mutate(frame, rng)])
+            else:
+                decode(signed_inline(header.structure, header.inline_payload, _mutate(header.inline_payload, rng)))
+            outcomes["batch"] += 1
+        except (ProtocolError, DatasetError) as error:
+            outcomes[type(error).__name__] += 1
+    assert outcomes["batch"] < 400
     assert outcomes["ChecksumError"] > 100
     assert outcomes["ProtocolError"] > 1000
 

@@ -178,20 +178,22 @@ class Failure(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s")
+    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s", "inline_payload")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    INLINE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     structure: bytes
     payload_bytes: int
     checksum: int
     num_queued: int
     compute_time_s: float
-    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ...) -> None: ...
+    inline_payload: bytes
+    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ..., inline_payload: _Optional[bytes] = ...) -> None: ...
 
 class Structure(_message.Message):
     __slots__ = ("root", "leaves")
