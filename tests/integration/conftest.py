@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, MARKER, Job, Start, StartJob, StartLauncher, sweep
+from harness import CHAIN, MARKER, Job, Start, StartJob, StartLauncher, listening_ports, sweep
 
 
 @pytest.fixture
@@ -23,6 +23,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     jobs: list[Job] = []
     temporary = tmp_path / "tmp"
     temporary.mkdir()
+    shared_before = set(Path("/dev/shm").iterdir())
+    ports_before = listening_ports()
 
     def start_command(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Job:
         marker = uuid.uuid4().hex
@@ -54,8 +56,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     # A killed script cannot remove what Python's own multiprocessing made for it (pymp-*).
     left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith("pymp-"))
     assert killed or left_names == [], "temporary files are left"
-    left = [path for path in Path("/dev/shm").iterdir() if "hetero" in path.name]
-    assert left == [], "shared memory is left"
+    assert set(Path("/dev/shm").iterdir()) - shared_before == set(), "shared memory or semaphores are left"
+    assert listening_ports() - ports_before == set(), "ports are left open on addresses of simulated hosts"
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -121,3 +122,11 @@ def sweep(job: Job) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     assert described == [], f"processes are left:\n{described}\n{job.output[-3000:]}"
+
+
+def listening_ports() -> set[str]:
+    """Return what listens on loopback addresses that only simulated hosts use."""
+    found = [
+        connection.laddr for connection in psutil.net_connections("tcp") if connection.status == psutil.CONN_LISTEN
+    ]
+    return {f"{address.ip}:{address.port}" for address in found if re.match(r"127\.(?!0\.)", address.ip)}
