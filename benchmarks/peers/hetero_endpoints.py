@@ -15,7 +15,7 @@ from hetero.control.security import Token, write_token
 from hetero.control.session import SessionOptions
 from hetero.dataplane import reader
 from hetero.dataplane.pool import EndpointPool, PoolOptions
-from hetero.dataplane.window import Arrived, Window
+from hetero.dataplane.window import Window
 from hetero.torch import DataLoader
 from peers import NUM_PROCESSES, PipelineCompetitor, endpoint_script
 
@@ -85,20 +85,9 @@ class FirstComeWindow(Window):
     free for the next request.
     """
 
-    def put(self, sequence: int, outcome: Arrived | BaseException) -> None:
-        """Wake the consumer for every batch."""
-        super().put(sequence, outcome)
-        self.arrived.notify_all()
-
-    def pop(self) -> Arrived | BaseException | None:
+    def deliverable(self) -> int | None:
         """Return the lowest that is there; ``next_sequence`` counts deliveries."""
-        outcome = self.outcomes.pop(min(self.outcomes), None) if self.outcomes else None
-        if outcome is not None:
-            self.next_sequence += 1
-            if isinstance(outcome, Arrived):
-                self._held_bytes -= outcome.nbytes
-            self.work.notify_all()
-        return outcome
+        return min(self.outcomes, default=None)
 
 
 class HeteroEndpoints(PipelineCompetitor):

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Protocol
 
 from hetero.batches.fetch import Description
@@ -25,6 +25,7 @@ from hetero.control.security import Token
 from hetero.dataplane import routing
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.connection import CallFailedError, ConnectionState, EndpointConnection, Fault
+from hetero.dataplane.hedging import Hedging
 from hetero.dataplane.roster import Roster
 from hetero.dataplane.statistics import FleetStatistics
 from hetero.datasets import DatasetSpec
@@ -63,6 +64,7 @@ class Fleet:
         prepare_timeout_s: Bound for building a data set, and for the first endpoint to appear.
         data_timeout_s: How long there may be no endpoint later on.
         limits: What answers may make this process allocate.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -76,13 +78,16 @@ class Fleet:
         prepare_timeout_s: float = 900.0,
         data_timeout_s: float = 300.0,
         limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.prepare_timeout_s = prepare_timeout_s
         self.data_timeout_s = data_timeout_s
         self.limits = Limits() if limits is None else limits
+        self.clock = clock
         self.stats = FleetStatistics()
+        self.hedging = Hedging()
         self.lock = threading.Lock()
         self.failure: HeteroError | None = None
         """Why nothing can be read any more: the token is wrong, say."""
@@ -142,14 +147,14 @@ class Fleet:
             AuthenticationError: An endpoint refuses the token.
         """
         self.check_process()
-        begin_s = time.monotonic()
+        begin_s = self.clock()
         next_log_s = begin_s + _LOG_INTERVAL_S
         settle_at_s: float | None = None
         with self.lock:
             agreement = self.want(spec)
             while True:
                 self.raise_failure(agreement)
-                now_s = time.monotonic()
+                now_s = self.clock()
                 if agreement.reference is not None:
                     settle_at_s = now_s + _SETTLE_S if settle_at_s is None else settle_at_s
                     if now_s >= settle_at_s or agreement.is_settled(self._used):
@@ -205,20 +210,30 @@ class Fleet:
             alone_for: The request, if nothing else of this process may be on the endpoint meanwhile. An
                 endpoint is then kept free of new requests until it is idle; ask again.
         """
-        chosen = routing.least_loaded(self._used, spec, now_s=time.monotonic(), alone_for=alone_for)
-        if chosen is None:
-            return None
-        if alone_for is not None:
+        now_s = self.clock()
+        avoided = self.hedging.laggards.avoided(now_s)
+        chosen = routing.least_loaded(self._used, spec, now_s=now_s, alone_for=alone_for, avoided=avoided)
+        if chosen is not None and alone_for is not None:
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
                 return None
-        self._num_choices += 1
-        chosen.chosen_at = self._num_choices
-        chosen.num_outstanding += 1
+        return self._taken(chosen)
+
+    def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
+        """Take the endpoint for the second attempt of a request; None if there is none that helps. Needs the lock."""
+        now_s = self.clock()
+        avoided = self.hedging.laggards.avoided(now_s)
+        return self._taken(routing.less_loaded(self._used, spec, overdue_on, now_s=now_s, avoided=avoided))
+
+    def _taken(self, chosen: EndpointConnection | None) -> EndpointConnection | None:
+        if chosen is not None:
+            self._num_choices += 1
+            chosen.chosen_at = self._num_choices
+            chosen.num_outstanding += 1
         return chosen
 
     def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
-        """Give back what `choose` gave. Needs the lock."""
+        """Give back what `choose` or `choose_other` gave. Needs the lock."""
         connection.num_outstanding -= 1
         is_awaited = connection.reserved_by is not None
         if alone_for is not None and connection.reserved_by is alone_for:
@@ -237,7 +252,7 @@ class Fleet:
 
     def call_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
         """Draw the conclusions from a failed call. Needs the lock."""
-        now_s = time.monotonic()
+        now_s = self.clock()
         if error.fault in (Fault.UNREACHABLE, Fault.CANCELLED):
             if connection.mark_down(str(error), now_s, generation):
                 self.stats.endpoint_losses += 1
@@ -320,7 +335,7 @@ class Fleet:
                 self._roster.follow(self._directory.records())
                 ended = self._roster.take_ended()
                 self._used = routing.subset(self._roster, self.rank, self.world_size)
-                due, next_due_s = self._due(time.monotonic())
+                due, next_due_s = self._due(self.clock())
                 for connection, spec in due:
                     connection.preparing.add(spec)
                 remaining = list(self._roster)
@@ -337,7 +352,7 @@ class Fleet:
                 ).start()
             with self.lock:
                 if not self._news and not self._is_closed:
-                    self._changed.wait(max(0.01, next_due_s - time.monotonic()))
+                    self._changed.wait(max(0.01, next_due_s - self.clock()))
 
     def _due(self, now_s: float) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
         """Return what is to be prepared now, and when to look again."""
@@ -403,9 +418,9 @@ class Fleet:
         elif error.fault is Fault.REFUSED:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY:
-            connection.retry_at_s = time.monotonic() + 0.5
+            connection.retry_at_s = self.clock() + 0.5
         else:
-            connection.mark_down(str(error), time.monotonic())
+            connection.mark_down(str(error), self.clock())
 
 
 _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.agreement import Agreement
+from hetero.dataplane.attempts import Item
 from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.window import Arrived, Item, Window
+from hetero.dataplane.window import Arrived, Window
 from hetero.errors import ConfigError
 
 __all__ = ["Reader", "default_window_bytes"]
@@ -36,6 +36,9 @@ class Reader(Iterator[Any]):
     Requests are taken from the iterator in the consuming thread, at construction and in
     ``next``, never further ahead than the window: a sampler that draws from the trainer's
     generators draws where torch's own loader would.
+
+    A batch that the consumer waits for and that takes longer than it ought to is asked for a
+    second time, elsewhere: see `hetero.dataplane.hedging`.
 
     After an exception or the end the reader is closed. Several readers share one fleet.
 
@@ -148,7 +151,7 @@ class Reader(Iterator[Any]):
     def _wait(self) -> Arrived | BaseException:
         """Block until the next batch is there; return it or what is to be raised."""
         window, fleet = self._window, self._fleet
-        begin_s = time.monotonic()
+        begin_s = fleet.clock()
         log_at_s = begin_s + _LOG_AFTER_S
         unserved_since_s: float | None = None
         while True:
@@ -159,7 +162,7 @@ class Reader(Iterator[Any]):
                 if window.is_closed or self._agreement is None or window.next_sequence >= self._num_taken:
                     return StopIteration()
                 fleet.raise_failure(self._agreement)
-                now_s = time.monotonic()
+                now_s = fleet.clock()
                 spec = self._agreement.spec
                 if fleet.has_ready(spec):
                     unserved_since_s = None
@@ -175,7 +178,7 @@ class Reader(Iterator[Any]):
                         now_s - begin_s,
                         fleet.describe_endpoints(),
                     )
-                window.arrived.wait(_POLL_S)
+                window.arrived.wait(min(_POLL_S, window.hedge_if_overdue()))
             self._fill()  # the window grows with the fleet
 
     def _patience_s(self, agreement: Agreement) -> float:

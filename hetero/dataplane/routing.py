@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from hetero.dataplane.connection import ConnectionState, EndpointConnection
 from hetero.datasets import DatasetSpec
 
-__all__ = ["least_loaded", "subset"]
+__all__ = ["least_loaded", "less_loaded", "subset"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
@@ -43,7 +43,12 @@ def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int
 
 
 def least_loaded(
-    connections: Iterable[EndpointConnection], spec: DatasetSpec, *, now_s: float, alone_for: object | None
+    connections: Iterable[EndpointConnection],
+    spec: DatasetSpec,
+    *,
+    now_s: float,
+    alone_for: object | None,
+    avoided: Container[EndpointConnection] = (),
 ) -> EndpointConnection | None:
     """Return the endpoint for the next request; None if there is none now.
 
@@ -55,25 +60,67 @@ def least_loaded(
         spec: The request's data set.
         now_s: Monotonic seconds.
         alone_for: Who wants the endpoint alone, if so: what it has reserved comes first.
+        avoided: Those that are taken only if there is no other.
     """
-
-    def burden(connection: EndpointConnection) -> tuple[bool, float, float, int]:
-        num_slots = connection.record.num_slots
-        # An old report says nothing, and must not keep an endpoint idle for ever.
-        load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
-        return (
-            connection.reserved_by is not alone_for,
-            connection.num_outstanding / num_slots,
-            load / num_slots,
-            connection.chosen_at,
-        )
-
     ready = [
         connection
         for connection in connections
         if connection.serves(spec) and connection.busy_until_s <= now_s and connection.reserved_by in (None, alone_for)
     ]
-    return min(ready, key=burden, default=None)
+    return min(
+        ready,
+        key=lambda connection: (
+            connection.reserved_by is not alone_for,
+            connection in avoided,
+            *_burden(connection, now_s),
+        ),
+        default=None,
+    )
+
+
+def less_loaded(
+    connections: Iterable[EndpointConnection],
+    spec: DatasetSpec,
+    overdue_on: EndpointConnection,
+    *,
+    now_s: float,
+    avoided: Container[EndpointConnection] = (),
+) -> EndpointConnection | None:
+    """Return the endpoint for a second attempt; None if there is none now.
+
+    It is ready, nobody's alone, and has fewer of our requests per slot than the one that has
+    the first attempt. Another host comes first: what stops an endpoint may stop its host.
+
+    Args:
+        connections: Those in use.
+        spec: The request's data set.
+        overdue_on: Where the first attempt is.
+        now_s: Monotonic seconds.
+        avoided: Those that are not taken.
+    """
+    load = overdue_on.num_outstanding / overdue_on.record.num_slots
+    ready = [
+        connection
+        for connection in connections
+        if connection is not overdue_on
+        and connection not in avoided
+        and connection.serves(spec)
+        and connection.busy_until_s <= now_s
+        and connection.reserved_by is None
+        and connection.num_outstanding / connection.record.num_slots < load
+    ]
+    return min(
+        ready,
+        key=lambda connection: (connection.record.host == overdue_on.record.host, *_burden(connection, now_s)),
+        default=None,
+    )
+
+
+def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float, int]:
+    num_slots = connection.record.num_slots
+    # An old report says nothing, and must not keep an endpoint idle for ever.
+    load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
+    return connection.num_outstanding / num_slots, load / num_slots, connection.chosen_at
 
 
 def _index_on_host(connection: EndpointConnection) -> int:

@@ -34,3 +34,7 @@ class FleetStatistics:
     """Batches that arrived damaged."""
     endpoint_losses: int = 0
     """Times that an endpoint in use could not be reached any more."""
+    hedges: int = 0
+    """Requests issued a second time while the first attempt was still in progress, because that was overdue."""
+    hedges_won: int = 0
+    """Batches that came from the second attempt."""

@@ -1,68 +1,39 @@
 """The batches between delivery and the furthest request, and the threads that fetch them.
 
-A request (`Item`) is missing, in flight, or has an outcome. Lanes take the
-lowest missing one, choose its endpoint, fetch, and put the outcome in place; a
-failed attempt makes it missing again. The consumer takes outcomes in order.
-Everything is guarded by the fleet's lock.
+A request (`Item`) is missing, has one or two attempts in progress, or has an
+outcome. Lanes take the lowest missing one, choose its endpoint, fetch, and put
+the outcome in place; if its last attempt fails it is missing again. The consumer
+takes outcomes in order. While it waits for one that is overdue it issues a second
+attempt, which another lane makes; the first answer wins and the other attempt is
+cancelled. Everything is guarded by the fleet's lock.
 """
 
 from __future__ import annotations
 
 import bisect
-import functools
 import logging
 import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hetero.batches.failures import dataset_error
-from hetero.batches.request import BatchRequest
-from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.connection import CallFailedError, EndpointConnection, Fault, Fetched
+from hetero.dataplane.attempts import LOST, MAX_ATTEMPTS, Attempt, Item
+from hetero.dataplane.connection import CallFailedError, Fault, Fetched
 from hetero.dataplane.fleet import Fleet
 from hetero.datasets import DatasetSpec
-from hetero.errors import (
-    AuthenticationError,
-    BatchTimeoutError,
-    DataPlaneError,
-    DatasetError,
-    HeteroError,
-    ProtocolError,
-)
+from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
 from hetero.wire.framing import ChecksumError
 
-__all__ = ["Arrived", "Item", "Window"]
+__all__ = ["Arrived", "Window"]
 
-_MAX_ATTEMPTS = 3
-"""Deaths, damaged arrivals, or late answers of one request before it fails by name."""
 _POLL_S = 0.5
 _JOIN_S = 5.0
-_MAX_NAMED_INDICES = 64
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """One request on its way."""
-
-    sequence: int
-    request: BatchRequest
-    agreement: Agreement
-    lost_with: list[tuple[str, str]] = field(default_factory=list)
-    """Incarnations of endpoints that could not be reached any more while they had it."""
-    is_suspect: bool = False
-    """It may be what killed its endpoint: it runs alone."""
-    num_damaged: int = 0
-    num_late: int = 0
-    num_broken: int = 0
-    connection: EndpointConnection | None = None
-    generation: int = 0
-    call: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +72,9 @@ class Window:
         self._window_bytes = window_bytes
         self._allocate = allocate
         self._missing: list[Item] = []  # to be asked for, by sequence
-        self._in_flight: set[Item] = set()
+        self._attempts: set[Attempt] = set()  # in progress, those given up included
+        self._hedges: deque[Attempt] = deque()  # those of them that no lane has taken yet
+        self._wants_place = False  # the consumer has an overdue request, and every other endpoint has more to do
         self._held_bytes = 0
         self._lanes: list[threading.Thread] = []
         self._pid = os.getpid()
@@ -115,11 +88,7 @@ class Window:
     def add(self, item: Item) -> None:
         """Put a request into the window, and see that a lane is there for it."""
         self._insert(item)
-        wanted = len(self._missing) + len(self._in_flight)
-        if len(self._lanes) < min(wanted, self.size):
-            lane = threading.Thread(target=self._run_lane, name=f"hetero-lane-{len(self._lanes)}", daemon=True)
-            self._lanes.append(lane)
-            lane.start()
+        self._ensure_lane()
         self.work.notify()
 
     def put(self, sequence: int, outcome: Arrived | BaseException) -> None:
@@ -127,18 +96,64 @@ class Window:
         if isinstance(outcome, Arrived):
             self._held_bytes += outcome.nbytes
         self.outcomes[sequence] = outcome
-        if sequence == self.next_sequence:
+        if self.deliverable() is not None or self._wants_place:
             self.arrived.notify_all()
+
+    def deliverable(self) -> int | None:
+        """Return the request whose outcome may be taken now: the next in order; None if it is not there yet."""
+        return self.next_sequence if self.next_sequence in self.outcomes else None
 
     def pop(self) -> Arrived | BaseException | None:
         """Return the next outcome in order; None if it is not there yet."""
-        outcome = self.outcomes.pop(self.next_sequence, None)
-        if outcome is not None:
-            self.next_sequence += 1
-            if isinstance(outcome, Arrived):
-                self._held_bytes -= outcome.nbytes
-            self._wake_lanes()  # room in bytes, and whoever is next may exceed the bound
+        sequence = self.deliverable()
+        if sequence is None:
+            return None
+        outcome = self.outcomes.pop(sequence)
+        self.next_sequence += 1
+        self._wants_place = False
+        if isinstance(outcome, Arrived):
+            self._held_bytes -= outcome.nbytes
+        self._wake_lanes()  # room in bytes, and whoever is next may exceed the bound
         return outcome
+
+    def hedge_if_overdue(self) -> float:
+        """Ask for the next batch a second time if it is overdue and that may help. For the consumer that waits for it.
+
+        Only this one is hedged: the trainer waits for no other. Its bytes have to fit into the window once more.
+
+        Returns:
+            Seconds until it will be overdue; infinite if there is nothing to watch.
+        """
+        fleet, hedging = self.fleet, self.fleet.hedging
+        self._wants_place = False
+        attempt = next((found for found in self._attempts if found.item.sequence == self.next_sequence), None)
+        if attempt is None or len(attempt.item.attempts) > 1 or attempt.item.is_suspect or attempt.is_given_up:
+            return math.inf
+        item, now_s = attempt.item, fleet.clock()
+        remaining_s = attempt.since_s + hedging.deadline_s(item.request) - now_s
+        if remaining_s > 0:
+            return remaining_s
+        if not hedging.budget.allows or self._expected_bytes(item) > self._window_bytes:
+            return math.inf
+        other = fleet.choose_other(item.request.spec, attempt.connection)
+        if other is None:
+            self._wants_place = True
+            return math.inf
+        hedging.budget.spend()
+        fleet.stats.hedges += 1
+        logger.info(
+            "batch %d has been on %s for %.1f s: asking %s too",
+            item.request.position,
+            attempt.connection.name,
+            now_s - attempt.issued_s,
+            other.name,
+        )
+        hedge = Attempt(item, other, now_s, is_hedge=True)
+        self._attempts.add(hedge)
+        self._hedges.append(hedge)
+        self._ensure_lane()
+        self.work.notify_all()  # of one notified lane nobody knows whether it was woken for a missing request
+        return math.inf
 
     def _wake_lanes(self) -> None:
         """Have lanes look for work again: only if there is any, since nearly always each request has its lane."""
@@ -164,14 +179,16 @@ class Window:
             return  # a forked copy: the lanes are the parent's, and its lock may be held for ever
         with self.fleet.lock:
             self.is_closed = True
-            calls = [item.call for item in self._in_flight if item.call is not None]
-            self.fleet.unreserve({*self._in_flight, *self._missing})
+            while self._hedges:
+                self._end(self._hedges.popleft())
+            attempts = tuple(self._attempts)
+            self.fleet.unreserve({*(attempt.item for attempt in attempts), *self._missing})
             self._missing.clear()
             self.outcomes.clear()
             self._held_bytes = 0
             self.on_fleet_change()
-        for call in calls:
-            call.cancel()
+        for attempt in attempts:
+            attempt.cancel()
         deadline_s = time.monotonic() + _JOIN_S
         for lane in self._lanes:
             if lane is not threading.current_thread():
@@ -179,36 +196,62 @@ class Window:
 
     # Lanes
 
+    def _ensure_lane(self) -> None:
+        """Start a lane if all may be busy: one for each request in progress, and one for each second attempt."""
+        num_lanes = len(self._lanes)
+        if num_lanes >= len(self._missing) + len(self._attempts):
+            return
+        if num_lanes >= self.size:
+            wanted = {attempt.item.sequence for attempt in self._attempts if not attempt.is_given_up}
+            if num_lanes >= self.size + len(self._attempts) - len(wanted):
+                return
+        lane = threading.Thread(target=self._run_lane, name=f"hetero-lane-{num_lanes}", daemon=True)
+        self._lanes.append(lane)
+        lane.start()
+
     def _run_lane(self) -> None:
         while True:
             taken = self._take()
             if taken is None:
                 return
-            self._settle(taken, self._attempt(taken))
+            self._settle(taken, self._make(taken))
 
-    def _take(self) -> Item | None:
-        """Return the lowest request that can be asked for now, with its endpoint chosen; None to leave."""
+    def _take(self) -> Attempt | None:
+        """Return the hedge that was issued, or the lowest request that can be asked for now; None to leave."""
         with self.fleet.lock:
             while not self.is_closed:
-                unserved: set[DatasetSpec] = set()
-                for item in tuple(self._missing):
-                    if item.request.spec in unserved or not self._is_askable(item):
-                        continue
-                    if self._choose(item):
-                        self._missing.remove(item)
-                        self._in_flight.add(item)
-                        return item
-                    if not item.is_suspect:
-                        unserved.add(item.request.spec)  # the same answer for all the others
+                if self._hedges:
+                    return self._hedges.popleft()
+                attempt = self._first_askable()
+                if attempt is not None:
+                    return attempt
                 self.work.wait(_POLL_S)
+        return None
+
+    def _first_askable(self) -> Attempt | None:
+        unserved: set[DatasetSpec] = set()
+        for item in tuple(self._missing):
+            if item.request.spec in unserved or not self._is_askable(item):
+                continue
+            connection = self.fleet.choose(item.request.spec, alone_for=item if item.is_suspect else None)
+            if connection is not None:
+                self._missing.remove(item)
+                attempt = Attempt(item, connection, self.fleet.clock(), is_alone=item.is_suspect)
+                self._attempts.add(attempt)
+                self.fleet.hedging.budget.earn()
+                return attempt
+            if not item.is_suspect:
+                unserved.add(item.request.spec)  # the same answer for all the others
         return None
 
     def _is_askable(self, item: Item) -> bool:
         if item.sequence == self.next_sequence:
             return not self._awaits_verdict(item)
-        size = item.agreement.batch_bytes
-        expected = self._held_bytes + (len(self._in_flight) + 1) * size
-        return expected <= self._window_bytes and not self._awaits_verdict(item)
+        return self._expected_bytes(item) <= self._window_bytes and not self._awaits_verdict(item)
+
+    def _expected_bytes(self, item: Item) -> int:
+        """Return what the window will hold when everything in progress, and one attempt more, has arrived."""
+        return self._held_bytes + (len(self._attempts) + 1) * item.agreement.batch_bytes
 
     def _awaits_verdict(self, item: Item) -> bool:
         """Tell whether one more loss could be one death too many, and it is not yet known which losses were deaths."""
@@ -216,138 +259,129 @@ class Window:
             identity for identity in item.lost_with if not self.fleet.is_back(identity, item.request.spec)
         ]
         deaths = sum(self.fleet.is_gone(identity) for identity in item.lost_with)
-        if deaths >= _MAX_ATTEMPTS and item in self._missing:
+        if deaths >= MAX_ATTEMPTS and item in self._missing:
             self._missing.remove(item)
-            self.put(item.sequence, _killed_too_often(item))
+            self.put(item.sequence, item.killed_too_often())
             return True
-        return len(item.lost_with) >= _MAX_ATTEMPTS
+        return len(item.lost_with) >= MAX_ATTEMPTS
 
-    def _choose(self, item: Item) -> bool:
-        connection = self.fleet.choose(item.request.spec, alone_for=item if item.is_suspect else None)
-        if connection is None:
-            return False
-        item.connection, item.generation, item.call = connection, connection.generation, None
-        return True
+    def _make(self, attempt: Attempt) -> Fetched | Exception:
+        """Ask the endpoint."""
+        if attempt.is_given_up:  # before it began
+            return CallFailedError(Fault.CANCELLED, "")
+        request = attempt.item.request
+        if attempt.is_hedge and request.verify:
+            request = replace(request, verify=False)  # one purity check of a batch is enough
 
-    def _attempt(self, item: Item) -> Fetched | Exception:
-        """Ask an endpoint once."""
-        assert item.connection is not None
+        def started(call: Any) -> None:
+            # Without the lock: others set a flag, then look for the call, this the other way round; one sees the other.
+            attempt.call = call
+            if self.is_closed or attempt.is_given_up:
+                call.cancel()
+
         try:
-            return item.connection.fetch(
-                item.request,
-                timeout_s=self.data_timeout_s,
-                allocate=self._allocate,
-                on_call=functools.partial(self._started, item),
+            return attempt.connection.fetch(
+                request, timeout_s=self.data_timeout_s, allocate=self._allocate, on_call=started
             )
         except Exception as error:  # noqa: BLE001 - settled by the caller
             return error
 
-    def _started(self, item: Item, call: Any) -> None:
-        # Without the lock: `close` sets the flag, then looks for calls, this the other way round; one sees the other.
-        item.call = call
-        if self.is_closed:
-            call.cancel()
-
-    def _settle(self, item: Item, outcome: Fetched | Exception) -> None:
-        """Put the outcome of an attempt where it belongs: delivery, or another attempt."""
-        fleet, connection = self.fleet, item.connection
-        assert connection is not None
-        with fleet.lock:
-            self._in_flight.discard(item)
-            fleet.release(connection, alone_for=item if item.is_suspect else None)
-            item.call = None
+    def _settle(self, attempt: Attempt, outcome: Fetched | Exception) -> None:
+        """Put the outcome of an attempt where it belongs: delivery, the attempt beside it, or another one."""
+        item = attempt.item
+        with self.fleet.lock:
+            self._end(attempt)
             if self.is_closed:
                 return
             if isinstance(outcome, Fetched):
-                self._succeeded(item, connection, outcome)
+                self._answered(attempt, outcome)
+            if attempt.is_given_up:  # its end says nothing of the endpoint: it may be cancelled, or late by a hair
+                self._wake_lanes()
                 return
-            error = self._failed(item, connection, outcome)
-            if error is None:
-                fleet.stats.retries += 1
-                self._insert(item)
-                self.work.notify_all()
-            else:
-                self.put(item.sequence, error)
+            if isinstance(outcome, Fetched):
+                self._won(attempt, outcome)
+            elif not self._is_final(attempt, outcome):
+                return
+            others = tuple(item.attempts)
+            for other in others:
+                other.is_given_up = True
+        for other in others:
+            other.cancel()
 
-    def _succeeded(self, item: Item, connection: EndpointConnection, fetched: Fetched) -> None:
-        connection.load, connection.load_at_s = fetched.num_queued, time.monotonic()
-        stats = self.fleet.stats
-        stats.batches += 1
-        stats.received_bytes += fetched.nbytes
-        agreement = item.agreement
+    def _end(self, attempt: Attempt) -> None:
+        self._attempts.discard(attempt)
+        attempt.item.attempts.remove(attempt)
+        attempt.call = None
+        self.fleet.release(attempt.connection, alone_for=attempt.item if attempt.is_alone else None)
+
+    def _answered(self, attempt: Attempt, fetched: Fetched) -> None:
+        """Learn from a batch about the endpoint and the data set, delivered or not."""
+        fleet, connection, now_s = self.fleet, attempt.connection, self.fleet.clock()
+        fleet.hedging.observe(attempt.item.request, now_s - attempt.since_s)
+        fleet.hedging.laggards.answered(connection)
+        connection.load, connection.load_at_s = fetched.num_queued, now_s
+        fleet.stats.received_bytes += fetched.nbytes
+        agreement = attempt.item.agreement
         if not agreement.has_size:
             agreement.has_size, agreement.batch_bytes = True, fetched.nbytes
         agreement.batch_bytes = max(agreement.batch_bytes, fetched.nbytes)
-        self.put(item.sequence, Arrived(fetched.batch, fetched.nbytes))
+
+    def _won(self, attempt: Attempt, fetched: Fetched) -> None:
+        stats, now_s = self.fleet.stats, self.fleet.clock()
+        stats.batches += 1
+        if attempt.is_hedge:
+            stats.hedges_won += 1
+            for other in attempt.item.attempts:
+                self.fleet.hedging.laggards.overtaken(other.connection, kept_s=now_s - other.since_s, now_s=now_s)
+        self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes))
         self._wake_lanes()  # it may be smaller than was expected of it
 
-    def _failed(self, item: Item, connection: EndpointConnection, error: Exception) -> BaseException | None:
-        """Decide what a failed attempt means for the request; None: ask again."""
-        fleet = self.fleet
+    def _is_final(self, attempt: Attempt, error: Exception) -> bool:
+        """Settle a failed attempt: the item fails, is asked for again, or has another attempt to wait for."""
+        item, fleet = attempt.item, self.fleet
+        final = self._failed(attempt, error)
+        # What the user's code raised it raises everywhere, and a wrong token is wrong everywhere.
+        if item.attempts and not isinstance(final, DatasetError | AuthenticationError):
+            return False
+        if final is not None:
+            self.put(item.sequence, final)
+            return True
+        fleet.stats.retries += 1
+        fleet.stats.failovers += isinstance(error, CallFailedError) and error.fault in LOST
+        self._insert(item)
+        self.work.notify_all()
+        return False
+
+    def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
+        """Draw the conclusions from a failed attempt; return what to raise, None to ask again."""
+        fleet, item, connection = self.fleet, attempt.item, attempt.connection
         if isinstance(error, CallFailedError):
-            was_first = self._is_lowest_on(item, connection)
-            fleet.call_failed(connection, error, item.generation)
-            return self._call_failed(item, connection, error, was_first)
+            was_first = self._is_lowest_on(attempt)
+            fleet.call_failed(connection, error, attempt.generation)
+            if error.fault in LOST:
+                item.lost(connection, was_first=was_first)
+                return None
+            return item.failed(connection, error, data_timeout_s=self.data_timeout_s)
         if isinstance(error, AuthenticationError):
             fleet.fail(error)
             return error
         if isinstance(error, ProtocolError):
             fleet.stats.checksum_errors += isinstance(error, ChecksumError)
-            item.num_damaged += 1
             logger.warning("batch %d from %s is damaged: %s", item.request.position, connection.name, error)
-            if item.num_damaged < _MAX_ATTEMPTS:
-                return None
-            damaged = ProtocolError(
-                f"a batch arrived damaged {_MAX_ATTEMPTS} times, last from {connection.name}: {error}"
-            )
-            damaged.__cause__ = error
-            return damaged
+            return item.damaged(connection, error)
         if not isinstance(error, HeteroError):
             logger.error("internal error while fetching from %s", connection.name, exc_info=error)
         return error
 
-    def _call_failed(
-        self, item: Item, connection: EndpointConnection, error: CallFailedError, was_first: bool
-    ) -> BaseException | None:
-        if error.fault in (Fault.UNREACHABLE, Fault.CANCELLED):
-            self.fleet.stats.failovers += 1
-            item.lost_with.append(connection.identity)
-            # The one that the endpoint was probably computing runs alone at once; any other
-            # after its second loss. Thus a poisonous one dies alone the third time, and the
-            # loss of a host does not send everything that was queued there through a needle's eye.
-            item.is_suspect = was_first or len(item.lost_with) > 1
-            return None
-        if error.fault is Fault.LATE:
-            item.num_late += 1
-            message = f"{_MAX_ATTEMPTS} times no batch within {self.data_timeout_s:g} s, last from {connection.name}"
-            return BatchTimeoutError(message) if item.num_late >= _MAX_ATTEMPTS else None
-        if error.fault is Fault.BROKEN:
-            item.num_broken += 1
-            message = f"{connection.name} failed: {error.details}"
-            return DataPlaneError(message) if item.num_broken >= _MAX_ATTEMPTS else None
-        if error.fault is Fault.REJECTED:
-            return ProtocolError(f"{connection.name} rejects the request: {error.details}")
-        return None
-
-    def _is_lowest_on(self, item: Item, connection: EndpointConnection) -> bool:
+    def _is_lowest_on(self, attempt: Attempt) -> bool:
         """Tell whether the endpoint had this request before our others: lower steps are computed first."""
-        earlier = [other for other in (*self._in_flight, *self._missing) if other.sequence < item.sequence]
-        return not any(other.connection is connection or connection.identity in other.lost_with for other in earlier)
+        connection, sequence = attempt.connection, attempt.item.sequence
+        others = {*(other.item for other in self._attempts), *self._missing}
+        earlier = [other for other in others if other.sequence < sequence]
+        return not any(
+            connection.identity in other.lost_with or any(its.connection is connection for its in other.attempts)
+            for other in earlier
+        )
 
     def _insert(self, item: Item) -> None:
         bisect.insort(self._missing, item, key=lambda other: other.sequence)
-
-
-def _killed_too_often(item: Item) -> DatasetError:
-    request = item.request
-    indices = ", ".join(str(index) for index in list(request.indices)[:64]) + (
-        ", ..." if len(request.indices) > 64 else ""
-    )
-    endpoints = ", ".join(name for name, _ in item.lost_with)
-    return dataset_error(
-        f"the endpoint died {len(item.lost_with)} times ({endpoints}) while it computed the batch of the indices "
-        f"{indices}: out of memory, or a crash in native code; the data hosts' logs say which",
-        dataset=request.spec.name,
-        host=item.lost_with[-1][0],
-        stage="sample",
-    )

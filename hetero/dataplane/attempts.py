@@ -1,0 +1,129 @@
+"""A request on its way, its attempts, and what a failed one means for it. No threads, no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetero.batches.failures import dataset_error
+from hetero.batches.request import BatchRequest
+from hetero.dataplane.agreement import Agreement
+from hetero.dataplane.connection import CallFailedError, EndpointConnection, Fault
+from hetero.errors import BatchTimeoutError, DataPlaneError, DatasetError, ProtocolError
+
+__all__ = ["LOST", "MAX_ATTEMPTS", "Attempt", "Item"]
+
+MAX_ATTEMPTS = 3
+"""Deaths, damaged arrivals, or late answers of one request before it fails by name."""
+LOST = (Fault.UNREACHABLE, Fault.CANCELLED)
+"""The endpoint may have died of the request."""
+_MAX_NAMED_INDICES = 64
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One request, until its batch or its error is there."""
+
+    sequence: int
+    request: BatchRequest
+    agreement: Agreement
+    lost_with: list[tuple[str, str]] = field(default_factory=list)
+    """Incarnations of endpoints that could not be reached any more while they had it."""
+    is_suspect: bool = False
+    """It may be what killed its endpoint: it runs alone."""
+    attempts: list[Attempt] = field(default_factory=list)
+    """In progress, at most two."""
+    num_damaged: int = 0
+    num_late: int = 0
+    num_broken: int = 0
+
+    def lost(self, connection: EndpointConnection, *, was_first: bool) -> None:
+        """Note that its endpoint could not be reached any more.
+
+        The one that the endpoint was probably computing runs alone at once; any other after its second loss. Thus a
+        poisonous one dies alone the third time, and the loss of a host does not send everything that was queued there
+        through a needle's eye.
+        """
+        self.lost_with.append(connection.identity)
+        self.is_suspect = was_first or len(self.lost_with) > 1
+
+    def failed(
+        self, connection: EndpointConnection, error: CallFailedError, *, data_timeout_s: float
+    ) -> BaseException | None:
+        """Note a failed call that is no loss; return what to raise, None to ask again."""
+        if error.fault is Fault.LATE:
+            self.num_late += 1
+            message = f"{MAX_ATTEMPTS} times no batch within {data_timeout_s:g} s, last from {connection.name}"
+            return BatchTimeoutError(message) if self.num_late >= MAX_ATTEMPTS else None
+        if error.fault is Fault.BROKEN:
+            self.num_broken += 1
+            message = f"{connection.name} failed: {error.details}"
+            return DataPlaneError(message) if self.num_broken >= MAX_ATTEMPTS else None
+        if error.fault is Fault.REJECTED:
+            return ProtocolError(f"{connection.name} rejects the request: {error.details}")
+        return None
+
+    def damaged(self, connection: EndpointConnection, error: ProtocolError) -> BaseException | None:
+        """Note a damaged arrival; return what to raise, None to ask again."""
+        self.num_damaged += 1
+        if self.num_damaged < MAX_ATTEMPTS:
+            return None
+        damaged = ProtocolError(f"a batch arrived damaged {MAX_ATTEMPTS} times, last from {connection.name}: {error}")
+        damaged.__cause__ = error
+        return damaged
+
+    def killed_too_often(self) -> DatasetError:
+        """Return the error that names its indices."""
+        given = self.request.indices
+        indices = ", ".join(str(index) for index in list(given)[:_MAX_NAMED_INDICES]) + (
+            ", ..." if len(given) > _MAX_NAMED_INDICES else ""
+        )
+        endpoints = ", ".join(name for name, _ in self.lost_with)
+        return dataset_error(
+            f"the endpoint died {len(self.lost_with)} times ({endpoints}) while it computed the batch of the indices "
+            f"{indices}: out of memory, or a crash in native code; the data hosts' logs say which",
+            dataset=self.request.spec.name,
+            host=self.lost_with[-1][0],
+            stage="sample",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One call for an item: in progress until it is settled."""
+
+    item: Item
+    connection: EndpointConnection
+    issued_s: float
+    """Monotonic."""
+    is_alone: bool = False
+    """It has the endpoint for itself."""
+    is_hedge: bool = False
+    """It is the second of two at the same time."""
+    is_given_up: bool = False
+    """The other one was faster: whatever comes of this says nothing."""
+    call: Any = None
+    """Has ``cancel``; set without the lock by the lane that fetches."""
+    generation: int = field(init=False)
+    """Of the connection when the call began."""
+
+    def __post_init__(self) -> None:
+        self.generation = self.connection.generation
+        self.item.attempts.append(self)
+
+    @property
+    def since_s(self) -> float:
+        """Since when an answer is due: its issue, or the endpoint's last answer, if that was later.
+
+        An endpoint computes one batch after the other, so this leaves out most of the time in its
+        queue. Emulated slots compute at the same time: there it is the issue alone.
+        """
+        if self.connection.record.num_slots > 1:
+            return self.issued_s
+        return max(self.issued_s, self.connection.load_at_s)
+
+    def cancel(self) -> None:
+        """End the call if it has begun; called without the lock."""
+        call = self.call
+        if call is not None:
+            call.cancel()

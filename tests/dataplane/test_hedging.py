@@ -1,0 +1,554 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.batches.failures import dataset_error
+from hetero.batches.fetch import Description
+from hetero.batches.request import BatchRequest
+from hetero.control.directory import Directory, EndpointRecord
+from hetero.dataplane import routing
+from hetero.dataplane.connection import CallFailedError, ConnectionState, EndpointConnection, Fault, Fetched
+from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.hedging import Budget, Laggards, Pace
+from hetero.dataplane.reader import Reader
+from hetero.errors import DatasetError, ProtocolError
+
+NBYTES = 1000
+
+
+class Call:
+    """A fetch that the test answers."""
+
+    def __init__(self, connection: EndpointConnection, request: BatchRequest) -> None:
+        self.connection = connection
+        self.request = request
+        self.is_cancelled = False
+        self._ended = threading.Event()
+        self._outcome: Fetched | Exception | None = None
+
+    def end(self, outcome: Fetched | Exception) -> None:
+        self._outcome = outcome
+        self._ended.set()
+
+    def answer(self) -> None:
+        batch = {"index": self.request.indices, "from": self.connection.record.endpoint_id}
+        self.end(Fetched(batch=batch, nbytes=NBYTES, num_queued=0, compute_time_s=0.1))
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.end(CallFailedError(Fault.CANCELLED, "by the reader"))
+
+    def result(self) -> Fetched:
+        assert self._ended.wait(60)
+        assert self._outcome is not None
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+class Stage:
+    """Endpoints that do what the test says, when it says so, at the time it says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
+        self.now_s = 1000.0
+        self.calls: list[Call] = []
+        self.fleets: list[Fleet] = []
+        self.tools = tools
+        stage = self
+
+        class Connection(EndpointConnection):
+            def prepare(self, *_: Any, **__: Any) -> None:
+                pass
+
+            def describe(self, *_: Any, **__: Any) -> Description:
+                return Description(num_samples=100, fingerprint="f", environment={})
+
+            def fetch(self, request: BatchRequest, *, on_call: Callable[[Any], None], **_: Any) -> Fetched:
+                call = Call(self, request)
+                stage.calls.append(call)
+                on_call(call)
+                return call.result()
+
+        monkeypatch.setattr("hetero.dataplane.fleet.EndpointConnection", Connection)
+
+    def read(
+        self, requests: list[BatchRequest], *, num_endpoints: int = 2, num_observed: int = 128, **options: Any
+    ) -> Reader:
+        records = [
+            EndpointRecord(endpoint_id=f"algo-{n}/0", host=f"algo-{n}", address="127.0.0.1:9", incarnation="a")
+            for n in range(1, num_endpoints + 1)
+        ]
+        fleet = Fleet(Directory(records), None, job_id="x", clock=lambda: self.now_s)
+        self.fleets.append(fleet)
+        fleet.describe(requests[0].spec)
+        self.tools.wait_for(lambda: all(c.serves(requests[0].spec) for c in fleet._used) and fleet._used)
+        for _ in range(num_observed):
+            fleet.hedging.observe(replace(requests[0], verify=False), 0.1)
+        return Reader(fleet, iter(requests), **options)
+
+    def pending(self, position: int, num: int = 1) -> list[Call]:
+        """Return the calls for a batch that are in progress, once there are so many."""
+
+        def found() -> list[Call]:
+            return [call for call in list(self.calls) if call.request.position == position and not call._ended.is_set()]
+
+        self.tools.wait_for(lambda: len(found()) == num)
+        return found()
+
+    def hedge(self, reader: Reader, after_s: float = 0.6) -> float:
+        """Do what a consumer that waits would do, some time later."""
+        self.now_s += after_s
+        with reader._fleet.lock:
+            return reader._window.hedge_if_overdue()
+
+    def settled(self, reader: Reader) -> None:
+        """Wait until nothing is in progress any more, and check that nothing was forgotten."""
+        window = reader._window
+        self.tools.wait_for(lambda: not window._attempts)
+        assert [connection.num_outstanding for connection in reader._fleet._roster.all()] == [0] * len(
+            reader._fleet._used
+        )
+        assert window._held_bytes == sum(outcome.nbytes for outcome in window.outcomes.values())  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Stage]:
+    stage = Stage(monkeypatch, tools)
+    yield stage
+    for fleet in stage.fleets:
+        fleet.close()
+    stage.tools.wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("hetero-lane")])
+
+
+def counters(reader: Reader) -> dict[str, int]:
+    stats = reader._fleet.stats
+    return {
+        name: getattr(stats, name)
+        for name in ("hedges", "hedges_won", "retries", "failovers", "endpoint_losses")
+        if getattr(stats, name)
+    }
+
+
+def overdue_pair(stage: Stage, tools: Any, **options: Any) -> tuple[Reader, Call, Call]:
+    """Return a reader with one batch, which two endpoints have, and the calls in order."""
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1), **options)
+    (first,) = stage.pending(0)
+    stage.hedge(reader)
+    first_again, second = stage.pending(0, 2)
+    assert first_again is first
+    assert second.connection is not first.connection
+    return reader, first, second
+
+
+def test_overdue_batch_comes_from_the_other_endpoint_and_the_loser_is_cancelled(stage: Stage, tools: Any) -> None:
+    reader, first, second = overdue_pair(stage, tools)
+    second.answer()
+    assert next(reader)["from"] == second.connection.record.endpoint_id
+    stage.settled(reader)
+    assert first.is_cancelled
+    assert not second.is_cancelled
+    assert first.connection.state is ConnectionState.READY
+    assert counters(reader) == {"hedges": 1, "hedges_won": 1}
+    assert next(reader, None) is None
+
+
+def test_first_attempt_that_answers_after_all_wins(stage: Stage, tools: Any) -> None:
+    reader, first, second = overdue_pair(stage, tools)
+    first.answer()
+    assert next(reader)["from"] == first.connection.record.endpoint_id
+    stage.settled(reader)
+    assert second.is_cancelled
+    assert second.connection.state is ConnectionState.READY
+    assert counters(reader) == {"hedges": 1}
+
+
+def test_late_answer_of_a_loser_is_dropped(stage: Stage, tools: Any) -> None:
+    reader, first, second = overdue_pair(stage, tools)
+    first.cancel = lambda: None  # type: ignore[method-assign]  # the answer was on its way
+    second.answer()
+    assert next(reader)["from"] == second.connection.record.endpoint_id
+    first.answer()
+    stage.settled(reader)
+    assert reader._fleet.stats.batches == 1
+    assert reader._fleet.stats.received_bytes == 2 * NBYTES
+    assert reader._window.outcomes == {}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CallFailedError(Fault.UNREACHABLE, ""),
+        CallFailedError(Fault.LATE, ""),
+        CallFailedError(Fault.BUSY, ""),
+        CallFailedError(Fault.REJECTED, ""),
+        ProtocolError("damaged"),
+    ],
+    ids=lambda error: str(error)[:10],
+)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_failure_of_one_attempt_leaves_it_to_the_other(
+    stage: Stage, tools: Any, error: Exception, failing: int
+) -> None:
+    reader, *calls = overdue_pair(stage, tools)
+    calls[failing].end(error)
+    tools.wait_for(lambda: len(reader._window._attempts) == 1)
+    calls[1 - failing].answer()
+    assert next(reader)["from"] == calls[1 - failing].connection.record.endpoint_id
+    stage.settled(reader)
+    assert reader._fleet.stats.retries == 0
+    assert reader._fleet.stats.failovers == 0
+    assert reader._fleet.stats.hedges_won == (failing == 0)
+
+
+def test_batch_is_asked_for_again_once_both_attempts_have_failed(stage: Stage, tools: Any) -> None:
+    reader, first, second = overdue_pair(stage, tools)
+    first.end(CallFailedError(Fault.UNPREPARED, ""))
+    tools.wait_for(lambda: len(reader._window._attempts) == 1)
+    second.end(CallFailedError(Fault.UNPREPARED, ""))
+    stage.pending(0)[0].answer()
+    assert next(reader)["index"] is not None
+    stage.settled(reader)
+    assert counters(reader) == {"hedges": 1, "retries": 1}
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_users_exception_in_either_attempt_is_final(stage: Stage, tools: Any, failing: int) -> None:
+    reader, *calls = overdue_pair(stage, tools)
+    calls[failing].end(dataset_error("broken", dataset="numbers", host="algo-1/0", stage="sample"))
+    with pytest.raises(DatasetError, match="broken"):
+        next(reader)
+    assert calls[1 - failing].is_cancelled
+    assert counters(reader) == {"hedges": 1}
+
+
+def test_nothing_is_hedged_before_enough_was_observed(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_observed=15)
+    stage.pending(0)
+    assert stage.hedge(reader, 1e6) == float("inf")
+    assert counters(reader) == {}
+
+
+def test_consumer_is_told_when_the_batch_will_be_overdue(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1))
+    stage.pending(0)
+    assert stage.hedge(reader, 0.2) == pytest.approx(0.3)
+    assert stage.hedge(reader, 0.2) == pytest.approx(0.1)
+    assert counters(reader) == {}
+
+
+def test_time_behind_other_batches_of_the_endpoint_does_not_count(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=4), num_endpoints=2)
+    first, second = stage.pending(0)[0], stage.pending(2)[0]
+    assert first.connection is second.connection
+    stage.now_s += 0.4
+    first.answer()
+    next(reader)
+    stage.pending(1)[0].answer()
+    next(reader)
+    assert stage.hedge(reader, 0.4) == pytest.approx(0.1)
+
+
+def test_batch_has_at_most_two_attempts(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=3)
+    stage.pending(0)
+    for _ in range(5):
+        stage.hedge(reader, 10.0)
+    stage.pending(0, 2)
+    assert counters(reader) == {"hedges": 1}
+
+
+def test_only_the_batch_that_is_waited_for_is_hedged(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=4), num_endpoints=2)
+    stage.pending(1)[0].answer()
+    stage.pending(3)[0].answer()  # the endpoint has nothing else to do
+    tools.wait_for(lambda: len(reader._window._attempts) == 2)
+    stage.hedge(reader, 100.0)
+    stage.pending(0, 2)
+    stage.hedge(reader, 100.0)
+    stage.pending(2, 1)
+    assert counters(reader) == {"hedges": 1}
+
+
+def test_endpoint_with_as_much_to_do_gets_no_hedge_and_its_answer_wakes_the_consumer(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=4), num_endpoints=2)
+    for position in range(4):
+        stage.pending(position)
+    stage.hedge(reader)
+    assert counters(reader) == {}
+    found: list[Any] = []
+    consumer = threading.Thread(target=lambda: found.append(next(reader)))
+    consumer.start()
+    stage.pending(1)[0].answer()
+    _, hedge = stage.pending(0, 2)
+    hedge.answer()
+    consumer.join(60)
+    assert found[0]["from"] == hedge.connection.record.endpoint_id
+
+
+def test_suspect_runs_alone_and_is_not_hedged(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1))
+    stage.pending(0)[0].end(CallFailedError(Fault.UNREACHABLE, "reset"))
+    stage.pending(0)
+    stage.hedge(reader, 100.0)
+    stage.pending(0, 1)[0].answer()
+    next(reader)
+    assert counters(reader) == {"retries": 1, "failovers": 1, "endpoint_losses": 1}
+
+
+def test_hedge_is_no_second_purity_check_and_is_given_twice_the_time(stage: Stage, tools: Any) -> None:
+    (request,) = tools.requests(tools.spec(), num_batches=1)
+    reader = stage.read([replace(request, verify=True)])
+    (first,) = stage.pending(0)
+    assert stage.hedge(reader, 0.6) == pytest.approx(0.4)
+    stage.hedge(reader, 0.5)
+    _, second = stage.pending(0, 2)
+    assert first.request.verify
+    assert not second.request.verify
+
+
+def test_hedge_counts_in_the_windows_bytes(stage: Stage, tools: Any) -> None:
+    def read(window_bytes: int) -> int:
+        reader = stage.read(tools.requests(tools.spec(), num_batches=2), window_bytes=window_bytes)
+        reader._agreement.has_size, reader._agreement.batch_bytes = True, NBYTES  # type: ignore[union-attr]
+        with reader._fleet.lock:
+            reader._window.on_fleet_change()
+        stage.pending(1)[0].answer()
+        tools.wait_for(lambda: reader._window._held_bytes == NBYTES)
+        stage.hedge(reader)
+        hedges = reader._fleet.stats.hedges
+        reader.close()
+        stage.settled(reader)
+        stage.calls.clear()
+        return hedges
+
+    assert read(3 * NBYTES - 1) == 0  # one held, one in progress, and no room for a third
+    assert read(3 * NBYTES) == 1
+
+
+def test_close_with_a_hedge_in_progress_ends_both(stage: Stage, tools: Any) -> None:
+    reader, first, second = overdue_pair(stage, tools)
+    reader.close()
+    assert first.is_cancelled
+    assert second.is_cancelled
+    stage.settled(reader)
+    assert counters(reader) == {"hedges": 1}
+
+
+def test_overtaken_endpoint_gets_its_next_request_only_after_a_while(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=40), num_endpoints=2)
+    slow, fast = (stage.pending(position)[0].connection for position in (0, 1))
+
+    def answer(position: int) -> None:
+        stage.pending(position)[0].answer()
+        tools.wait_for(lambda: position in reader._window.outcomes)
+
+    def overtake(position: int) -> None:
+        stage.hedge(reader)
+        next(call for call in stage.pending(position, 2) if call.connection is fast).answer()
+
+    def newest() -> EndpointConnection:
+        """Take a batch; return where the request went that takes its place."""
+        next(reader)
+        return stage.pending(reader._num_taken - 1)[0].connection
+
+    answer(3)
+    overtake(0)
+    assert newest() is fast  # for 0.6 s
+    answer(1)
+    assert newest() is fast
+    answer(4)
+    answer(5)
+    overtake(2)  # the second of those it kept, 1.2 s
+    assert newest() is fast  # for 2.4 s
+    assert newest() is fast
+    stage.now_s += 2.5
+    assert newest() is slow
+    assert newest() is fast  # one at a time
+    answer(8)
+    answer(6)
+    assert newest() is slow
+    assert counters(reader) == {"hedges": 2, "hedges_won": 2}
+
+
+def test_many_overdue_batches_stay_within_the_budget(stage: Stage, tools: Any) -> None:
+    num_batches = 60
+    reader = stage.read(tools.requests(tools.spec(), num_batches=num_batches), num_endpoints=2)
+    fleet = reader._fleet
+    fleet.hedging.observe = lambda *_: None  # type: ignore[method-assign]  # the deadline would follow
+    for position in range(num_batches):
+        (call,) = stage.pending(position)
+        with fleet.lock:
+            for connection in fleet._used:  # as if there were always an endpoint with less to do
+                connection.num_outstanding -= 10 * (connection is not call.connection)
+        stage.hedge(reader, 100.0)
+        with fleet.lock:
+            for connection in fleet._used:
+                connection.num_outstanding += 10 * (connection is not call.connection)
+        assert fleet.stats.hedges <= 2 + (position + 1 + reader._window.size) / 20
+        call.answer()
+        next(reader)
+    assert fleet.stats.hedges == 2 + num_batches // 20
+    assert fleet.stats.hedges_won == 0
+    stage.settled(reader)
+
+
+# The parts
+
+
+@given(st.lists(st.booleans(), max_size=2000))
+def test_budget_holds_at_any_time_and_over_any_stretch(wants: list[bool]) -> None:
+    budget = Budget()
+    balance = largest = 0.0  # of hedges over what n / 20 allows, and its largest rise
+    lowest = 0.0
+    for number, wants_hedge in enumerate(wants, start=1):
+        budget.earn()
+        balance -= 1 / 20
+        lowest = min(lowest, balance)
+        if wants_hedge and budget.allows:
+            budget.spend()
+            balance += 1
+        assert balance <= Budget.FREE + 1e-9, number
+        largest = max(largest, balance - lowest)
+    assert largest <= Budget.MAX_SAVED + 1e-9
+
+
+def test_budget_saves_no_more_than_its_bound() -> None:
+    budget = Budget()
+    for _ in range(100_000):
+        budget.earn()
+    num_hedges = 0
+    while budget.allows:
+        budget.spend()
+        num_hedges += 1
+    assert num_hedges == Budget.MAX_SAVED
+
+
+@pytest.mark.parametrize(
+    ("times_s", "deadline_s"),
+    [
+        ([1.0] * 15, float("inf")),  # too few
+        ([1.0] * 16, 2.0),
+        ([0.001] * 128, 0.5),  # the floor
+        ([1.0] * 126 + [30.0] * 2, 2.0),  # a hiccup or two are no rule
+        ([1.0] * 125 + [30.0] * 3, 60.0),  # but three of 128 are
+        ([30.0] * 128 + [1.0] * 128, 2.0),  # and what is long ago is not
+    ],
+)
+def test_pace_deadline(times_s: list[float], deadline_s: float) -> None:
+    pace = Pace()
+    for time_s in times_s:
+        pace.observe(time_s)
+    assert pace.deadline_s == deadline_s
+
+
+def test_pace_does_not_find_regular_slow_batches_overdue() -> None:
+    generator = np.random.default_rng(5)
+    pace, num_overdue, num_batches = Pace(), 0, 10_000
+    for _ in range(num_batches):
+        time_s = 20.0 if generator.random() < 0.05 else 1.0
+        num_overdue += time_s > pace.deadline_s
+        pace.observe(time_s)
+    assert num_overdue < 0.01 * num_batches
+
+
+def test_laggard_is_avoided_longer_each_time_until_it_answers(tools: Any) -> None:
+    record = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
+    with Fleet(Directory([record]), None, job_id="x") as fleet:
+        fleet._roster.follow([record])
+        (connection,) = fleet._roster
+        laggards = Laggards()
+        assert connection not in laggards.avoided(0.0)
+        for now_s, avoided_s in [(0.0, 1.0), (100.0, 2.0), (200.0, 4.0), (300.0, 8.0), (400.0, 10.0)]:
+            laggards.overtaken(connection, kept_s=1.0, now_s=now_s)
+            assert connection in laggards.avoided(now_s + avoided_s - 0.1)
+            assert connection not in laggards.avoided(now_s + avoided_s)
+        connection.num_outstanding = 1
+        assert connection in laggards.avoided(1000.0)  # one at a time
+        laggards.answered(connection)
+        assert connection not in laggards.avoided(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("outstanding", "hosts", "expected"),
+    [
+        ([1, 0, 0], "aab", 2),  # another host first
+        ([1, 0, 1], "aab", 1),
+        ([1, 1, 1], "abc", None),  # as much to do
+        ([2, 1, 0], "abc", 2),  # the least of those with less
+        ([1], "a", None),
+    ],
+)
+def test_second_attempt_goes_to_a_ready_endpoint_with_less_to_do(
+    tools: Any, outstanding: list[int], hosts: str, expected: int | None
+) -> None:
+    spec = tools.spec()
+    records = [
+        EndpointRecord(endpoint_id=f"{host}/{index}", host=host, address="127.0.0.1:9", incarnation="a")
+        for index, host in enumerate(hosts)
+    ]
+    with Fleet(Directory(records), None, job_id="x") as fleet:
+        fleet._roster.follow(records)
+        connections = list(fleet._roster)
+        for connection, count in zip(connections, outstanding, strict=True):
+            connection.mark_ready()
+            connection.prepared.add(spec)
+            connection.num_outstanding = count
+        found = routing.less_loaded(connections, spec, connections[0], now_s=0.0)
+        assert found is (None if expected is None else connections[expected])
+        if expected is not None:
+            for spoil in ("busy_until_s", "reserved_by"):
+                before = getattr(connections[expected], spoil)
+                setattr(connections[expected], spoil, 5.0)
+                assert routing.less_loaded(connections, spec, connections[0], now_s=0.0) is not connections[expected]
+                setattr(connections[expected], spoil, before)
+            avoided = {connections[expected]}
+            assert routing.less_loaded(connections, spec, connections[0], now_s=0.0, avoided=avoided) is not found
+
+
+# Real endpoints
+
+
+def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
+    job: Any, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = [
+        replace(request, position=position, step=position)
+        for position, request in enumerate(tools.requests(tools.spec(sample_s=0.002), num_batches=25) * 400)
+    ]
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(100)]
+    with caplog.at_level(logging.INFO, logger="hetero.dataplane.window"):
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        try:
+            found += [next(reader) for _ in range(100)]
+        finally:
+            os.kill(pool.pids[0], signal.SIGCONT)
+    # Nothing else can have helped: the endpoint was not lost, no call failed or ran out of time.
+    assert fleet.stats.hedges_won >= 1
+    assert fleet.stats.hedges <= 2 + (len(found) + reader._window.size) / 20
+    assert (fleet.stats.retries, fleet.stats.failovers, fleet.stats.endpoint_losses) == (0, 0, 0)
+    assert "asking algo-1/1" in caplog.text
+    assert all(connection.state is ConnectionState.READY for connection in fleet._used)
+
+    def goes_on() -> bool:
+        found.append(next(reader))
+        return not fleet.hedging.laggards._until_s
+
+    tools.wait_for(goes_on)
+    assert [batch["index"].tolist() for batch in found] == [
+        request.indices.tolist() for request in wanted[: len(found)]
+    ]
+    assert tools.digest(found[:25]) == tools.digest(tools.local(job.script, wanted[:25]))
