@@ -5,9 +5,15 @@ forker.py       imports the script once and forks endpoints
 script.py       the user's script as a module
 endpoint.py     one preprocessing process
 service.py      what it answers
+delivery.py     the connections over which it delivers batches
 compute.py      its queue and compute thread
 reader.py       a rank's batches in order
+window.py       those on their way, and the threads that fetch them
+attempts.py     one of them, and what a failed attempt means for it
+hedging.py      when it is asked for a second time
 fleet.py        all endpoints as one reader process sees them
 agreement.py    whether they hold the same data set
-connection.py   one of them
+connection.py   one of them, and what is known of it
+link.py         what is open to it
+failures.py     why a call to it failed
 """

@@ -17,6 +17,8 @@ from typing import Any
 
 __all__ = ["Compute", "ComputeStatistics", "Task"]
 
+_ASK_INTERVAL_S = 0.005
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeStatistics:
@@ -40,11 +42,17 @@ class Task:
     Args:
         work: Called with this task on the compute thread; polls `is_cancelled`.
         emulated_s: How long it is to occupy its slot; 0: as long as it takes.
+        is_abandoned: Tells whether nobody waits for the result any more; asked when the task's turn comes, and
+            every few milliseconds from then on. May make a system call.
     """
 
-    def __init__(self, work: Callable[[Task], Any], emulated_s: float) -> None:
+    def __init__(
+        self, work: Callable[[Task], Any], emulated_s: float = 0.0, is_abandoned: Callable[[], bool] | None = None
+    ) -> None:
         self._work = work
         self.emulated_s = emulated_s
+        self._is_abandoned = is_abandoned
+        self._ask_at_s = 0.0
         self.compute_time_s = 0.0
         """Time that the task took, emulated or real; valid once it is done."""
         self._cancelled = threading.Event()
@@ -57,7 +65,13 @@ class Task:
         self._cancelled.set()
 
     def is_cancelled(self) -> bool:
-        """Tell whether the result is still wanted."""
+        """Tell whether the result was given up; cheap enough to be called for every sample."""
+        if self._is_abandoned is not None and not self._cancelled.is_set():
+            now_s = time.monotonic()
+            if now_s >= self._ask_at_s:
+                self._ask_at_s = now_s + _ASK_INTERVAL_S
+                if self._is_abandoned():
+                    self._cancelled.set()
         return self._cancelled.is_set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -109,13 +123,20 @@ class Compute:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, priority: int, work: Callable[[Task], Any], *, emulated_s: float = 0.0) -> Task:
-        """Queue a piece of work; does not block.
+    def submit(
+        self,
+        priority: int,
+        work: Callable[[Task], Any],
+        *,
+        emulated_s: float = 0.0,
+        is_abandoned: Callable[[], bool] | None = None,
+    ) -> Task:
+        """Queue a piece of work; does not block. The arguments are those of `Task`.
 
         Raises:
             RuntimeError: If closed.
         """
-        task = Task(work, emulated_s)
+        task = Task(work, emulated_s, is_abandoned)
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("compute is closed")
@@ -157,6 +178,7 @@ class Compute:
                 self._running.discard(task)
                 self._count(task, *facts)
             task.finish()
+            del task  # its result: while this thread waits, nobody needs it
 
     def _run(self, task: Task) -> tuple[float, bool]:
         """Run one task in its slot; return the real seconds of work and whether they overran."""

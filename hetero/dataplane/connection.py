@@ -9,63 +9,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.service import SERVICE
+from hetero.dataplane.failures import CallFailedError, Fault
+from hetero.dataplane.link import Call, Link
 from hetero.datasets import DatasetSpec
-from hetero.errors import AuthenticationError, ConfigError, DatasetError, ProtocolError
-from hetero.wire import channels, framing, requests  # before grpc: channels sets its environment
+from hetero.errors import ConfigError, DatasetError
+from hetero.wire import requests
+from hetero.wire.channels import MAX_REQUEST_BYTES
+from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
-
-import grpc  # isort: skip
 
 __all__ = ["CallFailedError", "ConnectionState", "EndpointConnection", "Fault", "Fetched"]
 
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _DESCRIBE_TIMEOUT_S = 300.0
-
-
-class Fault(enum.Enum):
-    """Why a call failed, as far as it decides what to do next."""
-
-    UNREACHABLE = "the connection failed"
-    LATE = "no answer in time"
-    BUSY = "it has too many calls in progress"
-    UNPREPARED = "it has not built the data set"
-    REFUSED = "it belongs to another job"
-    REJECTED = "it does not understand the request"
-    CANCELLED = "the call was given up"
-    BROKEN = "it failed internally"
-
-
-_FAULTS = {
-    grpc.StatusCode.UNAVAILABLE: Fault.UNREACHABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: Fault.LATE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.BUSY,
-    grpc.StatusCode.NOT_FOUND: Fault.UNPREPARED,
-    grpc.StatusCode.FAILED_PRECONDITION: Fault.REFUSED,
-    grpc.StatusCode.INVALID_ARGUMENT: Fault.REJECTED,
-    grpc.StatusCode.UNIMPLEMENTED: Fault.REJECTED,
-    grpc.StatusCode.CANCELLED: Fault.CANCELLED,
-}
-
-
-class CallFailedError(Exception):
-    """A call to one endpoint failed; the fleet decides what that means."""
-
-    def __init__(self, fault: Fault, details: str) -> None:
-        super().__init__(fault, details)
-        self.fault = fault
-        self.details = details
-
-    def __str__(self) -> str:
-        return f"{self.fault.value}: {self.details}" if self.details else self.fault.value
 
 
 class ConnectionState(enum.Enum):
@@ -132,9 +94,9 @@ class EndpointConnection:
         self._num_failures = 0
         self._metadata = call_metadata(token, job_id)
         self._limits = limits
-        self._channel_lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._stale: list[grpc.Channel] = []
+        self._link_lock = threading.Lock()
+        self._link: Link | None = None
+        self._stale: list[Link] = []
         self._generation = 0
 
     @property
@@ -163,7 +125,7 @@ class EndpointConnection:
         Args:
             why: Last word.
             now_s: Monotonic seconds.
-            generation: Of the channel whose call failed; the failure of an older one says nothing any more.
+            generation: Of the link whose call failed; the failure of an older one says nothing any more.
 
         Returns:
             Whether this was news.
@@ -182,11 +144,7 @@ class EndpointConnection:
         self._num_failures += 1
         # Full jitter: ranks that lost the same host must not come back in step.
         self.retry_at_s = now_s + random.uniform(0.0, bound_s)
-        with self._channel_lock:
-            if self._channel is not None:
-                self._stale.append(self._channel)  # closing may wait for calls: not under the fleet's lock
-                self._channel = None
-            self._generation += 1
+        self._retire_link()  # closing may wait for calls: not under the fleet's lock
         return True
 
     def mark_refused(self, why: str) -> None:
@@ -198,29 +156,25 @@ class EndpointConnection:
 
     @property
     def generation(self) -> int:
-        """Grows with every new channel."""
+        """Grows with every new link."""
         return self._generation
 
     def disconnect(self) -> None:
-        """Close the channel; calls in progress fail. The next call makes a new one."""
-        with self._channel_lock:
-            if self._channel is not None:
-                self._stale.append(self._channel)
-                self._channel = None
-            self._generation += 1
+        """Close the link; calls in progress fail. The next call makes a new one."""
+        self._retire_link()
         self.close_stale()
 
     def close_stale(self) -> None:
-        """Close channels that failed; blocks until their calls have ended."""
-        with self._channel_lock:
+        """Close links that failed; blocks until their calls have ended."""
+        with self._link_lock:
             stale, self._stale = self._stale, []
-        for channel in stale:
-            channel.close()
+        for link in stale:
+            link.close()
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether a channel exists."""
-        return self._channel is not None
+        """Tell whether a link exists."""
+        return self._link is not None
 
     def prepare(self, spec: DatasetSpec, *, timeout_s: float) -> None:
         """Have the endpoint build the data set; may take minutes.
@@ -232,7 +186,9 @@ class EndpointConnection:
         """
         request = pb.PrepareRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
         reply = pb.PrepareReply()
-        self._unary("Prepare", request.SerializeToString(), reply, timeout_s)
+        link = self._open_link()
+        link.attend()
+        link.call("Prepare", request, reply, timeout_s)
         if reply.HasField("failure"):
             raise DatasetError(requests.failure_from_proto(reply.failure))
 
@@ -244,7 +200,7 @@ class EndpointConnection:
         """
         request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
         reply = pb.DescribeReply()
-        self._unary("Describe", request.SerializeToString(), reply, _DESCRIBE_TIMEOUT_S)
+        self._open_link().call("Describe", request, reply, _DESCRIBE_TIMEOUT_S)
         if reply.HasField("failure"):
             raise DatasetError(requests.failure_from_proto(reply.failure))
         return Description(
@@ -259,7 +215,7 @@ class EndpointConnection:
         *,
         timeout_s: float,
         allocate: Callable[[int], memoryview] | None,
-        on_call: Callable[[grpc.Call], None],
+        on_call: Callable[[Call], None],
     ) -> Fetched:
         """Return one batch.
 
@@ -276,34 +232,14 @@ class EndpointConnection:
             CallFailedError, AuthenticationError: As `prepare`.
         """
         message = requests.to_proto(request, self._limits).SerializeToString()
-        if len(message) > channels.MAX_REQUEST_BYTES:
+        if len(message) > MAX_REQUEST_BYTES:
             raise ConfigError(
                 f"the indices of batch {request.position} take {len(message)} bytes, "
-                f"at most {channels.MAX_REQUEST_BYTES} can be asked for; use smaller batches or shorter keys"
+                f"at most {MAX_REQUEST_BYTES} can be asked for; use smaller batches or shorter keys"
             )
-        decoder = (
-            framing.BatchDecoder(self._limits)
-            if allocate is None
-            else framing.BatchDecoder(self._limits, allocate=allocate)
-        )
-        nbytes = 0
-        try:
-            call = self._connected().unary_stream(f"/{SERVICE}/Fetch", None, None)(
-                message, timeout=timeout_s, metadata=self._metadata
-            )
-            on_call(call)
-            try:
-                for frame in call:
-                    nbytes += len(frame)
-                    decoder.feed(frame)
-            finally:
-                call.cancel()  # type: ignore[no-untyped-call]  # where the decoder gave up; nothing where the call has ended
-        except grpc.RpcError as error:
-            raise _translate(error, self.name) from error
-        except ValueError as error:  # gRPC's way to say that the channel was closed meanwhile
-            raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
-        if not decoder.done:
-            raise ProtocolError(f"the answer of {self.name} ended after {nbytes} bytes, before its batch was complete")
+        options = {} if allocate is None else {"allocate": allocate}
+        decoder = BatchDecoder(self._limits, **options)
+        nbytes = self._open_link().fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
         return Fetched(
             batch=decoder.result(),
             nbytes=nbytes,
@@ -311,32 +247,15 @@ class EndpointConnection:
             compute_time_s=decoder.compute_time_s,
         )
 
-    def _unary(self, method: str, request: bytes, reply: Any, timeout_s: float) -> None:
-        try:
-            data = self._connected().unary_unary(f"/{SERVICE}/{method}", None, None)(
-                request, timeout=timeout_s, metadata=self._metadata
-            )
-            reply.ParseFromString(data)
-        except grpc.RpcError as error:
-            raise _translate(error, self.name) from error
-        except DecodeError as error:
-            raise CallFailedError(Fault.BROKEN, f"its answer to {method} is no message of the protocol") from error
-        except ValueError as error:
-            raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
+    def _open_link(self) -> Link:
+        with self._link_lock:
+            if self._link is None:
+                self._link = Link(self.record, self._metadata, self._limits)
+            return self._link
 
-    def _connected(self) -> grpc.Channel:
-        with self._channel_lock:
-            if self._channel is None:
-                self._channel = grpc.insecure_channel(
-                    self.record.address, options=channels.client_options(single_threaded_streams=True)
-                )
-            return self._channel
-
-
-def _translate(error: grpc.RpcError, name: str) -> Exception:
-    """Return this side's exception for gRPC's: the only place that does."""
-    code = error.code()  # type: ignore[attr-defined, unused-ignore]
-    details = channels.short_details(error)
-    if code is grpc.StatusCode.UNAUTHENTICATED:
-        return AuthenticationError(f"{name} refuses this job's token: give every host of the job the same one")
-    return CallFailedError(_FAULTS.get(code, Fault.BROKEN), details)
+    def _retire_link(self) -> None:
+        with self._link_lock:
+            if self._link is not None:
+                self._stale.append(self._link)
+                self._link = None
+            self._generation += 1

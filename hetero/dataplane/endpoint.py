@@ -1,4 +1,4 @@
-"""One preprocessing process: one gRPC server on a port of its own, one compute thread.
+"""One preprocessing process: one gRPC server and one delivery on ports of their own, one compute thread.
 
 Started by `hetero.dataplane.forker`: forked from a process that has imported the
 script, or, where forking is not safe, as a fresh process that imports it here.
@@ -82,13 +82,15 @@ class Endpoint:
 
     def __init__(self, options: EndpointOptions) -> None:
         token = token_from_environment(os.environ)
-        # Every call in progress holds a thread. The readers of all ranks together keep about two per slot
-        # in flight; beyond this bound they are told to come back, instead of queueing where nobody sees it.
+        # Every call or connection holds a thread. The readers of all ranks together have one call each, and about
+        # two connections per slot; beyond this bound they are told to come back, instead of queueing unseen.
         max_calls = 64 + 4 * options.num_slots
         self._options = options
         self._compute = Compute(options.num_slots)
         self._service = DataService(
             self._compute,
+            address=options.address,
+            max_connections=max_calls,
             name=options.name,
             worker_index=options.index,
             num_workers=options.num_endpoints,
@@ -108,6 +110,7 @@ class Endpoint:
         self.port = channels.bind(self._server, options.address)
 
     def __enter__(self) -> Endpoint:
+        self._service.delivery.start()
         self._server.start()
         return self
 
@@ -115,16 +118,17 @@ class Endpoint:
         self.stop(0.0)
 
     def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give those in flight ``grace_s`` seconds, end; idempotent."""
+        """Take no new requests, give those in progress ``grace_s`` seconds, end; idempotent."""
         self._health.set_serving(False)
-        self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._service.delivery.stop(grace_s)
+        self._server.stop(0.0).wait(1.0)
         self._compute.close()
 
     def statistics(self) -> EndpointStatistics:
         """Return the counters."""
         compute = self._compute.statistics()
         return EndpointStatistics(
-            num_batches=self._service.num_batches,
+            num_batches=self._service.delivery.num_batches,
             num_cancelled=compute.num_cancelled,
             num_overruns=compute.num_overruns,
             compute_time_s=compute.compute_time_s,

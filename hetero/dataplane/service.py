@@ -1,14 +1,13 @@
-"""What an endpoint answers: Prepare, Describe, Fetch.
+"""What an endpoint answers: Prepare, Describe and Attend over gRPC, requests for batches on connections of their own.
 
 Handler threads parse, wait and send; the user's code runs in `Compute` alone.
-While the frames of one batch are being sent, the next one is computed. Waits
-are bounded and watch the call, so that a cancelled call frees its thread.
+While one batch is being sent, the next one is computed. Waits are bounded and
+watch the caller, so that one who leaves frees the thread.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import secrets
 import threading
@@ -24,10 +23,12 @@ from hetero.batches.fetch import Cancelled, Description, describe, fetch
 from hetero.batches.request import BatchRequest
 from hetero.control.security import Policy
 from hetero.dataplane.compute import Compute, Task
+from hetero.dataplane.delivery import Delivery
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
 from hetero.process import limit_threads
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
+from hetero.wire.framing import Refusal
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
@@ -40,7 +41,7 @@ SERVICE = "hetero.v1.Data"
 DATA_POLICIES: Mapping[str, Policy] = {
     f"/{SERVICE}/Prepare": Policy.TOKEN,
     f"/{SERVICE}/Describe": Policy.TOKEN,
-    f"/{SERVICE}/Fetch": Policy.TOKEN,
+    f"/{SERVICE}/Attend": Policy.TOKEN,
 }
 
 MAX_DATASETS = 64
@@ -51,6 +52,10 @@ _FIRST = -1  # ahead of every step
 _Message = TypeVar("_Message", bound=Message)
 
 logger = logging.getLogger(__name__)
+
+
+class _UnpreparedError(Exception):
+    """The data set is not built here: after a restart, say. The reader prepares and asks again."""
 
 
 class _Served:
@@ -68,6 +73,8 @@ class DataService:
 
     Args:
         compute: Runs the user's code.
+        address: Numeric, for the connections that carry batches.
+        max_connections: Of these.
         name: Of this endpoint, for the user's errors: ``algo-1/0``.
         worker_index: Of this endpoint among its host's.
         num_workers: Endpoints of this host.
@@ -80,6 +87,8 @@ class DataService:
         self,
         compute: Compute,
         *,
+        address: str,
+        max_connections: int,
         name: str,
         worker_index: int,
         num_workers: int,
@@ -96,9 +105,7 @@ class DataService:
         self._limits = limits
         self._lock = threading.Lock()
         self._served: dict[DatasetSpec, _Served] = {}
-        self._sent_batches = itertools.count()
-        self.num_batches = 0
-        """Batches sent completely."""
+        self.delivery = Delivery(address, self._answer, max_connections=max_connections)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the service for ``grpc.server``; messages stay bytes, so that parsing errors are ours."""
@@ -107,17 +114,17 @@ class DataService:
             {
                 "Prepare": grpc.unary_unary_rpc_method_handler(self._guarded(self._prepare)),
                 "Describe": grpc.unary_unary_rpc_method_handler(self._guarded(self._describe)),
-                "Fetch": grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._fetch)),
+                "Attend": grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._attend)),
             },
         )
 
-    # Prepare and Describe
+    # Prepare, Describe, Attend
 
     def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.PrepareRequest, data, context)
         served = self._start_build(_spec(request.dataset, context), context)
         assert served.build is not None
-        if not _wait(served.build, context):
+        if not _wait(served.build, lambda: not context.is_active()):
             return b""
         reply = pb.PrepareReply(num_slots=self._num_slots)
         try:
@@ -158,12 +165,16 @@ class DataService:
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.DescribeRequest, data, context)
-        served, built = self._find(_spec(request.dataset, context), context)
+        try:
+            served, built = self._find(_spec(request.dataset, context))
+        except _UnpreparedError as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise AssertionError("abort raises") from error
         with self._lock:
             if served.description is None:
                 served.description = self._compute.submit(_FIRST, lambda _task: describe(built, host=self._name))
             task = served.description
-        if not _wait(task, context):
+        if not _wait(task, lambda: not context.is_active()):
             return b""
         try:
             description: Description = task.result()
@@ -177,57 +188,77 @@ class DataService:
             environment=description.environment,
         ).SerializeToString()
 
-    def _find(self, spec: DatasetSpec, context: grpc.ServicerContext) -> tuple[_Served, BuiltDataset]:
+    def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:
         with self._lock:
             served = self._served.get(spec)
         if served is None or served.built is None:
-            # After a restart, say: the reader prepares and asks again.
-            context.abort(grpc.StatusCode.NOT_FOUND, "the data set is not prepared here")
-            raise AssertionError("abort raises")
+            raise _UnpreparedError("the data set is not prepared here")
         return served, served.built
 
-    # Fetch
+    def _attend(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        _parse(pb.AttendRequest, data, context)
+        ticket = self.delivery.admit()
+        try:
+            ended = threading.Event()
+            if not context.add_callback(ended.set):
+                return
+            yield pb.AttendReply(port=self.delivery.port, ticket=ticket).SerializeToString()
+            while not ended.wait(_POLL_S) and not self.delivery.is_stopped:
+                pass
+        finally:
+            self.delivery.dismiss(ticket)
 
-    def _fetch(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        message = _parse(pb.FetchRequest, data, context)
+    # Batches
+
+    def _answer(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | bytes | None:
+        """Answer one request; None if whoever asked has left. Raises nothing."""
+        try:
+            return self._fetch(data, has_left)
+        except DatasetError as error:
+            return framing.encode_failure(_record(error))
+        except _UnpreparedError as error:
+            return framing.encode_refusal(Refusal.UNPREPARED, str(error))
+        except (ProtocolError, ConfigError) as error:
+            return framing.encode_refusal(Refusal.REJECTED, _one_line(error))
+        except BaseException as error:  # noqa: BLE001 - a broken answer must not end the connection's thread
+            return framing.encode_refusal(Refusal.BROKEN, self._log_incident(error))
+
+    def _fetch(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | None:
+        message = pb.FetchRequest()
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            raise ProtocolError("not a message of this protocol") from None
+        _check_protocol(message.protocol)
         request = requests.from_proto(message, self._limits)
-        _, built = self._find(request.spec, context)
+        _, built = self._find(request.spec)
         limits = self._limits.within(message.max_batch_bytes)
         task = self._compute.submit(
             request.step,
             functools.partial(self._compute_batch, built, request, limits),
             emulated_s=self._sample_time_s * len(request.indices),
+            is_abandoned=has_left,
         )
-        if not context.add_callback(task.cancel):
-            task.cancel()  # the call ended before it began
-        if not _wait(task, context) or task.is_cancelled():
+        if not _wait(task, has_left) or task.is_cancelled():
             task.cancel()
-            return
+            return None
         try:
             found = task.result()
-            encoded = (
-                found
-                if isinstance(found, framing.EncodedBatch)
-                else self._encode(found, request, limits, task.compute_time_s, lazy=True)
-            )
         except Cancelled:
-            return
-        except DatasetError as error:
-            yield framing.encode_failure(_record(error))
-            return
-        del task, found  # the batch now lives in the frames alone, and each of them until it is sent
-        yield from encoded.frames()
-        self.num_batches = next(self._sent_batches) + 1
+            return None
+        if isinstance(found, framing.EncodedBatch):
+            return found
+        return self._encode(found, request, limits, task.compute_time_s, copy=False)
 
     def _compute_batch(self, built: BuiltDataset, request: BatchRequest, limits: Limits, task: Task) -> Any:
         begin_s = time.monotonic()
         try:
             batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled)
-            # torch's collation makes new memory, which a handler thread can encode and send while the next batch
+            # torch's collation makes new memory, which a handler thread can encode and send from while the next batch
             # is computed. What the user's own code returns may be a buffer that it fills again for the next batch.
             if built.collate_fn is None and request.collate:
                 return batch
-            return self._encode(batch, request, limits, time.monotonic() - begin_s)
+            return self._encode(batch, request, limits, time.monotonic() - begin_s, copy=True)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
@@ -235,9 +266,9 @@ class DataService:
             raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
 
     def _encode(
-        self, batch: Any, request: BatchRequest, limits: Limits, compute_time_s: float, *, lazy: bool = False
+        self, batch: Any, request: BatchRequest, limits: Limits, compute_time_s: float, *, copy: bool
     ) -> framing.EncodedBatch:
-        """Return the batch as frames; see `framing.EncodedBatch` for ``lazy``.
+        """Return the batch as an answer.
 
         Raises:
             DatasetError: If it holds an object that cannot travel, or is too large.
@@ -248,8 +279,7 @@ class DataService:
                 limits=limits,
                 num_queued=self._compute.num_queued,
                 compute_time_s=compute_time_s,
-                inline_small=True,
-                lazy=lazy,
+                copy=copy,
             )
         except ConfigError as error:
             failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
@@ -282,20 +312,24 @@ class DataService:
             raise error  # an abort of our own, or nobody is there to tell
         if isinstance(error, ProtocolError | ConfigError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, _one_line(error))
+        context.abort(grpc.StatusCode.INTERNAL, self._log_incident(error))
+        raise AssertionError("abort raises")
+
+    def _log_incident(self, error: BaseException) -> str:
+        """Log what nobody expected; return what the other side may know of it."""
         incident = secrets.token_hex(4)
         logger.error("internal error %s", incident, exc_info=error)
-        context.abort(grpc.StatusCode.INTERNAL, f"internal error {incident}, see the log of {self._name}")
-        raise AssertionError("abort raises")
+        return f"internal error {incident}, see the log of {self._name}"
 
 
 def _record(error: DatasetError) -> SampleFailure:
     return cast("SampleFailure", error.record)
 
 
-def _wait(task: Task, context: grpc.ServicerContext) -> bool:
+def _wait(task: Task, has_left: Callable[[], bool]) -> bool:
     """Block until the task is done; False if the caller left first."""
     while not task.wait(_POLL_S):
-        if not context.is_active():
+        if has_left():
             return False
     return True
 
@@ -307,13 +341,16 @@ def _parse(kind: type[_Message], data: bytes, context: grpc.ServicerContext) -> 
         message.ParseFromString(data)
     except DecodeError:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol")
-    protocol = message.protocol  # type: ignore[attr-defined]
-    if protocol != PROTOCOL:
-        context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            f"data plane protocol {protocol} was asked for, this endpoint has {PROTOCOL}",
-        )
+    try:
+        _check_protocol(message.protocol)  # type: ignore[attr-defined]
+    except ProtocolError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     return message
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != PROTOCOL:
+        raise ProtocolError(f"data plane protocol {protocol} was asked for, this endpoint has {PROTOCOL}")
 
 
 def _spec(message: pb.DatasetSpec, context: grpc.ServicerContext) -> DatasetSpec:

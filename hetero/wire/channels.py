@@ -17,28 +17,21 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
-__all__ = ["MAX_FRAME_MESSAGE_BYTES", "MAX_REQUEST_BYTES", "bind", "client_options", "server_options", "short_details"]
+__all__ = ["MAX_REPLY_BYTES", "MAX_REQUEST_BYTES", "bind", "client_options", "server_options", "short_details"]
 
-MAX_FRAME_MESSAGE_BYTES = 4 * 2**20
-"""One message of a stream; a batch is sent in frames far smaller than this."""
+MAX_REPLY_BYTES = 4 * 2**20
+"""One answer of a server. Batches do not come over gRPC."""
 MAX_REQUEST_BYTES = 2**20
 """One request to a server: index lists and facts, never payload."""
 
 Option = tuple[str, int]
 
 
-def client_options(*, single_threaded_streams: bool = False) -> tuple[Option, ...]:
-    """Return the options of a channel to an endpoint or launcher.
-
-    Args:
-        single_threaded_streams: Read server streams in the thread that iterates. Without it every channel
-            has a thread of its own that hands each message over: the same 1.4 GB/s on loopback, one more
-            thread per endpoint, one more hand-over of the interpreter lock per message. Calls
-            made with it cannot be used as futures.
-    """
-    options = [
-        # Frames are small: whatever is larger than this is not ours.
-        ("grpc.max_receive_message_length", MAX_FRAME_MESSAGE_BYTES),
+def client_options() -> tuple[Option, ...]:
+    """Return the options of a channel to an endpoint or launcher."""
+    return (
+        # Whatever is larger than this is not ours.
+        ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
         ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
         # A silent peer (power loss, partition, SIGSTOP) is noticed in 15 s instead of the kernel's quarter of an hour.
         ("grpc.keepalive_time_ms", 10_000),
@@ -62,10 +55,7 @@ def client_options(*, single_threaded_streams: bool = False) -> tuple[Option, ..
         ("grpc.enable_retries", 0),
         # A connection of its own for every channel: closing one never disturbs another.
         ("grpc.use_local_subchannel_pool", 1),
-    ]
-    if single_threaded_streams:
-        options.append(("SingleThreadedUnaryStream", 1))
-    return tuple(options)
+    )
 
 
 def server_options(*, max_streams: int = 1024, max_receive_bytes: int = MAX_REQUEST_BYTES) -> tuple[Option, ...]:
@@ -80,7 +70,7 @@ def server_options(*, max_streams: int = 1024, max_receive_bytes: int = MAX_REQU
         ("grpc.so_reuseport", 0),
         # Requests are tiny; a small bound shrinks what a stranger can make us hold.
         ("grpc.max_receive_message_length", max_receive_bytes),
-        ("grpc.max_send_message_length", MAX_FRAME_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_REPLY_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", max_streams),
         # Must allow the clients' keepalive (10 s), else the server answers it with GOAWAY too_many_pings.

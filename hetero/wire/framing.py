@@ -1,20 +1,14 @@
-"""A nested batch <-> the frames of a response stream.
+"""A nested batch <-> an answer: a message, and the payload after it.
 
-    header frame      protobuf ``Frame(header=...)``: version, structure, sizes, checksum;
-                      of a small batch also the payload, and no other frame follows
-    payload frames    protobuf ``Frame(payload=...)``, written and read by hand: the byte 0x12,
-                      the length as a varint, the chunk
-    failure frame     protobuf ``Frame(failure=...)`` instead of all of these
-
-Any protobuf reader understands every frame, and Python runs protobuf over no payload but a small batch's.
-The payload is the leaves' bytes one after the other; a frame may hold
-many small leaves, and a large leaf spans many frames. Sender and receiver copy each byte once.
+The message is a protobuf ``Answer``: the header of a batch (version, structure, sizes, checksum), the failure of
+the user's code, or a refusal. After a header come the leaves' bytes one after the other, with nothing between
+them: sent from the batch's own memory, received into memory that is the batch's. No I/O here.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import enum
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +22,21 @@ from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import failure_from_proto, failure_to_proto
 from hetero.wire.trees import decode_structure, encode_structure, parse
 
-__all__ = ["BatchDecoder", "ChecksumError", "EncodedBatch", "encode_batch", "encode_failure"]
+__all__ = [
+    "BatchDecoder",
+    "ChecksumError",
+    "EncodedBatch",
+    "Refusal",
+    "RefusedError",
+    "encode_failure",
+    "encode_refusal",
+]
 
-# First bytes of a Frame: field number << 3 | 2, "length-delimited".
-_HEADER, _PAYLOAD, _FAILURE = 0x0A, 0x12, 0x1A
+_CHUNK_BYTES = 256 * 2**10
+"""Received at once: it is still in the processor's second-level cache when its checksum is computed."""
+_MAX_DETAILS = 500
+_TAGS = {"header": 0x0A, "failure": 0x12, "refusal": 0x1A}
+"""First byte of an answer: field number << 3 | 2, "length-delimited"."""
 _DEFAULT_LIMITS = Limits()
 
 
@@ -39,23 +44,42 @@ class ChecksumError(ProtocolError):
     """A batch is not what was sent; asking again may help."""
 
 
+class Refusal(enum.Enum):
+    """Why a request gets no batch, where that is not the user's code's doing."""
+
+    BUSY = "it has too many connections"
+    UNPREPARED = "it has not built the data set"
+    REJECTED = "it does not understand the request"
+    BROKEN = "it failed internally"
+
+
+class RefusedError(Exception):
+    """An endpoint refused a request."""
+
+    def __init__(self, refusal: Refusal, details: str) -> None:
+        super().__init__(refusal, details)
+        self.refusal = refusal
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.refusal.value}: {self.details}"
+
+
 class EncodedBatch:
-    """The frames of one batch.
+    """The answer that holds one batch.
 
     Args:
         batch: See `hetero.batches.structure.flatten`.
         limits: Bounds of what is sent.
         num_queued: Requests that wait on this endpoint.
         compute_time_s: What the batch took.
-        inline_small: Send a batch of at most ``limits.max_inline_payload_bytes`` as a single frame.
-        lazy: Copy each frame's bytes when the frame is taken: nobody may change the batch until the last one was.
-            Otherwise all are copied now, and the batch may change or go.
+        copy: Whether the batch may change or go before it is sent. Without, its memory is what is sent.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_header", "_payload", "nbytes")
+    __slots__ = ("_leaves", "message", "nbytes")
 
     def __init__(
         self,
@@ -64,8 +88,7 @@ class EncodedBatch:
         limits: Limits = _DEFAULT_LIMITS,
         num_queued: int = 0,
         compute_time_s: float = 0.0,
-        inline_small: bool = False,
-        lazy: bool = False,
+        copy: bool = True,
     ) -> None:
         tree, leaves = flatten(batch, limits)
         structure = encode_structure(tree, leaves)
@@ -74,25 +97,14 @@ class EncodedBatch:
                 f"batch: its keys, numbers and short strings take {len(structure)} bytes, "
                 f"at most {limits.max_header_bytes} are allowed\n  Use tensors, arrays or longer lists."
             )
-        self.nbytes: int = sum(leaf.nbytes for leaf in leaves)
+        self._leaves = [leaf.data for leaf in leaves if leaf.nbytes]
+        if copy:
+            self._leaves = [_copy(data) for data in self._leaves]
+        self.nbytes: int = sum(map(len, self._leaves))
         """Payload."""
         hasher = xxhash.xxh3_64(structure)
-        self._payload: Iterator[bytes] = iter(())
-        inline = b""
-        if inline_small and self.nbytes <= limits.max_inline_payload_bytes:
-            inline = b"".join([leaf.data for leaf in leaves])
-            hasher.update(inline)
-        elif lazy:
-            for leaf in leaves:
-                hasher.update(leaf.data)
-            self._payload = _payload_frames(leaves, limits.frame_bytes)
-        else:
-            frames: deque[bytes] = deque()
-            for frame in _payload_frames(leaves, limits.frame_bytes):
-                # The frame, not the leaves: it is still in the cache, and it is what will be sent.
-                hasher.update(_payload_chunk(frame))
-                frames.append(frame)
-            self._payload = _drain(frames)
+        for data in self._leaves:
+            hasher.update(data)
         header = pb.BatchHeader(
             protocol=PROTOCOL,
             structure=structure,
@@ -100,84 +112,23 @@ class EncodedBatch:
             checksum=hasher.intdigest(),
             num_queued=num_queued,
             compute_time_s=compute_time_s,
-            inline_payload=inline,
         )
-        self._header = pb.Frame(header=header).SerializeToString()
+        self.message: bytes = pb.Answer(header=header).SerializeToString()
 
-    def frames(self) -> Iterator[bytes]:
-        """Yield the header frame, then the payload frames, keeping none of these: for one pass."""
-        yield self._header
-        yield from self._payload
-
-
-def encode_batch(
-    batch: Any, *, limits: Limits = _DEFAULT_LIMITS, num_queued: int = 0, compute_time_s: float = 0.0
-) -> Iterator[bytes]:
-    """Return the frames of a batch; everything that can fail has happened when this returns.
-
-    Raises:
-        UnsupportedBatchError: See `EncodedBatch`.
-    """
-    return EncodedBatch(batch, limits=limits, num_queued=num_queued, compute_time_s=compute_time_s).frames()
+    @property
+    def payload(self) -> Sequence[memoryview]:
+        """What follows the message: bytes, read-only or not, of at least one byte each."""
+        return self._leaves
 
 
 def encode_failure(failure: SampleFailure) -> bytes:
-    """Return the frame that says that the user's code raised."""
-    return pb.Frame(failure=failure_to_proto(failure)).SerializeToString()
+    """Return the answer that says that the user's code raised."""
+    return pb.Answer(failure=failure_to_proto(failure)).SerializeToString()
 
 
-def _payload_frames(leaves: Sequence[Leaf], frame_bytes: int) -> Iterator[bytes]:
-    """Yield the leaves' bytes as frames, each copied when it is asked for."""
-    for pieces, size in _chunks(leaves, frame_bytes):
-        yield b"".join((_payload_prefix(size), *pieces))
-
-
-def _drain(frames: deque[bytes]) -> Iterator[bytes]:
-    """Yield what is there and let go of it, so that its memory serves the next batch."""
-    while frames:
-        yield frames.popleft()
-
-
-def _chunks(leaves: Sequence[Leaf], frame_bytes: int) -> Iterator[tuple[list[memoryview], int]]:
-    """Yield pieces of leaves that fill one frame, and their bytes."""
-    pieces: list[memoryview] = []
-    size = 0
-    for leaf in leaves:
-        begin = 0
-        while begin < leaf.nbytes:
-            piece = leaf.data[begin : begin + frame_bytes - size]
-            pieces.append(piece)
-            size += len(piece)
-            begin += len(piece)
-            if size == frame_bytes:
-                yield pieces, size
-                pieces, size = [], 0
-    if pieces:
-        yield pieces, size
-
-
-def _payload_prefix(size: int) -> bytes:
-    """Return what precedes a payload of this size in a ``Frame``."""
-    prefix = bytearray([_PAYLOAD])
-    while size > 0x7F:
-        prefix.append(size & 0x7F | 0x80)
-        size >>= 7
-    prefix.append(size)
-    return bytes(prefix)
-
-
-def _payload_chunk(frame: bytes) -> memoryview:
-    """Return the payload of a frame that `_payload_prefix` begins and nothing follows."""
-    # Four bytes of length reach 256 MiB, 64 times what a message can have.
-    size = 0
-    for position, byte in enumerate(frame[1:5]):
-        size |= (byte & 0x7F) << 7 * position
-        if byte < 0x80:
-            begin = position + 2
-            if len(frame) != begin + size or size == 0 or (position > 0 and byte == 0):
-                break
-            return memoryview(frame)[begin:]
-    raise ProtocolError(f"a payload frame of {len(frame)} bytes does not hold the {size} that it announces")
+def encode_refusal(refusal: Refusal, details: str) -> bytes:
+    """Return the answer that refuses the request."""
+    return pb.Answer(refusal=pb.Refusal(reason=refusal.name, details=details[:_MAX_DETAILS])).SerializeToString()
 
 
 def _allocate(nbytes: int) -> memoryview:
@@ -185,8 +136,21 @@ def _allocate(nbytes: int) -> memoryview:
     return np.empty(nbytes, np.uint8).data
 
 
+def _copy(data: memoryview) -> memoryview:
+    copied = _allocate(len(data))
+    copied[:] = data
+    return copied
+
+
 class BatchDecoder:
-    """Rebuilds one batch from its frames, trusting none of them.
+    """Rebuilds one batch from its answer, trusting nothing of it.
+
+        decoder.take_message(stream.receive_message(limits.max_answer_bytes))
+        while not decoder.done:
+            if decoder.needs_memory:
+                stream.wait_for_data()
+            decoder.filled(stream.receive_into(decoder.room()))
+        batch = decoder.result()
 
     Args:
         limits: Nothing beyond them is accepted, or allocated.
@@ -196,7 +160,7 @@ class BatchDecoder:
     def __init__(self, limits: Limits = _DEFAULT_LIMITS, *, allocate: Callable[[int], memoryview] = _allocate) -> None:
         self._limits = limits
         self._allocate = allocate
-        self._header_seen = False
+        self._has_header = False
         self._tree: Tree = None
         self._shapes: list[LeafShape] = []
         self._buffers: list[memoryview] = []
@@ -217,32 +181,57 @@ class BatchDecoder:
     @property
     def done(self) -> bool:
         """Whether the batch is complete and its checksum right."""
-        return self._header_seen and self._missing == 0
+        return self._has_header and self._missing == 0
 
-    def feed(self, frame: bytes) -> None:
-        """Take the next message of the stream.
+    def take_message(self, message: bytes) -> None:
+        """Take the message that an answer begins with; allocates nothing.
 
         Raises:
             DatasetError: If it says that the user's code raised.
-            ChecksumError: If it is the last one and the batch is not what was sent.
-            ProtocolError: If `encode_batch` would not have sent this here. The decoder is of no use any more.
+            RefusedError: If it refuses the request.
+            ChecksumError: If there is no payload, and the batch is not what was sent.
+            ProtocolError: If `EncodedBatch` would not have made this here. The decoder is of no use any more.
         """
-        if len(frame) > self._limits.max_frame_bytes:
-            raise ProtocolError(f"a frame has {len(frame)} bytes, at most {self._limits.max_frame_bytes} are allowed")
-        kind = frame[0] if frame else None
-        if kind == _PAYLOAD:
-            self._take_payload(_payload_chunk(frame))
-        elif self._header_seen:
-            raise ProtocolError(f"a frame that begins with {kind} follows the header, expected payload")
-        elif kind == _HEADER:
-            self._take_header(frame)
-        elif kind == _FAILURE:
-            self._take_failure(frame)
-        else:
-            raise ProtocolError(f"a frame begins with {kind}, which is no frame of this protocol")
-        if self.done and self._hasher.intdigest() != self._expected_checksum:
-            self._missing = -1
-            raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
+        if len(message) > self._limits.max_answer_bytes:
+            raise ProtocolError(
+                f"an answer has {len(message)} bytes, at most {self._limits.max_answer_bytes} are allowed"
+            )
+        answer = parse(pb.Answer, message)
+        part = answer.WhichOneof("part")
+        if part is None:
+            raise ProtocolError("an answer is neither batch nor failure nor refusal")
+        if message[0] != _TAGS[part]:
+            raise ProtocolError("an answer holds more than one part")
+        if part == "failure":
+            if len(message) > self._limits.max_failure_bytes:
+                raise ProtocolError(f"a failure has {len(message)} bytes, more than {self._limits.max_failure_bytes}")
+            raise DatasetError(failure_from_proto(answer.failure))
+        if part == "refusal":
+            raise _refused(answer.refusal)
+        self._take_header(answer.header)
+        self._check_end()
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether `room` allocates a leaf next: not to be called before a byte of it has come."""
+        return self._leaf_index < 0 or self._filled == self._shapes[self._leaf_index].nbytes
+
+    def room(self) -> memoryview:
+        """Return where the next bytes of payload go; only while the batch is not complete."""
+        if self.needs_memory:
+            self._next_leaf()
+        return self._buffers[-1][self._filled : self._filled + _CHUNK_BYTES]
+
+    def filled(self, nbytes: int) -> None:
+        """Take note that so many bytes of the `room` are there now.
+
+        Raises:
+            ChecksumError: If these were the last ones and the batch is not what was sent.
+        """
+        self._hasher.update(self._buffers[-1][self._filled : self._filled + nbytes])
+        self._filled += nbytes
+        self._missing -= nbytes
+        self._check_end()
 
     def result(self) -> Any:
         """Return the batch, whose tensors and arrays are writable and own their memory.
@@ -269,11 +258,7 @@ class BatchDecoder:
             self._buffers = []
         return self._batch
 
-    def _take_header(self, frame: bytes) -> None:
-        message = parse(pb.Frame, frame)
-        if message.WhichOneof("part") != "header":
-            raise ProtocolError("a frame holds more than one part")
-        header = message.header
+    def _take_header(self, header: pb.BatchHeader) -> None:
         if header.protocol != PROTOCOL:
             raise ProtocolError(
                 f"the endpoint speaks protocol {header.protocol}, this side {PROTOCOL}\n"
@@ -295,44 +280,20 @@ class BatchDecoder:
             )
         if not 0 <= header.compute_time_s < float("inf"):
             raise ProtocolError(f"a batch took {header.compute_time_s} s")
-        inline = header.inline_payload
-        if len(inline) > self._limits.max_inline_payload_bytes or len(inline) not in (0, nbytes):
-            raise ProtocolError(f"a header brings {len(inline)} bytes of payload, but the batch has {nbytes}")
         self._tree, self._shapes = tree, shapes
         self._expected_checksum = header.checksum
         self._hasher.update(header.structure)
         self.nbytes = self._missing = nbytes
         self.num_queued, self.compute_time_s = header.num_queued, header.compute_time_s
-        self._header_seen = True
-        if inline:
-            self._take_payload(memoryview(inline))
+        self._has_header = True
 
-    def _take_failure(self, frame: bytes) -> None:
-        if len(frame) > self._limits.max_failure_bytes:
-            raise ProtocolError(f"a failure has {len(frame)} bytes, more than {self._limits.max_failure_bytes}")
-        message = parse(pb.Frame, frame)
-        if message.WhichOneof("part") != "failure":
-            raise ProtocolError("a frame holds more than one part")
-        raise DatasetError(failure_from_proto(message.failure))
-
-    def _take_payload(self, chunk: memoryview) -> None:
-        if len(chunk) > self._missing:
-            what = f"{self._missing} are missing" if self._header_seen else "no header has come"
-            raise ProtocolError(f"a payload frame brings {len(chunk)} bytes, but {what}")
-        self._hasher.update(chunk)
-        self._missing -= len(chunk)
-        begin = 0
-        while begin < len(chunk):
-            if self._leaf_index < 0 or self._filled == self._shapes[self._leaf_index].nbytes:
-                self._next_leaf()
-            buffer = self._buffers[-1]
-            size = min(len(chunk) - begin, len(buffer) - self._filled)
-            buffer[self._filled : self._filled + size] = chunk[begin : begin + size]
-            self._filled += size
-            begin += size
+    def _check_end(self) -> None:
+        if self.done and self._hasher.intdigest() != self._expected_checksum:
+            self._missing = -1
+            raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
 
     def _next_leaf(self) -> None:
-        """Allocate the next leaf that has bytes: not before its first byte has come."""
+        """Allocate the next leaf that has bytes."""
         self._leaf_index += 1
         while not self._shapes[self._leaf_index].nbytes:
             self._leaf_index += 1
@@ -340,3 +301,10 @@ class BatchDecoder:
         buffer = self._allocate(nbytes)
         self._buffers.append((buffer if buffer.format == "B" else buffer.cast("B"))[:nbytes])
         self._filled = 0
+
+
+def _refused(message: pb.Refusal) -> Exception:
+    name = pb.Refusal.Reason.Name(message.reason) if message.reason in pb.Refusal.Reason.values() else ""
+    if name not in Refusal.__members__:
+        return ProtocolError(f"an answer refuses for the unknown reason {message.reason}")
+    return RefusedError(Refusal[name], " ".join(message.details.split())[:_MAX_DETAILS])

@@ -10,7 +10,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["PROTOCOL", "Limits"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the data plane's messages; both sides must have the same."""
 
 
@@ -18,14 +18,8 @@ PROTOCOL = 2
 class Limits(StructureLimits):
     """Bounds of requests and batches. Receivers check them before they allocate."""
 
-    frame_bytes: int = 2 * 2**20
-    """Payload per frame that is sent. Measured: 2 MiB frames beat one message of 40 MB threefold."""
-    max_frame_bytes: int = 4 * 2**20 - 64
-    """One frame that is accepted; gRPC's own limit on the data plane is 4 MiB."""
     max_header_bytes: int = 2**20
     """Structure of a batch: its tree, and dtypes and shapes of its leaves."""
-    max_inline_payload_bytes: int = 64 * 2**10
-    """Payload of a batch that is one frame: protobuf copies it twice, a second message would cost more."""
     max_failure_bytes: int = 64 * 2**10
     """An exception with its traceback."""
     max_indices: int = 65_536
@@ -40,8 +34,11 @@ class Limits(StructureLimits):
             value = getattr(self, field.name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{field.name} is {value!r}, expected an integer of at least 1")
-        if self.frame_bytes > self.max_frame_bytes:
-            raise ConfigError(f"frame_bytes is {self.frame_bytes}, expected at most {self.max_frame_bytes}")
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """One message from an endpoint, payload excluded."""
+        return max(self.max_header_bytes, self.max_failure_bytes) + 1024
 
     def within(self, max_batch_bytes: int) -> Limits:
         """Return these limits with batches no larger than a request asks for; 0 asks for nothing."""

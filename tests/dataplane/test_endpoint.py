@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hetero.control.security import Token, call_metadata
+from hetero.dataplane.delivery import GREETING, TICKET_BYTES
+from hetero.dataplane.reader import Reader
 from hetero.dataplane.service import DATA_POLICIES
 from hetero.wire import channels
+from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.streams import Stream, connect
 
 import grpc  # isort: skip
 
@@ -62,17 +69,10 @@ def test_requests_that_break_the_protocol_are_refused_and_harm_nothing(job: Any,
     spec = pb.DatasetSpec(name="numbers", arguments_json="{}")
     canary = Path(job.path / "canary")
     describe = pb.DescribeRequest(protocol=PROTOCOL, dataset=spec)
-    too_many = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1] * 100_000, collate=True)
     bad: list[tuple[str, bytes, Any]] = [
-        ("Fetch", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-        ("Fetch", b"cposix\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR.", grpc.StatusCode.INVALID_ARGUMENT),
-        ("Fetch", pb.FetchRequest(protocol=PROTOCOL + 1).SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
-        ("Fetch", pb.FetchRequest(protocol=PROTOCOL).SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
-        (
-            "Fetch",
-            pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1], collate=True).SerializeToString(),
-            grpc.StatusCode.NOT_FOUND,
-        ),
+        ("Prepare", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        ("Prepare", b"cposix\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR.", grpc.StatusCode.INVALID_ARGUMENT),
+        ("Attend", pb.AttendRequest(protocol=PROTOCOL + 1).SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
         (
             "Prepare",
             pb.PrepareRequest(
@@ -81,8 +81,7 @@ def test_requests_that_break_the_protocol_are_refused_and_harm_nothing(job: Any,
             grpc.StatusCode.INVALID_ARGUMENT,
         ),
         ("Describe", describe.SerializeToString(), grpc.StatusCode.NOT_FOUND),
-        ("Fetch", too_many.SerializeToString(), grpc.StatusCode.INVALID_ARGUMENT),
-        ("Fetch", b"\x12" * 2**21, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ("Describe", b"\x12" * 2**21, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ]
     for method, request, expected in bad:
         found, details = status(address, f"/hetero.v1.Data/{method}", request, good)
@@ -90,6 +89,102 @@ def test_requests_that_break_the_protocol_are_refused_and_harm_nothing(job: Any,
         assert "Traceback" not in details
     assert not canary.exists()
     assert job.fleet().describe(tools.spec()).num_samples == 100
+
+
+@contextlib.contextmanager
+def attended(job: Any, address: str) -> Iterator[tuple[tuple[str, int], bytes]]:
+    """Attend an endpoint; give the address for batches and the ticket."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
+            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=call_metadata(job.token, JOB), timeout=60
+        )
+        reply = pb.AttendReply.FromString(next(call))
+        yield (address.rpartition(":")[0], reply.port), reply.ticket
+        call.cancel()
+
+
+def ask(stream: Stream, request: bytes) -> None:
+    """Send a request and raise what the answer says."""
+    stream.send(request)
+    answer = stream.receive_message(2**21)
+    assert answer is not None
+    BatchDecoder().take_message(answer)
+
+
+def test_batch_requests_that_break_the_protocol_are_refused_and_harm_nothing(
+    job: Any, tools: Any, address: str
+) -> None:
+    spec = pb.DatasetSpec(name="numbers", arguments_json="{}")
+    canary = Path(job.path / "canary")
+    too_many = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1] * 100_000, collate=True)
+    unprepared = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1], collate=True)
+    bad: list[tuple[bytes, Refusal]] = [
+        (b"", Refusal.REJECTED),
+        (b"\xff\xff\xff", Refusal.REJECTED),
+        (b"cposix\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR.", Refusal.REJECTED),
+        (pb.FetchRequest(protocol=PROTOCOL + 1).SerializeToString(), Refusal.REJECTED),
+        (pb.FetchRequest(protocol=PROTOCOL).SerializeToString(), Refusal.REJECTED),
+        (unprepared.SerializeToString(), Refusal.UNPREPARED),
+        (too_many.SerializeToString(), Refusal.REJECTED),
+        (b"\x12" * 2**20, Refusal.REJECTED),
+    ]
+    with attended(job, address) as (place, ticket), contextlib.closing(connect(*place)) as stream:
+        stream.send_raw(GREETING + ticket)
+        for request, expected in bad:
+            with pytest.raises(RefusedError) as caught:
+                ask(stream, request)
+            assert caught.value.refusal is expected, request[:40]
+            assert "Traceback" not in caught.value.details
+        stream.send_raw(b"\xff\xff\xff\x7f")  # announces a request of 2 GiB
+        answer = stream.receive_message(2**21)
+        assert answer is not None
+        with pytest.raises(RefusedError, match="2147483647 bytes is announced, at most"):
+            BatchDecoder().take_message(answer)
+        assert stream.receive_message(1) is None
+    assert not canary.exists()
+    assert job.fleet().describe(tools.spec()).num_samples == 100
+
+
+def test_connections_without_a_valid_ticket_are_closed_without_a_word(job: Any, address: str) -> None:
+    with attended(job, address) as (place, ticket):
+        for hello in (
+            GREETING + bytes(TICKET_BYTES),
+            GREETING + ticket[:-1] + bytes([ticket[-1] ^ 1]),
+            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(40),
+            b"h\0",
+        ):
+            with contextlib.closing(connect(*place)) as stream:
+                stream.send_raw(hello)
+                # Reset where it had sent more than anybody wanted to read.
+                with contextlib.suppress(ConnectionResetError):
+                    assert stream.receive_message(2**21) is None
+        with contextlib.closing(connect(*place)) as stream:
+            for piece in (GREETING[:3], GREETING[3:], ticket[:5], ticket[5:]):
+                stream.send_raw(piece)
+            with pytest.raises(RefusedError):
+                ask(stream, b"")
+    with contextlib.closing(connect(*place)) as stream:  # nobody attends any more
+        stream.send_raw(GREETING + ticket)
+        assert stream.receive_message(2**21) is None
+
+
+def test_strangers_who_say_nothing_do_not_keep_others_out(job: Any, tools: Any, address: str) -> None:
+    with attended(job, address) as (place, _ticket), contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(contextlib.closing(socket.create_connection(place)))
+        wanted = tools.requests(tools.spec(), num_batches=3)
+        with Reader(job.fleet(), iter(wanted)) as reader:
+            assert len(list(reader)) == 3
+
+
+def test_end_of_attendance_ends_its_connections(job: Any, address: str) -> None:
+    with attended(job, address) as (place, ticket):
+        stream = connect(*place)
+        stream.send_raw(GREETING + ticket)
+        with pytest.raises(RefusedError):
+            ask(stream, b"")
+    assert stream.receive_message(2**21) is None
+    stream.close()
 
 
 def test_health_is_open_and_says_serving(address: str) -> None:
@@ -113,8 +208,6 @@ def test_health_is_open_and_says_serving(address: str) -> None:
 
 def test_torch_data_sets_travel_as_tensors(job: Any, tools: Any) -> None:
     torch = pytest.importorskip("torch")
-    from hetero.dataplane.reader import Reader
-
     script = job.path / "with_torch.py"
     script.write_text(
         "import torch\n"

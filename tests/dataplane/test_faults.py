@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,56 +14,69 @@ import numpy as np
 import pytest
 
 from hetero.control.directory import Directory, EndpointRecord
+from hetero.dataplane.delivery import GREETING, TICKET_BYTES
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.errors import BatchTimeoutError, DataPlaneError, ExitCode, ProtocolError
 from hetero.wire import channels
-from hetero.wire.framing import EncodedBatch
+from hetero.wire.framing import EncodedBatch, Refusal, encode_refusal
 from hetero.wire.proto import data_pb2 as pb
 
 import grpc  # isort: skip
 
-Answer = Callable[[list[bytes], grpc.ServicerContext], Iterator[bytes]]
+Answer = Callable[[bytes, bytes, threading.Event], bytes]
+"""From message, payload and the end of the test, what is sent instead; the connection ends after less than all."""
 
 
-def honest(frames: list[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
-    yield from frames
+def framed(message: bytes, payload: bytes = b"") -> bytes:
+    return struct.pack("<I", len(message)) + message + payload
 
 
-def damaged(frames: list[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
-    yield from frames[:-1]
-    yield frames[-1][:-1] + bytes([frames[-1][-1] ^ 1])
+def honest(message: bytes, payload: bytes, _ended: threading.Event) -> bytes:
+    return framed(message, payload)
 
 
-def truncated(frames: list[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
-    yield from frames[:-1]
+def damaged(message: bytes, payload: bytes, _ended: threading.Event) -> bytes:
+    return framed(message, payload[:-1] + bytes([payload[-1] ^ 1]))
 
 
-def nonsense(_frames: list[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
-    yield b"\x80\x04\x95 a pickle"
+def nonsense(_message: bytes, _payload: bytes, _ended: threading.Event) -> bytes:
+    return framed(b"\x80\x04\x95 a pickle")
 
 
-def aborted(code: grpc.StatusCode) -> Answer:
-    def answer(frames: list[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield frames[0]
-        context.abort(code, "on purpose")
-
-    return answer
+def too_long(message: bytes, payload: bytes, _ended: threading.Event) -> bytes:
+    return framed(message, payload + b"more")
 
 
-def silent(_frames: list[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-    ended = threading.Event()
-    context.add_callback(ended.set)
+def bomb(_message: bytes, _payload: bytes, _ended: threading.Event) -> bytes:
+    return struct.pack("<I", 2**32 - 1)
+
+
+def truncated(message: bytes, payload: bytes, _ended: threading.Event) -> bytes:
+    return framed(message, payload[:-1])
+
+
+def refused(refusal: Refusal) -> Answer:
+    return lambda _message, _payload, _ended: framed(encode_refusal(refusal, "on purpose"))
+
+
+def closed(_message: bytes, _payload: bytes, _ended: threading.Event) -> bytes:
+    return b""
+
+
+def silent(_message: bytes, _payload: bytes, ended: threading.Event) -> bytes:
     ended.wait(30)
-    yield b""
+    return b""
 
 
 class Misbehaving:
-    """An endpoint whose answers to Fetch follow a script, then are honest."""
+    """An endpoint whose answers to requests for batches follow a script, then are honest."""
 
     def __init__(self, answers: list[Answer]) -> None:
         self.answers = answers
         self.num_fetches = 0
+        self._ended = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self._server = grpc.server(
             ThreadPoolExecutor(8),
             [
@@ -69,7 +85,7 @@ class Misbehaving:
                     {
                         "Prepare": grpc.unary_unary_rpc_method_handler(self._prepare),
                         "Describe": grpc.unary_unary_rpc_method_handler(self._describe),
-                        "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
+                        "Attend": grpc.unary_stream_rpc_method_handler(self._attend),
                     },
                 )
             ],
@@ -77,6 +93,7 @@ class Misbehaving:
         )
         self.port = channels.bind(self._server, "127.0.0.1")
         self._server.start()
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def _prepare(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
         return pb.PrepareReply(num_slots=1).SerializeToString()
@@ -84,13 +101,35 @@ class Misbehaving:
     def _describe(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
         return pb.DescribeReply(num_samples=100, fingerprint="f").SerializeToString()
 
-    def _fetch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        self.num_fetches += 1
-        indices = np.array(pb.FetchRequest.FromString(request).indices)
-        answer = self.answers.pop(0) if self.answers else honest
-        yield from answer(list(EncodedBatch({"index": indices}).frames()), context)
+    def _attend(self, _request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        reply = pb.AttendReply(port=self._listener.getsockname()[1], ticket=bytes(TICKET_BYTES))
+        yield reply.SerializeToString()
+        ended.wait(60)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            assert connection.recv(38, socket.MSG_WAITALL) == GREETING + bytes(TICKET_BYTES)
+            while prefix := connection.recv(4, socket.MSG_WAITALL):
+                request = connection.recv(*struct.unpack("<I", prefix), socket.MSG_WAITALL)
+                self.num_fetches += 1
+                encoded = EncodedBatch({"index": np.array(pb.FetchRequest.FromString(request).indices)})
+                message, payload = encoded.message, b"".join(encoded.payload)
+                answer = (self.answers.pop(0) if self.answers else honest)(message, payload, self._ended)
+                connection.sendall(answer)
+                if len(answer) < len(framed(message, payload)):
+                    return
 
     def stop(self) -> None:
+        self._ended.set()
+        self._listener.close()
         self._server.stop(0).wait()
 
 
@@ -113,7 +152,7 @@ def read(tools: Any) -> Iterator[Callable[..., Any]]:
         close()
 
 
-@pytest.mark.parametrize("fault", [damaged, truncated, nonsense])
+@pytest.mark.parametrize("fault", [damaged, nonsense, too_long, bomb])
 def test_damaged_answer_is_asked_for_again(read: Callable[..., Any], tools: Any, fault: Answer) -> None:
     fleet, endpoint, reader = read([fault, fault])
     expected = [request.indices.tolist() for request in tools.requests(tools.spec(), num_batches=3)]
@@ -130,29 +169,28 @@ def test_batch_damaged_three_times_names_the_peer(read: Callable[..., Any]) -> N
     assert caught.value.exit_code is ExitCode.CORRUPTION
 
 
-@pytest.mark.parametrize(
-    "code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND]
-)
-def test_passing_trouble_is_waited_out(read: Callable[..., Any], code: grpc.StatusCode) -> None:
-    fleet, _, reader = read([aborted(code)] * 2)
+@pytest.mark.parametrize("answer", [closed, truncated, refused(Refusal.BUSY), refused(Refusal.UNPREPARED)])
+def test_passing_trouble_is_waited_out(read: Callable[..., Any], answer: Answer) -> None:
+    fleet, _, reader = read([answer] * 2)
     assert len(list(reader)) == 3
-    assert fleet.stats.retries >= 2  # closing a failed connection takes the other call on it along
+    assert fleet.stats.retries >= 2  # ending a failed connection takes the others to this endpoint along
 
 
-def test_unreachable_but_alive_is_no_death(read: Callable[..., Any]) -> None:
-    fleet, _, reader = read([aborted(grpc.StatusCode.UNAVAILABLE)] * 8)
+@pytest.mark.parametrize("answer", [closed, truncated])
+def test_unreachable_but_alive_is_no_death(read: Callable[..., Any], answer: Answer) -> None:
+    fleet, _, reader = read([answer] * 8)
     assert len(list(reader)) == 3
     assert fleet.stats.failovers >= 8
 
 
 def test_internal_error_three_times_is_raised(read: Callable[..., Any]) -> None:
-    _, _, reader = read([aborted(grpc.StatusCode.INTERNAL)] * 30)
+    _, _, reader = read([refused(Refusal.BROKEN)] * 30)
     with pytest.raises(DataPlaneError, match="algo-1/0 .* failed: on purpose"):
         list(reader)
 
 
 def test_rejected_request_is_raised_at_once(read: Callable[..., Any]) -> None:
-    _, endpoint, reader = read([aborted(grpc.StatusCode.INVALID_ARGUMENT)] * 30)
+    _, endpoint, reader = read([refused(Refusal.REJECTED)] * 30)
     with pytest.raises(ProtocolError, match="rejects the request: on purpose"):
         list(reader)
     assert endpoint.num_fetches <= 2

@@ -18,17 +18,21 @@ from google.protobuf.internal import api_implementation
 from hetero.batches.request import BatchRequest
 from hetero.datasets import DatasetSpec
 from hetero.errors import ProtocolError
-from hetero.wire.framing import BatchDecoder, encode_batch
+from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.proto import control_pb2, data_pb2
 from hetero.wire.requests import from_proto, to_proto
 
 batch = {"a": [np.arange(300000), "x", 1, None], 3: (b"y", -0.0), "names": ["a", ""] * 9, "empty": [[], {}]}
-frames = list(encode_batch(batch))
+encoded = EncodedBatch(batch)
+assert data_pb2.Answer.FromString(encoded.message).SerializeToString() == encoded.message
 decoder = BatchDecoder()
-for frame in frames:
-    message = data_pb2.Frame.FromString(frame)
-    assert message.SerializeToString() == frame
-    decoder.feed(frame)
+decoder.take_message(encoded.message)
+payload = memoryview(b"".join(encoded.payload))
+while not decoder.done:
+    room = decoder.room()
+    room[:] = payload[: len(room)]
+    payload = payload[len(room) :]
+    decoder.filled(len(room))
 result = decoder.result()
 assert repr(result) == repr(batch)
 assert (result["a"][0] == batch["a"][0]).all()
@@ -52,7 +56,7 @@ def nested(depth):
 for bad in (nested(9), nested(20), nested(5000), b"\\x0a\\x03\\x52\\x01\\xff", b"\\x0a\\xff"):
     header = data_pb2.BatchHeader(protocol=1, structure=bad)
     try:
-        BatchDecoder().feed(data_pb2.Frame(header=header).SerializeToString())
+        BatchDecoder().take_message(data_pb2.Answer(header=header).SerializeToString())
     except ProtocolError:
         continue
     raise SystemExit(f"accepted {bad[:40]!r}")

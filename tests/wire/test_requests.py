@@ -120,7 +120,7 @@ def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("fields", "text"),
-    [({"max_depth": 0}, "max_depth is 0"), ({"max_leaves": 1.5}, "1.5"), ({"frame_bytes": 2**23}, "expected at most")],
+    [({"max_depth": 0}, "max_depth is 0"), ({"max_leaves": 1.5}, "1.5"), ({"max_indices": -1}, "at least 1")],
 )
 def test_limits_out_of_range_is_a_config_error(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

@@ -151,15 +151,49 @@ class FetchRequest(_message.Message):
     max_batch_bytes: int
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ...) -> None: ...
 
-class Frame(_message.Message):
-    __slots__ = ("header", "payload", "failure")
+class AttendRequest(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+
+class AttendReply(_message.Message):
+    __slots__ = ("port", "ticket")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    ticket: bytes
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("header", "failure", "refusal")
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     header: BatchHeader
-    payload: bytes
     failure: Failure
-    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    refusal: Refusal
+    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "details")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[Refusal.Reason]
+        BUSY: _ClassVar[Refusal.Reason]
+        UNPREPARED: _ClassVar[Refusal.Reason]
+        REJECTED: _ClassVar[Refusal.Reason]
+        BROKEN: _ClassVar[Refusal.Reason]
+    UNSPECIFIED: Refusal.Reason
+    BUSY: Refusal.Reason
+    UNPREPARED: Refusal.Reason
+    REJECTED: Refusal.Reason
+    BROKEN: Refusal.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    reason: Refusal.Reason
+    details: str
+    def __init__(self, reason: _Optional[_Union[Refusal.Reason, str]] = ..., details: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("dataset", "host", "stage", "sample_index", "exception", "traceback")
@@ -178,22 +212,20 @@ class Failure(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s", "inline_payload")
+    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    INLINE_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     structure: bytes
     payload_bytes: int
     checksum: int
     num_queued: int
     compute_time_s: float
-    inline_payload: bytes
-    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ..., inline_payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ...) -> None: ...
 
 class Structure(_message.Message):
     __slots__ = ("root", "leaves")

@@ -1,0 +1,32 @@
+"""Why a call to an endpoint failed, as far as the reader draws conclusions from it."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["CallFailedError", "Fault"]
+
+
+class Fault(enum.Enum):
+    """What is to be done next depends on it."""
+
+    UNREACHABLE = "the connection failed"
+    LATE = "no answer in time"
+    BUSY = "it has too many calls in progress"
+    UNPREPARED = "it has not built the data set"
+    REFUSED = "it belongs to another job"
+    REJECTED = "it does not understand the request"
+    CANCELLED = "the call was given up"
+    BROKEN = "it failed internally"
+
+
+class CallFailedError(Exception):
+    """A call to one endpoint failed; the fleet decides what that means."""
+
+    def __init__(self, fault: Fault, details: str) -> None:
+        super().__init__(fault, details)
+        self.fault = fault
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.fault.value}: {self.details}" if self.details else self.fault.value

@@ -1,0 +1,275 @@
+"""What is open between a reader process and one endpoint: a gRPC channel, and connections that carry batches.
+
+Over the channel the reader prepares, describes, and attends: that call says where batches are to be had and
+ends when the endpoint does, be it that the process dies, is stopped, or cannot be reached (gRPC's keepalive). Each
+fetch has a connection to itself; connections are kept for the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from hetero.control.directory import EndpointRecord
+from hetero.dataplane.delivery import GREETING, TICKET_BYTES
+from hetero.dataplane.failures import CallFailedError, Fault
+from hetero.dataplane.service import SERVICE
+from hetero.errors import AuthenticationError, DatasetError, ProtocolError
+from hetero.wire import channels  # before grpc: channels sets its environment
+from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.streams import DeadlineError, Stream, connect
+
+import grpc  # isort: skip
+
+__all__ = ["Call", "Link"]
+
+_ATTEND_TIMEOUT_S = 60.0
+
+_STATUS_FAULTS = {
+    grpc.StatusCode.UNAVAILABLE: Fault.UNREACHABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Fault.LATE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.BUSY,
+    grpc.StatusCode.NOT_FOUND: Fault.UNPREPARED,
+    grpc.StatusCode.FAILED_PRECONDITION: Fault.REFUSED,
+    grpc.StatusCode.INVALID_ARGUMENT: Fault.REJECTED,
+    grpc.StatusCode.UNIMPLEMENTED: Fault.REJECTED,
+    grpc.StatusCode.CANCELLED: Fault.UNREACHABLE,  # by `Link.close`
+}
+_REFUSAL_FAULTS = {
+    Refusal.BUSY: Fault.BUSY,
+    Refusal.UNPREPARED: Fault.UNPREPARED,
+    Refusal.REJECTED: Fault.REJECTED,
+    Refusal.BROKEN: Fault.BROKEN,
+}
+
+
+class Call(Protocol):
+    """A fetch in progress."""
+
+    def cancel(self) -> None:
+        """Have it fail with `Fault.CANCELLED`, unless it has ended; from any thread."""
+
+
+class Link:
+    """Opened by the first call. Thread-safe.
+
+    Args:
+        record: The endpoint.
+        metadata: Of gRPC calls: the job's token and id.
+        limits: What answers may make this process allocate.
+    """
+
+    def __init__(self, record: EndpointRecord, metadata: tuple[tuple[str, str], ...], limits: Limits) -> None:
+        self._name = f"{record.endpoint_id} ({record.address})"
+        self._host = record.address.rpartition(":")[0].strip("[]")
+        self._metadata = metadata
+        self._limits = limits
+        self._lock = threading.Lock()  # of the fields below
+        self._attending = threading.Lock()  # only one thread at a time does
+        self._channel = grpc.insecure_channel(record.address, options=channels.client_options())
+        self._attendance: Any = None
+        self._port = 0
+        self._hello = b""
+        self._streams: set[Stream] = set()
+        self._idle: list[Stream] = []
+        self._end = ""  # why there is nothing to be had any more
+
+    def call(self, method: str, request: Message, reply: Message, timeout_s: float) -> None:
+        """Call a method of the service, and parse its answer into ``reply``; blocks.
+
+        Raises:
+            CallFailedError: The call failed.
+            AuthenticationError: The endpoint refuses the token.
+        """
+        try:
+            data = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)(
+                request.SerializeToString(), timeout=timeout_s, metadata=self._metadata
+            )
+            reply.ParseFromString(data)
+        except grpc.RpcError as error:
+            self._raise_status(error)
+        except DecodeError as error:
+            raise CallFailedError(Fault.BROKEN, f"its answer to {method} is no message of the protocol") from error
+        except ValueError as error:  # gRPC's way to say that the channel was closed meanwhile
+            raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
+
+    def attend(self) -> None:
+        """Tell the endpoint that this process uses it, once; blocks until it has said where batches are to be had.
+
+        Raises:
+            CallFailedError, AuthenticationError: As `call`.
+        """
+        with self._attending:
+            if self._attendance is not None:
+                return
+            try:
+                call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
+                    pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
+                )
+                timer = threading.Timer(_ATTEND_TIMEOUT_S, call.cancel)  # the call itself has no bound
+                timer.daemon = True
+                timer.start()
+                try:
+                    reply = pb.AttendReply.FromString(next(call))
+                finally:
+                    timer.cancel()
+            except grpc.RpcError as error:
+                self._raise_status(error)
+            except (DecodeError, StopIteration) as error:
+                raise CallFailedError(Fault.BROKEN, "its answer to Attend is no message of the protocol") from error
+            except ValueError as error:
+                raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
+            if not 0 < reply.port < 2**16 or len(reply.ticket) != TICKET_BYTES:
+                call.cancel()
+                raise CallFailedError(Fault.BROKEN, "its answer to Attend names no port or no ticket")
+            self._attendance, self._port, self._hello = call, reply.port, GREETING + reply.ticket
+            # At once if it has ended meanwhile.
+            call.add_done_callback(lambda ended: self._drop(f"the endpoint ended: {ended.details() or ended.code()}"))
+
+    def fetch(self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]) -> int:
+        """Send a request for a batch and receive it into ``decoder``; blocks.
+
+        Args:
+            request: A ``FetchRequest``.
+            decoder: New; complete when this returns.
+            timeout_s: Bound of it all.
+            on_call: Given the call, so that another thread can cancel it.
+
+        Returns:
+            The bytes of the answer.
+
+        Raises:
+            DatasetError: The user's code raised there.
+            ProtocolError: The answer breaks the protocol or arrived damaged.
+            CallFailedError, AuthenticationError: As `call`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self.attend()
+        call = _StreamCall()
+        on_call(call)
+        stream: Stream | None = None
+        is_in_step = False  # the next answer on this connection will be the next request's
+        try:
+            stream = self._borrow()
+            call.use(stream)
+            stream.send(request, deadline_s=deadline_s)
+            message = stream.receive_message(self._limits.max_answer_bytes, deadline_s=deadline_s)
+            if message is None:
+                raise ConnectionResetError("the endpoint closed the connection")
+            decoder.take_message(message)
+            while not decoder.done:
+                if decoder.needs_memory:
+                    stream.wait_for_data(deadline_s=deadline_s)
+                decoder.filled(stream.receive_into(decoder.room(), deadline_s=deadline_s))
+            if stream.has_leftover:
+                raise ProtocolError(f"{self._name} sends more than it was asked for")
+            is_in_step = True
+            return len(message) + decoder.nbytes
+        except DatasetError:
+            is_in_step = True
+            raise
+        except RefusedError as error:
+            is_in_step = error.refusal is Refusal.UNPREPARED
+            raise CallFailedError(_REFUSAL_FAULTS[error.refusal], error.details) from error
+        except DeadlineError as error:
+            raise CallFailedError(Fault.LATE, f"none within {timeout_s:g} s") from error
+        except OSError as error:
+            fault = Fault.CANCELLED if call.is_cancelled else Fault.UNREACHABLE
+            raise CallFailedError(fault, self._end or str(error)) from error
+        finally:
+            if stream is not None:
+                was_cancelled = call.end()
+                self._give_back(stream, is_usable=is_in_step and not was_cancelled)
+
+    def close(self) -> None:
+        """End everything; calls in progress fail. Idempotent, blocks until gRPC has let go."""
+        self._drop("the connection was closed")
+        self._channel.close()
+
+    def _borrow(self) -> Stream:
+        """Return a connection that nobody uses."""
+        with self._lock:
+            if self._end:
+                raise ConnectionAbortedError(self._end)
+            if self._idle:
+                return self._idle.pop()
+        stream = connect(self._host, self._port)
+        with self._lock:
+            if not self._end:
+                self._streams.add(stream)
+        try:
+            if self._end:
+                raise ConnectionAbortedError(self._end)
+            stream.send_raw(self._hello)
+        except OSError:
+            self._give_back(stream, is_usable=False)
+            raise
+        return stream
+
+    def _give_back(self, stream: Stream, *, is_usable: bool) -> None:
+        with self._lock:
+            if is_usable and not self._end:
+                self._idle.append(stream)
+                return
+            self._streams.discard(stream)
+        stream.close()
+
+    def _drop(self, why: str) -> None:
+        """End the connections: whoever uses one fails at once, and gives it back; may be called by gRPC's thread."""
+        with self._lock:
+            if self._end:
+                return
+            self._end = why
+            idle, self._idle = self._idle, []
+            self._streams.difference_update(idle)
+            for stream in self._streams:
+                stream.shut_down()
+        for stream in idle:
+            stream.close()
+
+    def _raise_status(self, error: grpc.RpcError) -> NoReturn:
+        """Raise this side's exception for gRPC's: the only place that does."""
+        code = error.code()  # type: ignore[attr-defined, unused-ignore]
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            raise AuthenticationError(
+                f"{self._name} refuses this job's token: give every host of the job the same one"
+            ) from error
+        raise CallFailedError(_STATUS_FAULTS.get(code, Fault.BROKEN), channels.short_details(error)) from error
+
+
+class _StreamCall:
+    """A fetch that another thread may cancel, but not the next one on the same connection."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._has_ended = False
+        self.is_cancelled = False
+
+    def use(self, stream: Stream) -> None:
+        """Say which connection it is on."""
+        with self._lock:
+            self._stream = stream
+            if self.is_cancelled:
+                stream.shut_down()
+
+    def cancel(self) -> None:
+        """See `Call`."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self.is_cancelled = True
+            if self._stream is not None:
+                self._stream.shut_down()
+
+    def end(self) -> bool:
+        """Let go of the connection; return whether the call was cancelled, and the connection with it."""
+        with self._lock:
+            self._has_ended = True
+            return self.is_cancelled

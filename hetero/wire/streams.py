@@ -1,0 +1,224 @@
+"""TCP connections that carry requests and batches: bounded messages, payload without copies, deadlines.
+
+A message is its length (4 bytes, little-endian) and its bytes. Payload has no frame: both sides know its size.
+Calls block in the kernel, without the interpreter's lock and for at most a second at a time, which is
+how often a deadline, or `Stream.shut_down` by another thread, is looked at where the kernel does not tell at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from hetero.errors import PortError, ProtocolError
+
+__all__ = ["DeadlineError", "Stream", "connect", "listen"]
+
+_LENGTH = struct.Struct("<I")
+_SLICE = struct.pack("ll", 1, 0)  # a struct timeval of one second
+_BUFFER_BYTES = 64 * 2**10
+_DIRECT_BYTES = 16 * 2**10  # less than this is received through the buffer: one call of the system for many
+_MAX_PIECES = 512  # of one call; the system takes 1,024
+_KEEPALIVE_S = 10
+_SILENCE_MS = 15_000
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class DeadlineError(TimeoutError):
+    """A deadline passed: the caller's, not one of the system's."""
+
+
+class Stream:
+    """One connection. For one thread at a time, but `shut_down` and `is_ended` may be called from any.
+
+    Args:
+        connected: The socket, which it owns from now on.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0  # of what the buffer holds
+        self._is_shut_down = False
+        self._is_draining = False
+        connected.settimeout(None)
+        for level, option, value in (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE),
+            (socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE),
+            # A host that lost its power must not hold a thread: see also `Attend`, which notices a stopped process.
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 2),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS),
+        ):
+            connected.setsockopt(level, option, value)
+
+    def send(self, message: bytes, payload: Sequence[memoryview] = (), *, deadline_s: float = math.inf) -> None:
+        """Send a message, and payload after it from where it lies; blocks until the kernel has all of it.
+
+        Args:
+            message: Of at most 4 GiB.
+            payload: Of format ``B``, not empty.
+            deadline_s: In `time.monotonic` seconds.
+
+        Raises:
+            OSError: The connection failed or was shut down; `DeadlineError` after the deadline.
+        """
+        pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
+        if sum(map(len, pieces)) <= _BUFFER_BYTES:
+            pieces = [memoryview(b"".join(pieces))]
+        first = 0
+        while first < len(pieces):
+            try:
+                sent = self._socket.sendmsg(pieces[first : first + _MAX_PIECES])
+            except BlockingIOError:
+                self._check(deadline_s)
+                continue
+            while first < len(pieces) and sent >= len(pieces[first]):
+                sent -= len(pieces[first])
+                first += 1
+            if sent:
+                pieces[first] = pieces[first][sent:]
+
+    def send_raw(self, data: bytes) -> None:
+        """Send a few bytes that are no message; see `send`."""
+        self._socket.sendall(data)
+
+    def receive_message(self, max_bytes: int, *, deadline_s: float = math.inf) -> bytes | None:
+        """Return the next message; None if the other side ended the connection before it. Blocks.
+
+        Raises:
+            ProtocolError: If it is longer than ``max_bytes``; nothing is allocated then.
+            OSError: As `send`, also for an end inside of the message.
+        """
+        prefix = bytearray(_LENGTH.size)
+        if not self._fill(memoryview(prefix), deadline_s, may_end=True):
+            return None
+        (size,) = _LENGTH.unpack(prefix)
+        if size > max_bytes:
+            raise ProtocolError(f"a message of {size} bytes is announced, at most {max_bytes} are allowed")
+        if size <= self._end - self._begin:
+            self._begin += size
+            return bytes(self._buffer[self._begin - size : self._begin])
+        message = bytearray(size)
+        self._fill(memoryview(message), deadline_s)
+        return bytes(message)
+
+    def receive_into(self, room: memoryview, *, deadline_s: float = math.inf) -> int:
+        """Receive payload: fill ``room``, which is not empty; return its length. Blocks.
+
+        Raises:
+            OSError: As `send`, also if the connection ends before.
+        """
+        self._fill(room, deadline_s)
+        return len(room)
+
+    def wait_for_data(self, *, deadline_s: float = math.inf) -> None:
+        """Block until there is something to receive.
+
+        Raises:
+            OSError: As `receive_into`.
+        """
+        while self._begin == self._end:
+            if not self._refill(deadline_s):
+                raise ConnectionResetError("the connection ended in the middle of an answer")
+
+    @property
+    def has_leftover(self) -> bool:
+        """Whether something was received that nobody has asked for."""
+        return self._begin < self._end
+
+    def is_ended(self) -> bool:
+        """Tell whether the other side ended the connection, or it failed; does not block."""
+        if self._is_draining:
+            return False
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def drain(self) -> None:
+        """Receive nothing more: `receive_message` says that the connection has ended; an answer can still be sent."""
+        self._is_draining = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def shut_down(self) -> None:
+        """End the connection: calls that block in it fail, in any thread; idempotent."""
+        self._is_shut_down = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back; only when no thread uses it."""
+        self._is_shut_down = True
+        self._socket.close()
+
+    def _fill(self, room: memoryview, deadline_s: float, *, may_end: bool = False) -> bool:
+        """Fill ``room``; False if the connection ended before its first byte, where it may."""
+        filled = 0
+        while filled < len(room):
+            if self._begin < self._end:
+                size = min(len(room) - filled, self._end - self._begin)
+                room[filled : filled + size] = self._buffer[self._begin : self._begin + size]
+                self._begin += size
+                filled += size
+                continue
+            if len(room) - filled < _DIRECT_BYTES:
+                size = self._refill(deadline_s)
+            else:
+                size = self._receive(room[filled:], socket.MSG_WAITALL, deadline_s)
+                filled += size
+            if not size:
+                if may_end and not filled:
+                    return False
+                raise ConnectionResetError("the connection ended in the middle of an answer")
+        return True
+
+    def _refill(self, deadline_s: float) -> int:
+        """Receive whatever is there into the buffer, which is empty; 0 at the end of the connection."""
+        self._begin = self._end = 0
+        self._end = self._receive(self._buffer, 0, deadline_s)
+        return self._end
+
+    def _receive(self, room: memoryview, flags: int, deadline_s: float) -> int:
+        while True:
+            try:
+                return self._socket.recv_into(room, len(room), flags)
+            except BlockingIOError:
+                self._check(deadline_s)
+
+    def _check(self, deadline_s: float) -> None:
+        if self._is_shut_down:
+            raise ConnectionAbortedError("the connection was shut down")
+        if time.monotonic() >= deadline_s:
+            raise DeadlineError("no answer in time")
+
+
+def connect(address: str, port: int) -> Stream:
+    """Return a connection to a numeric address; blocks for at most 5 s.
+
+    Raises:
+        OSError: If there is none.
+    """
+    return Stream(socket.create_connection((address, port), _CONNECT_TIMEOUT_S))
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens on a free port of one address.
+
+    Raises:
+        PortError: The address is not this host's.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family, backlog=1024)
+    except OSError as error:
+        raise PortError(f"cannot listen on {address}: {error}") from error

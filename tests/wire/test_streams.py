@@ -1,0 +1,157 @@
+"""TCP connections: messages and payload of all sizes, deadlines, ends in the wrong place."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.errors import PortError, ProtocolError
+from hetero.wire.streams import DeadlineError, Stream, connect, listen
+
+SIZES = st.sampled_from([0, 1, 5, 2**14 - 1, 2**14, 2**16 - 5, 2**16 - 4, 2**16, 2**16 + 1, 300_000])
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[tuple[Stream, Stream]]:
+    with listen("127.0.0.1") as listener:
+        first = connect(*listener.getsockname()[:2])
+        second = Stream(listener.accept()[0])
+        with contextlib.closing(first), contextlib.closing(second):
+            yield first, second
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Stream, Stream]]:
+    with opened() as streams:
+        yield streams
+
+
+def in_thread(work: object, *args: object) -> threading.Thread:
+    thread = threading.Thread(target=work, args=args, daemon=True)  # type: ignore[arg-type]
+    thread.start()
+    return thread
+
+
+@settings(deadline=None, max_examples=40)
+@given(answers=st.lists(st.tuples(SIZES, st.lists(SIZES.filter(bool), max_size=4)), min_size=1, max_size=4))
+def test_messages_and_payload_arrive_as_they_were_sent(answers: list[tuple[int, list[int]]]) -> None:
+    data = memoryview(bytes(range(256)) * 1200)
+
+    def send() -> None:
+        for size, pieces in answers:
+            sender.send(bytes(data[:size]), [data[:piece] for piece in pieces])
+
+    with opened() as (sender, receiver):
+        thread = in_thread(send)
+        for size, pieces in answers:
+            assert receiver.receive_message(2**20) == data[:size]
+            for piece in pieces:
+                room = memoryview(bytearray(piece))
+                assert receiver.receive_into(room) == piece
+                assert room == data[:piece]
+        assert not receiver.has_leftover
+        thread.join(30)
+
+
+def test_payload_of_more_pieces_than_one_call_takes_arrives(pair: tuple[Stream, Stream]) -> None:
+    sender, receiver = pair
+    pieces = [memoryview(bytes([number % 256]) * 100) for number in range(3000)]
+    thread = in_thread(sender.send, b"m", pieces)
+    assert receiver.receive_message(10) == b"m"
+    room = memoryview(bytearray(300_000))
+    receiver.receive_into(room)
+    assert room == b"".join(pieces)
+    thread.join(30)
+
+
+def test_message_longer_than_allowed_is_refused_before_it_is_read(pair: tuple[Stream, Stream]) -> None:
+    pair[0].send_raw(struct.pack("<I", 2**32 - 1))
+    with pytest.raises(ProtocolError, match="4294967295 bytes is announced, at most 100"):
+        pair[1].receive_message(100)
+
+
+def test_end_before_a_message_is_none_and_inside_of_one_an_error(pair: tuple[Stream, Stream]) -> None:
+    sender, receiver = pair
+    sender.send(b"whole")
+    sender.send_raw(struct.pack("<I", 5) + b"cut")
+    sender.close()
+    assert receiver.receive_message(100) == b"whole"
+    with pytest.raises(ConnectionResetError):
+        receiver.receive_message(100)
+    with opened() as (first, second):
+        first.close()
+        assert second.receive_message(100) is None
+        with pytest.raises(ConnectionResetError):
+            second.wait_for_data()
+
+
+def test_deadline_in_the_past_ends_waiting(pair: tuple[Stream, Stream]) -> None:
+    now_s = time.monotonic()
+    with pytest.raises(DeadlineError):
+        pair[1].receive_message(100, deadline_s=now_s)
+    with pytest.raises(DeadlineError):
+        pair[1].receive_into(memoryview(bytearray(2**20)), deadline_s=now_s)
+    payload = memoryview(bytes(2**26))  # more than all buffers on the way hold
+    with pytest.raises(DeadlineError):
+        pair[0].send(b"", [payload], deadline_s=now_s)
+
+
+def test_shut_down_by_another_thread_ends_waiting(pair: tuple[Stream, Stream]) -> None:
+    first, second = pair
+    failures: list[BaseException] = []
+
+    def run(blocked: Callable[[], object]) -> None:
+        try:
+            blocked()
+        except OSError as error:
+            failures.append(error)
+
+    receiving = in_thread(run, lambda: first.receive_into(memoryview(bytearray(2**20))))
+    sending = in_thread(run, lambda: first.send(b"", [memoryview(bytes(2**26))]))
+    first.shut_down()
+    receiving.join(30)
+    sending.join(30)
+    assert len(failures) == 2
+    assert not second.receive_message(2**20)
+
+
+def test_is_ended_tells_whether_the_other_side_left(pair: tuple[Stream, Stream]) -> None:
+    first, second = pair
+    assert not second.is_ended()
+    first.send(b"unread")
+    assert not second.is_ended()
+    assert second.receive_message(10) == b"unread"
+    first.close()
+    while not second.is_ended():
+        pass
+    second.close()
+    assert second.is_ended()
+
+
+def test_drained_stream_receives_nothing_and_sends_still(pair: tuple[Stream, Stream]) -> None:
+    first, second = pair
+    second.drain()
+    assert second.receive_message(10) is None
+    assert not second.is_ended()
+    second.send(b"last")
+    assert first.receive_message(10) == b"last"
+
+
+def test_listen_on_an_address_of_another_host_is_a_port_error() -> None:
+    with pytest.raises(PortError, match=r"cannot listen on 192\.0\.2\.1"):
+        listen("192.0.2.1")
+
+
+def test_connect_where_nobody_listens_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()
+    with pytest.raises(OSError, match="refused"):
+        connect(*place)
