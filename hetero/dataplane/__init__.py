@@ -11,6 +11,7 @@ reader.py       a rank's batches in order
 window.py       those on their way, and the threads that fetch them
 attempts.py     one of them, and what a failed attempt means for it
 hedging.py      when it is asked for a second time
+stretch.py      how far ahead it is asked for while another is late
 fleet.py        all endpoints as one reader process sees them
 agreement.py    whether they hold the same data set
 connection.py   one of them, and what is known of it

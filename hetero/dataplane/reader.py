@@ -45,7 +45,9 @@ class Reader(Iterator[Any]):
     Args:
         fleet: The endpoints.
         requests: What to fetch; may be endless.
-        prefetch_factor: Batches in the window per endpoint slot; the window is this rank's share, at least 2.
+        prefetch_factor: Batches on their way per endpoint slot; this rank's share of them, at least 2, is the window.
+            While one batch holds up those that came after it, the window has up to 8 times as many places: see
+            `hetero.dataplane.stretch`.
         window_bytes: Bound of what the window holds; default 1 GiB or this rank's share of a quarter of the
             host's memory, whichever is less. One batch is always allowed.
         data_timeout_s: Bound of one call, and of the time without any endpoint; default the fleet's.
@@ -130,7 +132,7 @@ class Reader(Iterator[Any]):
         """Take requests until the window is full; the user's sampler runs here, without the lock."""
         while not self._is_exhausted:
             with self._fleet.lock:
-                if self._window.is_closed or self._num_taken >= self._window.next_sequence + self._window.size:
+                if self._window.is_closed or self._num_taken >= self._window.next_sequence + self._window.limit:
                     return
             try:
                 request = next(self._requests)

@@ -24,6 +24,7 @@ from typing import Any
 from hetero.dataplane.attempts import LOST, MAX_ATTEMPTS, Attempt, Item
 from hetero.dataplane.connection import CallFailedError, Fault, Fetched
 from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.stretch import Stretch
 from hetero.datasets import DatasetSpec
 from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
 from hetero.wire.framing import ChecksumError
@@ -75,15 +76,21 @@ class Window:
         self._attempts: set[Attempt] = set()  # in progress, those given up included
         self._hedges: deque[Attempt] = deque()  # those of them that no lane has taken yet
         self._wants_place = False  # the consumer has an overdue request, and every other endpoint has more to do
+        self._stretch = Stretch()
         self._held_bytes = 0
         self._lanes: list[threading.Thread] = []
         self._pid = os.getpid()
 
     @property
     def size(self) -> int:
-        """Batches between delivery and the furthest request: this rank's share of all slots, times the factor."""
+        """Most batches on their way: this rank's share of all slots, times the factor."""
         slots = self.fleet.num_slots() / self.fleet.world_size
         return max(2, math.ceil(self._prefetch_factor * slots))
+
+    @property
+    def limit(self) -> int:
+        """Batches between delivery and the furthest request: the size, and more while or after the next one is late."""
+        return self._stretch.limit(num_waiting=len(self.outcomes), size=self.size)
 
     def add(self, item: Item) -> None:
         """Put a request into the window, and see that a lane is there for it."""
@@ -96,8 +103,12 @@ class Window:
         if isinstance(outcome, Arrived):
             self._held_bytes += outcome.nbytes
         self.outcomes[sequence] = outcome
-        if self.deliverable() is not None or self._wants_place:
-            self.arrived.notify_all()
+        if (
+            self.deliverable() is not None
+            or self._stretch.is_held_up(num_waiting=len(self.outcomes), size=self.size)
+            or self._wants_place
+        ):
+            self.arrived.notify_all()  # to take it, requests that now have a place, or the place for a hedge
 
     def deliverable(self) -> int | None:
         """Return the request whose outcome may be taken now: the next in order; None if it is not there yet."""
@@ -111,6 +122,7 @@ class Window:
         outcome = self.outcomes.pop(sequence)
         self.next_sequence += 1
         self._wants_place = False
+        self._stretch.delivered()
         if isinstance(outcome, Arrived):
             self._held_bytes -= outcome.nbytes
         self._wake_lanes()  # room in bytes, and whoever is next may exceed the bound

@@ -83,7 +83,7 @@ class RunFacts:
     ranks: tuple[RankFacts, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
     events: dict[str, int] = field(default_factory=dict)
-    """Counters by name, for example ``endpoint restarts``, ``failovers``, ``authentication failures``."""
+    """Counters by name, for example ``endpoint restarts``, ``failovers``, ``hedges``, ``authentication failures``."""
     simulated: tuple[str, ...] = ()
     """What was emulated, one sentence each; empty: everything was real."""
     versions: dict[str, str] = field(default_factory=dict)

@@ -6,12 +6,14 @@ import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hetero.batches.request import BatchRequest
+from hetero.dataplane.connection import ConnectionState
 from hetero.dataplane.fleet import has_live_channels
 from hetero.dataplane.reader import Reader, default_window_bytes
 from hetero.errors import (
@@ -164,7 +166,7 @@ def test_reader_takes_requests_in_the_consuming_thread_and_no_further_than_the_w
     taken: list[threading.Thread] = []
 
     def count() -> Any:
-        for request in tools.requests(tools.spec()):
+        for request in tools.requests(tools.spec(sample_s=0.005)):  # so that none overtakes another on its way
             taken.append(threading.current_thread())
             yield request
 
@@ -336,3 +338,38 @@ def test_fleet_in_a_forked_child_is_refused_and_harmless(job: Any, tools: Any) -
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     next(reader)
+
+
+def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
+    job: Any, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = [
+        replace(request, position=position, step=position)
+        for position, request in enumerate(tools.requests(tools.spec(sample_s=0.002), num_batches=25) * 400)
+    ]
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(100)]
+    with caplog.at_level(logging.INFO, logger="hetero.dataplane.window"):
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        try:
+            found += [next(reader) for _ in range(100)]
+        finally:
+            os.kill(pool.pids[0], signal.SIGCONT)
+    # Nothing else can have helped: the endpoint was not lost, no call failed or ran out of time.
+    assert fleet.stats.hedges_won >= 1
+    assert fleet.stats.hedges <= 2 + (len(found) + reader._window.size) / 20
+    assert (fleet.stats.retries, fleet.stats.failovers, fleet.stats.endpoint_losses) == (0, 0, 0)
+    assert "asking algo-1/1" in caplog.text
+    assert all(connection.state is ConnectionState.READY for connection in fleet._used)
+
+    def goes_on() -> bool:
+        found.append(next(reader))
+        return not fleet.hedging.laggards._until_s
+
+    tools.wait_for(goes_on)
+    assert [batch["index"].tolist() for batch in found] == [
+        request.indices.tolist() for request in wanted[: len(found)]
+    ]
+    assert tools.digest(found[:25]) == tools.digest(tools.local(job.script, wanted[:25]))

@@ -17,7 +17,7 @@ PRICED = Catalogue.load("seed-2022")
 
 
 def test_report_shows_verdict_steps_cost_and_labels(make_facts: FactsMaker) -> None:
-    text = render_report(build_report(make_facts(events={"failovers": 2, "endpoint restarts": 0}), PRICED))
+    text = render_report(build_report(make_facts(events={"failovers": 2, "hedges": 3, "endpoint restarts": 0}), PRICED))
     assert text.startswith("# Run `r-1`\n\nThe slowest rank computes only 40 % of the time")
     assert "`train.py --epochs 2`" in text
     assert re.search(r"step time +\| +1193 ms \| +1193 ms \| +1790 ms \| simulated", text)
@@ -25,7 +25,7 @@ def test_report_shows_verdict_steps_cost_and_labels(make_facts: FactsMaker) -> N
     assert "List prices (`us-east-1`, `2022`, " in text
     assert "12 more vCPUs beside the 8" in text
     assert re.search(r"vCPUs that would suffice +\| 20 \(modelled\)", text)
-    assert "- failovers: 2" in text
+    assert "- failovers: 2\n- hedges: 3" in text
     assert "endpoint restarts" not in text
     assert "- Hosts share one machine." in text
     assert "## Ranks" not in text  # one rank, one loader: the headline says it all
