@@ -172,8 +172,12 @@ class BuiltDataset:
         except NotImplementedError:
             return None
 
-    def seed(self, key: int) -> None:
-        """Seed the global generators, and those of the data set through its ``on_seed(key)``."""
+    @property
+    def seed(self) -> Callable[[int], None]:
+        """A function of a key: seeds the global generators, and those of the data set through its ``on_seed(key)``."""
+        return self._seed_all if self._on_seed else seed_generators
+
+    def _seed_all(self, key: int) -> None:
         seed_generators(key)
         for hook in self._on_seed:
             hook(key)

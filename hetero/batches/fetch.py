@@ -19,7 +19,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.purity import IMPURITY_ADVICE, compare, outline, sketch
 from hetero.batches.request import BatchRequest, Indices, as_indices
-from hetero.batches.seeds import batch_key, preserved_generators, sample_key
+from hetero.batches.seeds import batch_key, preserved_generators, sample_keys
 from hetero.datasets import DatasetSpec, Index
 from hetero.errors import ConfigError, DatasetError
 
@@ -138,15 +138,16 @@ def _compute_samples(
 
 def _compute_each(built: BuiltDataset, request: BatchRequest, host: str, poll: Callable[[], None]) -> Sequence[Any]:
     """Seed for every sample."""
-    dataset, seed, epoch = built.dataset, request.seed, request.epoch
+    dataset, seed = built.dataset, built.seed
+    key_of = sample_keys(request.seed, request.epoch)
     indices = _plain(request.indices)
     occurrences = [0] * len(indices) if request.occurrences is None else request.occurrences.tolist()
     samples = []
     for index, occurrence in zip(indices, occurrences, strict=True):
         poll()
-        key = sample_key(seed, epoch, index, occurrence)
+        key = key_of(index, occurrence)
         try:
-            built.seed(key)
+            seed(key)
             samples.append(dataset[index])
         except Exception as exc:
             raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc

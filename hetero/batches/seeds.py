@@ -10,10 +10,12 @@ from __future__ import annotations
 import random
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from operator import index as to_integer
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +23,20 @@ import numpy.typing as npt
 from hetero.datasets import Index
 from hetero.errors import ConfigError
 
-__all__ = ["batch_key", "build_key", "preserved_generators", "sample_key", "seed_generators"]
+__all__ = ["batch_key", "build_key", "preserved_generators", "sample_key", "sample_keys", "seed_generators"]
 
 # Every message starts with a tag and a head of fixed size; one field of varying length may follow.
 _INTEGER = struct.Struct("<cqQIq").pack
 _HEAD = struct.Struct("<cqQI").pack
+_INTEGER_HEAD = struct.Struct("<cqQ").pack  # with _INTEGER_TAIL it makes what _INTEGER makes
+_INTEGER_TAIL = struct.Struct("<Iq").pack
 _BATCH_HEAD = struct.Struct("<cqQQ").pack
 _ONE_INDEX = struct.Struct("<cq").pack
 _LENGTH = struct.Struct("<cI").pack
 _SAMPLE, _BATCH, _BUILD = b"hetero.sample", b"hetero.batch", b"hetero.build"
+
+_python: Any = random.seed.__self__  # type: ignore[attr-defined]  # of which `random` has the bound methods
+_seed_python = super(random.Random, _python).seed
 
 
 def sample_key(seed: int, epoch: int, index: Index, occurrence: int) -> int:
@@ -54,6 +61,37 @@ def sample_key(seed: int, epoch: int, index: Index, occurrence: int) -> int:
     except struct.error as exc:
         raise ConfigError(f"no key for {seed=}, {epoch=}, {index=}, {occurrence=}: {exc}") from exc
     return int.from_bytes(blake2b(message, digest_size=8, person=_SAMPLE).digest(), "little")
+
+
+def sample_keys(seed: int, epoch: int) -> Callable[[Index, int], int]:
+    """Return `sample_key` for one seed and epoch: the same keys and errors.
+
+    An integer's key costs 0.4 us instead of 0.75: what is the same for all of them is hashed once.
+
+    Args:
+        seed: The loader's seed, a signed 64-bit integer.
+        epoch: Unsigned 64-bit.
+
+    Returns:
+        A function of index and occurrence.
+    """
+    any_key = partial(sample_key, seed, epoch)
+    try:
+        copy = blake2b(_INTEGER_HEAD(b"i", seed, epoch), digest_size=8, person=_SAMPLE).copy
+    except struct.error:
+        return any_key  # which says what is wrong
+    to_bytes, from_bytes = _INTEGER_TAIL, int.from_bytes
+
+    def key(index: Index, occurrence: int) -> int:
+        try:
+            tail = to_bytes(occurrence, index)
+        except struct.error:  # a string, a tuple, or out of range
+            return any_key(index, occurrence)
+        hasher = copy()
+        hasher.update(tail)
+        return from_bytes(hasher.digest(), "little")
+
+    return key
 
 
 def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int64] | Sequence[Index]) -> int:
@@ -96,7 +134,10 @@ def seed_generators(key: int) -> None:
     Args:
         key: Unsigned 64-bit.
     """
-    random.seed(key)
+    # What random.seed does with an integer. Its Python code takes 0.3 us in a loop, and up to 4 where a decoded image
+    # has just driven it from the caches.
+    _seed_python(key)
+    _python.gauss_next = None
     # NumPy and torch both expand 32 bits into the same Mersenne twister state: give each
     # the other half of the key, or the two would draw the same numbers.
     np.random.seed(key >> 32)

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.batches.seeds import batch_key, build_key, preserved_generators, sample_key, seed_generators
+from hetero.batches.seeds import (
+    batch_key,
+    build_key,
+    preserved_generators,
+    sample_key,
+    sample_keys,
+    seed_generators,
+)
 from hetero.datasets import Index
 from hetero.errors import ConfigError
 
@@ -65,6 +72,14 @@ def test_sample_key_of_different_fields_never_collides(fields: list[tuple[int, i
     assert all(0 <= key < 2**64 for key in keys)
 
 
+@given(far, st.lists(st.tuples(index, st.integers(0, 2**32 - 1)), max_size=5))
+def test_sample_keys_are_those_of_sample_key(fields: Any, others: list[tuple[Index, int]]) -> None:
+    seed, epoch, *first = fields
+    key_of = sample_keys(seed, epoch)
+    for each in (first, *others, first):
+        assert key_of(*each) == sample_key(seed, epoch, *each)
+
+
 indices = st.lists(small | st.sampled_from(["", "a", "ab", "b"]) | st.lists(small, max_size=2).map(tuple), max_size=4)
 
 
@@ -85,8 +100,11 @@ def test_batch_key_of_array_and_tuple_is_the_same(values: list[int]) -> None:
     [(2**63, 0, 0, 0), (0, -1, 0, 0), (0, 0, 2**63, 0), (0, 0, 0, 2**32), (0, 0, 1.5, 0), (0, 0, ("a",), 0)],
 )
 def test_sample_key_out_of_range_raises(arguments: Any) -> None:
-    with pytest.raises(ConfigError, match="no key for seed="):
+    with pytest.raises(ConfigError, match="no key for seed=") as raised:
         sample_key(*arguments)
+    with pytest.raises(ConfigError) as of_many:
+        sample_keys(*arguments[:2])(*arguments[2:])
+    assert str(of_many.value) == str(raised.value)
 
 
 @pytest.mark.parametrize("arguments", [(0, 0, -1, (1,)), (0, 0, 0, (2**63,)), (0, 0, 0, (1.5,))])
@@ -113,6 +131,20 @@ def test_seed_generators_with_same_key_repeats_all_draws(key: int) -> None:
     draw()
     seed_generators(key)
     assert draw() == first
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_seed_generators_seeds_as_the_libraries_own_functions_do(key: int) -> None:
+    draw()  # leaves the second of a pair of normal numbers in each
+    seed_generators(key)
+    numpy_state: Any = np.random.get_state(legacy=False)
+    states = (random.getstate(), numpy_state["state"]["key"].tolist(), numpy_state["has_gauss"], torch.get_rng_state())
+    random.seed(key)
+    np.random.seed(key >> 32)
+    torch.default_generator.manual_seed(key)
+    numpy_state = np.random.get_state(legacy=False)
+    assert states[:3] == (random.getstate(), numpy_state["state"]["key"].tolist(), numpy_state["has_gauss"])
+    assert torch.equal(states[3], torch.get_rng_state())
 
 
 def test_seed_generators_draws_agree_with_none_of_the_others() -> None:
