@@ -271,13 +271,23 @@ def test_fetch_with_keys_passes_them_through() -> None:
     assert fetch(built, request(["a", (1, 2), 1])) == ["'a'", "(1, 2)", "1"]
 
 
-@pytest.mark.parametrize("index", [-1, 20])
+@pytest.mark.parametrize("index", [-1, 20, 2**63 - 1, -(2**63)])
 def test_fetch_with_index_out_of_range_names_it_and_the_length(index: int) -> None:
     with pytest.raises(
         DatasetError, match=f"IndexError: index {index} .*20 samples, expected 0 <= index < 20"
     ) as raised:
         fetch(BuiltDataset.from_object(Augmented()), request((0, index)))
     assert (failure(raised).stage, failure(raised).sample_index) == ("sample", str(index))
+
+
+def test_fetch_with_keys_and_index_out_of_range_names_the_first_such() -> None:
+    built = BuiltDataset.from_object(list(range(20)), collate_fn=list)
+    with pytest.raises(DatasetError, match="IndexError: index 20 "):
+        fetch(built, request(["a", 3, 20, -1]))
+
+
+def test_fetch_of_no_samples_checks_no_range() -> None:
+    assert fetch(BuiltDataset.from_object([], collate_fn=list), request(())) == []
 
 
 def test_fetch_without_length_checks_no_range() -> None:
@@ -381,6 +391,25 @@ def test_fetch_cancelled_stops_between_samples() -> None:
         with pytest.raises(Cancelled):
             fetch(built, request(), cancelled=lambda: len(seen) == 2)  # noqa: B023
         assert seen == [3, 1]
+
+
+def test_fetch_with_batch_seeding_cancelled_stops_within_a_64th() -> None:
+    seen: list[int] = []
+
+    class Recorded(Augmented):
+        def __len__(self) -> int:
+            return 1_000
+
+        def __getitem__(self, index: int) -> Any:
+            seen.append(index)
+            return 1 // (index - 700)
+
+    built = BuiltDataset.from_object(Recorded(), seeding="batch")
+    with pytest.raises(Cancelled):
+        fetch(built, request(range(640)), cancelled=lambda: len(seen) > 100)
+    assert len(seen) == 110
+    with pytest.raises(DatasetError, match="at sample 700: ZeroDivisionError"):
+        fetch(built, request(range(999, 359, -1)), cancelled=lambda: False)
 
 
 # -- building ---------------------------------------------------------------------------------------
