@@ -22,7 +22,6 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -31,10 +30,9 @@ import numpy.typing as npt
 import served
 from harness import Column, Competitor, Trial
 
-SHAPES = ("1x1", "2x1", "4x1", "8x2", "16x4", "32x1", "32x8")
+SHAPES = ("1x1", "4x1", "8x2", "32x1", "32x8")
 SHORT_SHAPES = ("4x1", "32x8")
 WARMUP_TURNS = 5
-SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
 
 COLUMNS = (
     Column(title="ideal samples/s", metric="ideal_samples_per_s", form="{:,.0f}"),
@@ -50,13 +48,12 @@ class Cluster(Competitor):
 
     def start(self) -> None:
         config = self.config
-        options = {"script": SCRIPT, "num_endpoints": config["num_hosts"], "spread": True}
+        options = {"script": served.READY_SCRIPT, "num_endpoints": config["num_hosts"], "spread": True}
         options |= {"num_slots": config["num_slots"], "sample_time_s": config["sample_time_s"]}
-        self._pool = harness.Child(__file__, "server", "endpoints", options)
+        self._pool = harness.server("endpoints", options)
         records = self._pool.ask()
         self._ranks = [
-            harness.Child(__file__, "server", "rank", {**config, "rank": rank, "records": records})
-            for rank in range(config["num_ranks"])
+            harness.server("rank", {**config, "rank": rank, "records": records}) for rank in range(config["num_ranks"])
         ]
         self._facts: dict[str, Any] = {}
 
@@ -147,51 +144,55 @@ def rank(config: Mapping[str, Any]) -> Iterator[Any]:
         yield lambda: moments
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the shapes and write their table."""
-    parser = harness.parser(__doc__ or "")
+    parser = harness.parser(__doc__, seconds=8.0, short_seconds=4.8)
     parser.add_argument("--shapes", nargs="+", help="data hosts x ranks, such as 32x8")
     parser.add_argument("--slots", type=int, default=8, help="emulated vCPUs per data host (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples (%(default)s)")
     parser.add_argument("--batch-time", type=float, default=1.6, help="seconds of one vCPU per batch (%(default)s)")
-    args = parser.parse_args()
-    shapes = args.shapes or (SHORT_SHAPES if args.short else SHAPES)
-    turns = max(1, round((args.seconds or (8.0 if args.short else 16.0)) / args.batch_time))
+    args = parser.parse_args(argv)
+    plan = harness.plan("scaling", parser, args)
+    turns = max(2, round(plan.seconds / args.batch_time))
     trials = [
         Trial(
             competitor="cluster",
             title=f"{hosts} data hosts, {ranks} ranks",
             config={
-                "num_hosts": int(hosts),
-                "num_ranks": int(ranks),
+                "num_hosts": hosts,
+                "num_ranks": ranks,
                 "num_slots": args.slots,
                 "batch_size": args.batch_size,
                 "sample_time_s": args.batch_time / args.batch_size,
                 "turns": turns,
             },
             basis="simulated",
+            start_s=3.0 + 0.05 * hosts + 0.3 * ranks,
+            warmup_s=(WARMUP_TURNS + turns) * args.batch_time,
         )
-        for hosts, ranks in (shape.split("x") for shape in shapes)
+        for hosts, ranks in map(parse_shape, args.shapes or (SHORT_SHAPES if args.short else SHAPES))
     ]
-    rows = harness.compare(__file__, trials, runs=args.runs, seconds=0.0, warmup_batches=0, min_batches=1)
-    text = render(rows)
-    print(text)
-    harness.write("scaling", rows, text, harness.results_folder(args), runs=args.runs, turns=turns)
+    # The competitor measures by itself: its one "batch" is a whole measurement.
+    rows = plan.compare(__file__, trials, warmup_batches=0, min_batches=1, seconds=0.0)
+    plan.write(rows, report(rows))
     return 0
 
 
-def render(rows: Sequence[harness.Row]) -> str:
-    """Return the table and the figure."""
-    largest = rows[-1]
-    return "\n".join(
-        [
-            "# Delivered against ideal supply",
-            "",
-            harness.table(rows, COLUMNS, ratio_metric="share"),
-            "",
-            harness.target(f"delivered / ideal with {largest.trial.name}", largest.median("share"), 0.95),
-        ]
-    )
+def parse_shape(text: str) -> tuple[int, int]:
+    """Return data hosts and ranks of ``32x8``."""
+    hosts, ranks = text.split("x")
+    return int(hosts), int(ranks)
+
+
+def report(rows: Sequence[harness.Row]) -> str:
+    """Return the table and the figure, which is that of 32 hosts and 8 ranks."""
+    lines = ["# Delivered against ideal supply", "", harness.table(rows, COLUMNS, ratio_metric="share"), ""]
+    lines += [
+        harness.target(f"delivered / ideal with {row.trial.name}", row.median("share"), 0.95)
+        for row in rows
+        if (row.trial.config["num_hosts"], row.trial.config["num_ranks"]) == (32, 8)
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

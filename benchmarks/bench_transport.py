@@ -4,7 +4,8 @@ Question: how many ready-made batches per second reach one trainer process, from
 much CPU do both sides spend on a gigabyte?
 
 Method: nothing is preprocessed; every batch is the same prepared array, copied and sent anew. All processes are on this
-machine (loopback or shared memory). The trainer process reads one byte of every page and drops the batch.
+machine (loopback or shared memory). The trainer process reads one byte of every page and drops the batch. Processes are
+kept through the rounds, so the first batch's time is that of one start (`bench_pipelines.py` has the medians).
 
     raw-tcp           length-prefixed bytes over a socket, recv_into one buffer: the ceiling of loopback
     grpc-raw          identity serializers, one endless stream of 2 MiB frames, copied into one buffer: the ceiling
@@ -15,34 +16,29 @@ machine (loopback or shared memory). The trainer process reads one byte of every
     tf.data-service   dispatcher and workers, ready-made tensors, uncompressed
     torch             torch.utils.data.DataLoader, a worker process per endpoint, shared memory
 
+With two and four endpoints only those run that the figures need or that bound them.
+
     python benchmarks/bench_transport.py --short
     python benchmarks/bench_transport.py --sizes 10000 10000000 --endpoints 1 2
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import itertools
-import queue
-import socket
-import struct
+import importlib
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import harness
-import numpy as np
 import served
 from harness import Column, Competitor, Trial
 
 SIZES = (10_000, 1_000_000, 10_000_000, 40_000_000)
 SHORT_SIZES = (10_000, 10_000_000)
-FRAME_BYTES = 2 * 2**20
-SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
+ENDPOINTS = (1, 2, 4)
+WITH_SEVERAL = ("hetero", "raw-tcp", "grpc-raw", "torch")
 RAISED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1)}
+START_S = {"hetero": 3.0, "torch": 2.5, "tf.data-service": 14.0}
 
 COLUMNS = (
     Column(title="batches/s", metric="batches_per_s", form="{:,.1f}"),
@@ -55,316 +51,69 @@ COLUMNS = (
 )
 
 
-class _Transport(Competitor):
-    """What they share: one server process per endpoint, one thread per endpoint where there are several."""
-
-    server = ""
-
-    def start(self) -> None:
-        self._children = [
-            harness.Child(__file__, "server", self.server, self.config) for _ in range(self.config["num_endpoints"])
-        ]
-        self._facts = [child.ask() for child in self._children]
-
-    def batches(self) -> Iterator[Any]:
-        return _merge([functools.partial(self.receive, facts) for facts in self._facts])
-
-    def receive(self, facts: Any) -> Iterator[Any]:
-        """Yield batches of one server."""
-        raise NotImplementedError
-
-    def consume(self, batch: Any) -> tuple[int, int]:
-        return 1, _look_at(batch, self.config["nbytes"])
-
-    def stop(self) -> None:
-        for child in self._children:
-            child.stop(2.0)
-
-
-def _look_at(batch: Any, nbytes: int) -> int:
-    """Check length, first and last byte, and touch every page: what is mapped but never read costs nothing."""
-    if len(batch) != nbytes or int(batch[0]) != 0 or int(batch[-1]) != (nbytes - 1) % 256 or batch[::4096].any():
-        raise ValueError(f"a batch of {len(batch)} bytes is not the one of {nbytes} that was sent")
-    return nbytes
-
-
-def _merge(sources: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
-    """Yield what comes from any source; each runs in a thread of its own if there are several."""
-    if len(sources) == 1:
-        yield from sources[0]()
-        return
-    ready: queue.Queue[Any] = queue.Queue(2)
-
-    def run(source: Callable[[], Iterator[Any]]) -> None:
-        for batch in source():
-            ready.put(batch)
-
-    for source in sources:
-        threading.Thread(target=run, args=(source,), daemon=True).start()
-    while True:
-        yield ready.get()
-
-
-class RawTcp(_Transport):
-    server = "raw-tcp"
-
-    def receive(self, facts: Any) -> Iterator[Any]:
-        nbytes = self.config["nbytes"]
-        buffer = np.empty(nbytes, np.uint8)
-        view, prefix = buffer.data, bytearray(8)
-        with socket.create_connection(("127.0.0.1", facts["port"])) as connection:
-            while True:
-                connection.recv_into(prefix, 8, socket.MSG_WAITALL)
-                received = 0
-                while received < struct.unpack("<Q", prefix)[0]:
-                    received += connection.recv_into(view[received:])
-                yield buffer
-
-
-class GrpcRaw(_Transport):
-    server = "grpc-raw"
-
-    def receive(self, facts: Any) -> Iterator[Any]:
-        import grpc
-
-        nbytes = self.config["nbytes"]
-        buffer = np.empty(nbytes, np.uint8)
-        view, filled = buffer.data, 0
-        options = [("grpc.max_receive_message_length", -1), ("SingleThreadedUnaryStream", 1)]
-        with grpc.insecure_channel(f"127.0.0.1:{facts['port']}", options=options) as channel:
-            for frame in channel.unary_stream("/probe/Read", None, None)(b""):
-                view[filled : filled + len(frame)] = frame
-                filled += len(frame)
-                if filled == nbytes:
-                    yield buffer
-                    filled = 0
-
-
-class GrpcProtobuf(_Transport):
-    server = "grpc-protobuf"
-
-    def receive(self, facts: Any) -> Iterator[Any]:
-        import grpc
-
-        from hetero.wire.proto import data_pb2
-
-        options = [("grpc.max_receive_message_length", -1)]
-        with grpc.insecure_channel(f"127.0.0.1:{facts['port']}", options=options) as channel:
-            for message in channel.unary_stream("/probe/Read", None, data_pb2.Frame.FromString)(b""):
-                yield np.frombuffer(message.payload, np.uint8)
-
-
-class Hetero(Competitor):
-    def start(self) -> None:
-        self._pool = harness.Child(
-            __file__, "server", "endpoints", {"script": SCRIPT, "num_endpoints": self.config["num_endpoints"]}
-        )
-        self._fleet = served.fleet(self._pool.ask())
-
-    def batches(self) -> Iterator[Any]:
-        import ready_batches
-
-        from hetero.batches.request import BatchRequest
-        from hetero.dataplane.reader import Reader
-
-        spec = ready_batches.ready_batches(self.config["nbytes"])
-        requests = (
-            BatchRequest(spec=spec, indices=np.array([step]), seed=0, epoch=0, position=step, collate=False, step=step)
-            for step in itertools.count()
-        )
-        self._reader = Reader(self._fleet, requests, prefetch_factor=self.config.get("prefetch_factor", 2))
-        yield from self._reader
-
-    def consume(self, batch: Any) -> tuple[int, int]:
-        return 1, _look_at(batch, self.config["nbytes"])
-
-    def stop(self) -> None:
-        self._reader.close()
-        self._fleet.close()
-        self._pool.stop()
-
-
-class Torch(Competitor):
-    def start(self) -> None:
-        import torch
-        from ready_batches import ReadyBatches
-
-        self._loader: Any = torch.utils.data.DataLoader(
-            ReadyBatches(self.config["nbytes"]),  # type: ignore[arg-type]
-            batch_size=None,
-            num_workers=self.config["num_endpoints"],
-            multiprocessing_context=self.config.get("context", "fork"),
-        )
-
-    def batches(self) -> Iterator[Any]:
-        yield from self._loader
-
-    def consume(self, batch: Any) -> tuple[int, int]:
-        return 1, _look_at(batch, self.config["nbytes"])
-
-    def stop(self) -> None:
-        del self._loader
-
-
-class TfDataService(Competitor):
-    def start(self) -> None:
-        dispatcher = harness.Child(__file__, "server", "tf-dispatcher", {})
-        address = dispatcher.ask()["address"]
-        workers = [
-            harness.Child(__file__, "server", "tf-worker", {"dispatcher": address})
-            for _ in range(self.config["num_endpoints"])
-        ]
-        for worker in workers:
-            worker.ask()
-        self._children = [*workers, dispatcher]
-        self._address = address
-
-    def batches(self) -> Iterator[Any]:
-        import tensorflow as tf
-
-        nbytes = self.config["nbytes"]
-        ready = tf.constant(np.arange(nbytes, dtype=np.uint8))
-        dataset = tf.data.Dataset.from_tensors(ready).repeat()
-        dataset = dataset.apply(
-            tf.data.experimental.service.distribute(
-                processing_mode="parallel_epochs", service=f"grpc://{self._address}", compression=None
-            )
-        )
-        yield from dataset.as_numpy_iterator()
-
-    def consume(self, batch: Any) -> tuple[int, int]:
-        return 1, _look_at(batch, self.config["nbytes"])
-
-    def stop(self) -> None:
-        for child in self._children:
-            child.stop(2.0)
-
-
-# Servers
-
-
-@contextlib.contextmanager
-def serve_tcp(config: Mapping[str, Any]) -> Iterator[Any]:
-    batch = np.arange(config["nbytes"], dtype=np.uint8)
-    prefix = struct.pack("<Q", len(batch))
-
-    def run() -> None:
-        connection, _ = listener.accept()
-        with contextlib.suppress(OSError):
-            while True:
-                connection.sendall(prefix)
-                connection.sendall(batch.data)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=run, daemon=True).start()
-        yield {"port": listener.getsockname()[1]}
-
-
-@contextlib.contextmanager
-def _serve_stream(read: Callable[[], Iterator[Any]], serialize: Callable[[Any], bytes] | None) -> Iterator[Any]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    import grpc
-
-    handlers = {"Read": grpc.unary_stream_rpc_method_handler(lambda _request, _context: read(), None, serialize)}
-    server = grpc.server(
-        ThreadPoolExecutor(2),
-        handlers=[grpc.method_handlers_generic_handler("probe", handlers)],
-        options=[("grpc.max_send_message_length", -1)],
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield {"port": port}
-    server.stop(0)
-
-
-def serve_grpc_raw(config: Mapping[str, Any]) -> Any:
-    batch = np.arange(config["nbytes"], dtype=np.uint8).tobytes()
-    frames = [batch[begin : begin + FRAME_BYTES] for begin in range(0, len(batch), FRAME_BYTES)]
-    return _serve_stream(lambda: itertools.cycle(frames), None)
-
-
-def serve_grpc_protobuf(config: Mapping[str, Any]) -> Any:
-    from hetero.wire.proto import data_pb2
-
-    batch = np.arange(config["nbytes"], dtype=np.uint8)
-
-    def read() -> Iterator[Any]:
-        while True:
-            yield data_pb2.Frame(payload=batch.tobytes())
-
-    return _serve_stream(read, data_pb2.Frame.SerializeToString)
-
-
-@contextlib.contextmanager
-def serve_tf_dispatcher(_config: Mapping[str, Any]) -> Iterator[Any]:
-    import tensorflow as tf
-
-    server = tf.data.experimental.service.DispatchServer()
-    yield {"address": server.target.split("://")[1]}
-    server.stop()
-
-
-@contextlib.contextmanager
-def serve_tf_worker(config: Mapping[str, Any]) -> Iterator[Any]:
-    import tensorflow as tf
-
-    server = tf.data.experimental.service.WorkerServer(
-        tf.data.experimental.service.WorkerConfig(dispatcher_address=config["dispatcher"], heartbeat_interval_ms=1000)
-    )
-    yield {}
-    server.stop()
+def found_in(module: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a maker whose module is imported where it is needed only."""
+    return lambda config: getattr(importlib.import_module(f"transports.{module}"), name)(config)
 
 
 COMPETITORS: Mapping[str, Callable[[Mapping[str, Any]], Competitor]] = {
-    "hetero": Hetero,
-    "raw-tcp": RawTcp,
-    "grpc-raw": GrpcRaw,
-    "grpc-raw-malloc": GrpcRaw,
-    "grpc-protobuf": GrpcProtobuf,
-    "tf.data-service": TfDataService,
-    "torch": Torch,
+    "hetero": found_in("frameworks", "Hetero"),
+    "raw-tcp": found_in("probes", "RawTcp"),
+    "grpc-raw": found_in("probes", "GrpcRaw"),
+    "grpc-raw-malloc": found_in("probes", "GrpcRaw"),
+    "grpc-protobuf": found_in("probes", "GrpcProtobuf"),
+    "tf.data-service": found_in("frameworks", "TfDataService"),
+    "torch": found_in("frameworks", "TorchWorkers"),
 }
 SERVERS = {
     "endpoints": served.endpoints,
-    "raw-tcp": serve_tcp,
-    "grpc-raw": serve_grpc_raw,
-    "grpc-protobuf": serve_grpc_protobuf,
-    "tf-dispatcher": serve_tf_dispatcher,
-    "tf-worker": serve_tf_worker,
+    "raw-tcp": found_in("probes", "serve_tcp"),
+    "grpc-raw": found_in("probes", "serve_grpc_raw"),
+    "grpc-protobuf": found_in("probes", "serve_grpc_protobuf"),
+    "tf-dispatcher": found_in("frameworks", "serve_tf_dispatcher"),
+    "tf-worker": found_in("frameworks", "serve_tf_worker"),
 }
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison and write its table."""
-    parser = harness.parser(__doc__ or "")
+    parser = harness.parser(__doc__, seconds=1.5, short_seconds=0.8)
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes per batch")
     parser.add_argument("--endpoints", type=int, nargs="+", help="numbers of endpoints")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    plan = harness.plan("transport", parser, args)
     sizes = args.sizes or (SHORT_SIZES if args.short else SIZES)
-    endpoints = args.endpoints or ((1,) if args.short else (1, 2, 4))
-    trials = [
+    endpoints = args.endpoints or (ENDPOINTS[:1] if args.short else ENDPOINTS)
+    rows = plan.compare(__file__, make_trials(sizes, endpoints, args.only), warmup_batches=24, fresh=False)
+    plan.write(rows, report(rows))
+    return 0
+
+
+def make_trials(sizes: Sequence[int], endpoints: Sequence[int], only: Sequence[str] | None = None) -> list[Trial]:
+    """Return the rows to be."""
+    return [
         Trial(
             competitor=name,
             group=f"{nbytes:,} bytes, {count} endpoint{'s' * (count > 1)}",
             config={"nbytes": nbytes, "num_endpoints": count},
             environment=RAISED_MALLOC if name == "grpc-raw-malloc" else {},
+            start_s=START_S.get(name, 1.0),
+            warmup_s=0.3 + 24 * nbytes / 1e9,
         )
         for count in endpoints
         for nbytes in sizes
-        for name in args.only or COMPETITORS
+        for name in only or (COMPETITORS if count == 1 else WITH_SEVERAL)
     ]
-    seconds = args.seconds or (1.0 if args.short else 3.0)
-    rows = harness.compare(__file__, trials, runs=args.runs, seconds=seconds, warmup_batches=24, fresh=not args.short)
-    text = "# Transport of ready-made batches\n\n" + "\n\n".join(
-        f"## {group}\n\n{harness.table(members, COLUMNS, ratio_metric='batches_per_s', reference='hetero')}\n\n"
-        + "\n".join(targets(members))
-        for group in dict.fromkeys(row.trial.group for row in rows)
-        for members in [[row for row in rows if row.trial.group == group]]
-    )
-    print(text)
-    harness.write("transport", rows, text, harness.results_folder(args), runs=args.runs, seconds=seconds)
-    return 0
+
+
+def report(rows: Sequence[harness.Row]) -> str:
+    """Return the tables and the figures."""
+    parts = ["# Transport of ready-made batches"]
+    for group, members in harness.grouped(rows).items():
+        parts += ["", f"## {group}", ""]
+        parts += [harness.table(members, COLUMNS, ratio_metric="batches_per_s", reference="hetero")]
+        parts += ["", *targets(members)]
+    return "\n".join(parts)
 
 
 def targets(rows: Sequence[harness.Row]) -> list[str]:
@@ -373,14 +122,14 @@ def targets(rows: Sequence[harness.Row]) -> list[str]:
     if config["num_endpoints"] != 1:
         return []
     if config["nbytes"] == 10_000:
-        return [harness.target("batches/s over torch", harness.ratio(rows, "hetero", "torch", "batches_per_s"), 0.7)]
+        return [harness.target("batches/s x torch", harness.ratio(rows, "hetero", "torch", "batches_per_s"), 0.7)]
     if config["nbytes"] < 10_000_000:
         return []
     own = next((row for row in rows if row.trial.competitor == "hetero" and row.runs), None)
     cpu = own.median("trainer_cpu_s_per_gb") if own else float("nan")
     return [
-        harness.target("GB/s over grpc-raw", harness.ratio(rows, "hetero", "grpc-raw", "gb_per_s"), 0.9),
-        harness.target("GB/s over tf.data-service", harness.ratio(rows, "hetero", "tf.data-service", "gb_per_s"), 1.8),
+        harness.target("GB/s x grpc-raw", harness.ratio(rows, "hetero", "grpc-raw", "gb_per_s"), 0.9),
+        harness.target("GB/s x tf.data-service", harness.ratio(rows, "hetero", "tf.data-service", "gb_per_s"), 1.8),
         harness.target("trainer CPU-s per GB", cpu, 0.45, at_most=True),
     ]
 

@@ -1,23 +1,36 @@
 """Real endpoints for benchmarks: a pool in a server process, and a fleet in the trainer process that reads from it.
 
-SERVERS = {"endpoints": served.endpoints}                      # for harness.dispatch
-child = harness.Child(__file__, "server", "endpoints", {"script": ..., "num_endpoints": 2})
-fleet = served.fleet(child.ask())
+    SERVERS = {"endpoints": served.endpoints}                      # for harness.dispatch
+    child = harness.server("endpoints", {"script": ..., "num_endpoints": 2})
+    fleet = served.fleet(child.ask())
+
+`ReadyFeed` is all of that for the data sets of `ready_batches`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import harness
+import numpy as np
+
+from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.dataplane.reader import Reader
+from hetero.datasets import DatasetSpec
 from hetero.errors import EndpointUnavailableError
 
 JOB = "benchmark"
+READY_SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
+PREFETCH_FACTOR = 2
+"""Batches in the window per endpoint, as users get it."""
 _READY_S = 300.0
 
 
@@ -49,3 +62,37 @@ def fleet(records: Sequence[Mapping[str, Any]], *, rank: int = 0, world_size: in
     """Return a fleet of these endpoints."""
     directory = Directory(EndpointRecord(**record) for record in records)
     return Fleet(directory, None, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S)
+
+
+class ReadyFeed:
+    """Endpoints that hold their batches ready, and a reader of them; what a trainer process needs of both.
+
+    Args:
+        num_endpoints: Processes.
+    """
+
+    def __init__(self, num_endpoints: int) -> None:
+        self._pool = harness.server("endpoints", {"script": READY_SCRIPT, "num_endpoints": num_endpoints})
+        self._reader: Reader | None = None
+        self._fleet = fleet(self._pool.ask())
+
+    def read(self, spec: DatasetSpec, allocate: Callable[[int], memoryview] | None = None) -> Reader:
+        """Return a reader of a data set whose every sample is a batch, without end.
+
+        Args:
+            spec: Of `ready_batches`.
+            allocate: Where batches go.
+        """
+        requests = (
+            BatchRequest(spec=spec, indices=np.array([step]), seed=0, epoch=0, position=step, collate=False, step=step)
+            for step in itertools.count()
+        )
+        self._reader = Reader(self._fleet, requests, prefetch_factor=PREFETCH_FACTOR, allocate=allocate)
+        return self._reader
+
+    def stop(self) -> None:
+        """End reader, fleet and endpoints."""
+        if self._reader is not None:
+            self._reader.close()
+        self._fleet.close()
+        self._pool.stop()

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import messages
 import numpy as np
 import torch
 import torch.utils.data
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from pipelines import load
 
 from peers import LENGTH_BATCHES, NUM_PROCESSES, PipelineCompetitor
@@ -51,7 +51,7 @@ class PublishedSample(PipelineCompetitor):
 
     def epoch(self) -> Iterator[Any]:
         """Yield what the server streams."""
-        stream = self._channel.unary_stream(_METHOD, None, message_class().FromString)(b"", wait_for_ready=True)
+        stream = self._channel.unary_stream(_METHOD, None, messages.batch_class().FromString)(b"", wait_for_ready=True)
         for message in stream:
             yield [
                 torch.from_numpy(np.frombuffer(data, dtype).reshape(-1, *shape).copy())
@@ -63,18 +63,6 @@ class PublishedSample(PipelineCompetitor):
         self._channel.close()
         self._server.terminate()
         self._server.join(5.0)
-
-
-def message_class() -> Any:
-    """Return the class of ``message Batch { repeated bytes leaves = 1; }``."""
-    file = descriptor_pb2.FileDescriptorProto(name="sample.proto", package="sample", syntax="proto3")
-    field = descriptor_pb2.FieldDescriptorProto
-    file.message_type.add(name="Batch").field.add(
-        name="leaves", number=1, type=field.TYPE_BYTES, label=field.LABEL_REPEATED
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("sample.Batch"))
 
 
 def fill(name: str, root: str, batch_size: int, queue: Any) -> None:
@@ -97,7 +85,7 @@ def serve(name: str, root: str, batch_size: int, port: Any) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue(_QUEUE_BATCHES)
     context.Process(target=fill, args=(name, root, batch_size, queue)).start()
-    batch_class = message_class()
+    batch_class = messages.batch_class()
 
     def get_batches(_request: bytes, _context: grpc.ServicerContext) -> Iterator[Any]:
         while True:

@@ -43,6 +43,8 @@ class Fetch:
 class RayData(PipelineCompetitor):
     """One local Ray with a CPU for each actor, and one for its own tasks."""
 
+    min_warmup_s = 7.0  # it starts actors, and works itself up to full speed meanwhile
+
     def start(self) -> None:
         """Start Ray."""
         ray.init(

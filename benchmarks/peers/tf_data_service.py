@@ -19,6 +19,9 @@ _SIDE = 224
 class TfDataService(Competitor):
     """Workers of one thread each, so that two of them are two preprocessing processes."""
 
+    min_warmup_s = 1.0
+    pauses = True
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         import tensorflow as _  # noqa: F401, ICN001 - a trainer has imported it before

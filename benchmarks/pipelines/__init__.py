@@ -10,16 +10,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-__all__ = ["NAMES", "PACKAGE_PARENT", "Pipeline", "load"]
+__all__ = ["NAMES", "Pipeline", "load"]
 
 NAMES = ("jpeg", "detection", "audio", "text", "video", "tabular")
 """In the order of the report."""
-
-PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
-"""What has to be on the path of every process that builds one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

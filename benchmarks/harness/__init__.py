@@ -1,0 +1,60 @@
+"""What every benchmark shares: fresh trainer processes, interleaved rounds, CPU and memory of both sides, result files.
+
+A `Competitor` is one way to feed a trainer. It runs in a *trainer process* of its own, started by `compare`; whatever
+it starts to compute batches (workers, servers) is a descendant of that process and counts as *supply*. `compare` runs
+the trials of one table round by round, in an order that rotates, so that a noisy minute hits all of them alike. Each
+run is: warm-up batches, which are not counted, then at least ``seconds`` and ``min_batches`` of measuring.
+
+    class MyLoader(Competitor):
+        def start(self): ...             # connect, start workers; timed together with the first batch
+        def batches(self): yield ...     # endless
+        def stop(self): ...
+
+    def main():
+        parser = harness.parser(__doc__, seconds=3.0, short_seconds=1.0)
+        plan = harness.plan("question", parser, parser.parse_args())
+        rows = plan.compare(__file__, [Trial(competitor="my-loader")], warmup_batches=8)
+        plan.write(rows, harness.table(rows, COLUMNS, ratio_metric="batches_per_s"))
+
+    if __name__ == "__main__":
+        harness.dispatch({"my-loader": MyLoader}, servers={"my-server": serve})   # returns in the parent only
+        main()
+"""
+
+from __future__ import annotations
+
+from harness.comparison import compare, estimate_s
+from harness.options import Plan, parser, plan
+from harness.processes import HERE, Child, ProcessFailedError, say, server
+from harness.results import RESULTS, environment
+from harness.tables import Column, grouped, ratio, table, target
+from harness.trainer import dispatch
+from harness.trials import Competitor, Row, Run, Trial
+from harness.usage import descendants, resident_bytes
+
+__all__ = [
+    "HERE",
+    "RESULTS",
+    "Child",
+    "Column",
+    "Competitor",
+    "Plan",
+    "ProcessFailedError",
+    "Row",
+    "Run",
+    "Trial",
+    "compare",
+    "descendants",
+    "dispatch",
+    "environment",
+    "estimate_s",
+    "grouped",
+    "parser",
+    "plan",
+    "ratio",
+    "resident_bytes",
+    "say",
+    "server",
+    "table",
+    "target",
+]

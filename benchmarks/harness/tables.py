@@ -1,0 +1,72 @@
+"""Tables in Markdown, and figures that were asked for: met or MISSED."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.trials import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    title: str
+    metric: str
+    """Attribute or fact of `Run`."""
+    form: str = "{:.2f}"
+    scale: float = 1.0
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column], *, ratio_metric: str, reference: str | None = None) -> str:
+    """Return rows of one group as Markdown: medians, spread, and ratios of one metric to each other row.
+
+    Args:
+        rows: Of one group.
+        columns: What to show.
+        ratio_metric: Higher is better; its spread is shown.
+        reference: Name in the numerator of the ratios, ``x reference / row``; None for no ratio column.
+    """
+    base = next((row for row in rows if row.trial.name == reference), None)
+    titles = ["", *(column.title for column in columns), "spread", *([f"{reference} / this"] if base else []), "basis"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for row in rows:
+        if not row.runs:
+            lines.append(f"| {row.trial.name} | failed: {row.error.splitlines()[0][:200] if row.error else ''} |")
+            continue
+        cells = [row.trial.name + (f" ({len(row.runs)} runs, then failed)" if row.error else "")]
+        cells += [column.form.format(row.median(column.metric) * column.scale) for column in columns]
+        cells.append(f"{100 * row.spread(ratio_metric):.0f} %")
+        if base is not None:
+            own = row.median(ratio_metric)
+            cells.append(f"{base.median(ratio_metric) / own:.2f}" if own and base.runs else "")
+        cells.append(row.trial.basis)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows by group, in the order of their first."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.trial.group, []).append(row)
+    return groups
+
+
+def ratio(rows: Sequence[Row], name: str, other: str, metric: str) -> float:
+    """Return the median of one name over that of another; NaN if either has none."""
+    found = {row.trial.name: row.median(metric) for row in rows if row.runs}
+    return found[name] / found[other] if name in found and found.get(other) else float("nan")
+
+
+def target(what: str, found: float, bound: float, *, at_most: bool = False) -> str:
+    """Return one line that says whether a figure is met."""
+    if math.isnan(found):
+        return f"- {what}: not measured"
+    met = found <= bound if at_most else found >= bound
+    shown = f"{found:,.1f}" if abs(bound) >= 10 else f"{found:.3f}"
+    return (
+        f"- {what}: {shown}, {'at most' if at_most else 'at least'} {bound:g} wanted: {'met' if met else '**MISSED**'}"
+    )

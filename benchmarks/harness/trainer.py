@@ -1,0 +1,127 @@
+"""What runs in a child process: a trainer that measures itself, or a server."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+from harness import usage
+from harness.trials import Competitor, Run
+
+
+def dispatch(
+    competitors: Mapping[str, Callable[[Mapping[str, Any]], Competitor]],
+    servers: Mapping[str, Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[Any]]] | None = None,
+) -> None:
+    """Become a trainer or server process if the command line says so, and then do not return.
+
+    Args:
+        competitors: Made in trainer processes.
+        servers: Context managers in server processes; what they enter with is the reply, or a function that makes one
+            for every later question.
+    """
+    if len(sys.argv) != 5 or not sys.argv[1].startswith("--child-"):
+        return
+    role, name, config = sys.argv[1], sys.argv[2], json.loads(sys.argv[4])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with os.fdopen(int(sys.argv[3]), "w", encoding="utf-8") as replies:
+        try:
+            if role == "--child-trainer":
+                _be_trainer(competitors[name](config), replies)
+            else:
+                with (servers or {})[name](config) as facts:
+                    _reply(replies, {} if callable(facts) else facts)
+                    for _ in sys.stdin:  # until the parent is gone or has had enough
+                        _reply(replies, facts() if callable(facts) else facts)
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                _reply(replies, {"error": f"{type(error).__name__}: {error}"[:2000]})
+            status = 1
+        else:
+            status = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # frameworks' exit handlers are no part of any question
+
+
+def _reply(replies: IO[str], content: Any) -> None:
+    replies.write(json.dumps(content) + "\n")
+    replies.flush()
+
+
+def _be_trainer(competitor: Competitor, replies: IO[str]) -> None:
+    before_bytes = usage.resident_bytes()
+    begin_s = time.perf_counter()
+    try:
+        competitor.start()
+        batches: Any = iter(competitor.batches())
+        competitor.consume(next(batches))
+        first_batch_s = time.perf_counter() - begin_s
+        _reply(replies, {"first_batch_s": first_batch_s})
+        for line in sys.stdin:
+            command = json.loads(line)
+            batches = iter(competitor.batches()) if batches is None else batches
+            _warm_up(competitor, batches, command["warmup_batches"])
+            competitor.begin_run()
+            run = measure(competitor, batches, before_bytes, first_batch_s, command)
+            if competitor.pauses:
+                batches.close()
+                batches = None
+            _reply(replies, dataclasses.asdict(run))
+    finally:
+        competitor.stop()
+
+
+def _warm_up(competitor: Competitor, batches: Iterator[Any], num_batches: int) -> None:
+    end_s = time.perf_counter() + competitor.min_warmup_s
+    count = 0
+    while count < num_batches or (num_batches and time.perf_counter() < end_s):
+        competitor.consume(next(batches))
+        count += 1
+
+
+def measure(
+    competitor: Competitor,
+    batches: Iterator[Any],
+    before_bytes: int,
+    first_batch_s: float,
+    command: Mapping[str, Any],
+) -> Run:
+    """Consume for ``command``'s ``seconds`` and ``min_batches``, and return what it took."""
+    usage.reset_peak()
+    num_batches = num_samples = num_bytes = 0
+    supply_before_s, _ = usage.supply_usage()
+    cpu_before_s = usage.own_cpu_s()
+    begin_s = now_s = time.perf_counter()
+    end_s = begin_s + command["seconds"]
+    while now_s < end_s or num_batches < command["min_batches"]:
+        samples, nbytes = competitor.consume(next(batches))
+        num_batches += 1
+        num_samples += samples
+        num_bytes += nbytes
+        now_s = time.perf_counter()
+    cpu_s = usage.own_cpu_s() - cpu_before_s
+    supply_s, supply_bytes = usage.supply_usage()
+    peak_bytes = usage.peak_bytes()
+    return Run(
+        seconds=now_s - begin_s,
+        num_batches=num_batches,
+        num_samples=num_samples,
+        num_bytes=num_bytes,
+        trainer_cpu_s=cpu_s,
+        supply_cpu_s=supply_s - supply_before_s,
+        trainer_peak_bytes=peak_bytes,
+        trainer_growth_bytes=peak_bytes - before_bytes,
+        supply_bytes=supply_bytes,
+        first_batch_s=first_batch_s,
+        facts=competitor.facts(),
+    )
