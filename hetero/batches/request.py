@@ -41,6 +41,8 @@ class BatchRequest:
     """Of the rank that asks; lower ones are served first. No part of the batch."""
     verify: bool = False
     """Compute twice and compare: the purity check."""
+    compression: str | None = None
+    """Of the payload on its way, see `hetero.wire.compression`; no part of the batch."""
 
     def __post_init__(self) -> None:
         if self.occurrences is not None and len(self.occurrences) != len(self.indices):
@@ -63,23 +65,28 @@ def as_indices(indices: Iterable[Any]) -> Indices:
     """
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
         return indices.astype(np.int64, copy=False)
-    plain: list[Index] = []
-    for index in indices:
-        try:
-            if isinstance(index, str):
-                plain.append(index)
-            elif isinstance(index, tuple):
-                plain.append(tuple(to_integer(part) for part in index))
-            else:
-                plain.append(to_integer(index))
-        except TypeError:
-            raise ConfigError(
-                f"the sampler yielded {index!r:.60} of type {type(index).__name__}; "
-                "expected an integer, a string or a tuple of integers"
-            ) from None
-    if any(isinstance(index, str | tuple) for index in plain):
-        return tuple(plain)
+    plain: list[Any] = list(indices)
+    # Nearly all samplers yield Python's integers: nothing to convert, and 4 us instead of 15 to 20 for 64 of them.
+    if set(map(type, plain)) != {int}:
+        plain = [_plain_index(index) for index in plain]
+        if any(isinstance(index, str | tuple) for index in plain):
+            return tuple(plain)
     try:
         return np.array(plain, dtype=np.int64)
     except OverflowError as exc:
         raise ConfigError(f"the sampler yielded an index beyond 64 bits: {exc}") from exc
+
+
+def _plain_index(index: Any) -> Index:
+    """Return one index as Python's own integer, string, or tuple of integers."""
+    try:
+        if isinstance(index, str):
+            return index
+        if isinstance(index, tuple):
+            return tuple(to_integer(part) for part in index)
+        return to_integer(index)
+    except TypeError:
+        raise ConfigError(
+            f"the sampler yielded {index!r:.60} of type {type(index).__name__}; "
+            "expected an integer, a string or a tuple of integers"
+        ) from None

@@ -50,7 +50,11 @@ class Fetched:
 
     batch: Any
     nbytes: int
-    """Received, headers included."""
+    """Held from now on: payload as it was before compression, and headers."""
+    saved_bytes: int = 0
+    """Of them, those that compression kept off the network."""
+    lacks_compression: bool = False
+    """Whether the endpoint has not the package for what was asked of it."""
     num_queued: int
     """The endpoint's load when it sent the batch."""
     compute_time_s: float
@@ -238,11 +242,13 @@ class EndpointConnection:
                 f"at most {MAX_REQUEST_BYTES} can be asked for; use smaller batches or shorter keys"
             )
         options = {} if allocate is None else {"allocate": allocate}
-        decoder = BatchDecoder(self._limits, **options)
+        decoder = BatchDecoder(self._limits, compression=request.compression, **options)
         nbytes = self._open_link().fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
         return Fetched(
             batch=decoder.result(),
             nbytes=nbytes,
+            saved_bytes=decoder.saved_bytes,
+            lacks_compression=decoder.lacks_compression,
             num_queued=decoder.num_queued,
             compute_time_s=decoder.compute_time_s,
         )

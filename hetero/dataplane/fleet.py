@@ -91,6 +91,8 @@ class Fleet:
         self.lock = threading.Lock()
         self.failure: HeteroError | None = None
         """Why nothing can be read any more: the token is wrong, say."""
+        self.uncompressed_hosts: set[str] = set()
+        """Those of which it was said that they lack the package for compression."""
         self._directory = directory
         self._pid = os.getpid()
         self._changed = threading.Condition(self.lock)

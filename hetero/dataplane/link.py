@@ -142,7 +142,7 @@ class Link:
             on_call: Given the call, so that another thread can cancel it.
 
         Returns:
-            The bytes of the answer.
+            The bytes of the answer, uncompressed.
 
         Raises:
             DatasetError: The user's code raised there.

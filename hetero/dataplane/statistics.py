@@ -26,6 +26,11 @@ class FleetStatistics:
 
     batches: int = 0
     received_bytes: int = 0
+    """Batches as they travelled, headers included."""
+    saved_bytes: int = 0
+    """What batches would have had in addition without compression."""
+    uncompressed: int = 0
+    """Batches for which compression was asked, from endpoints that lack its package."""
     retries: int = 0
     """Requests sent again, for whatever reason."""
     failovers: int = 0

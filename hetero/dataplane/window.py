@@ -27,6 +27,7 @@ from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.stretch import Stretch
 from hetero.datasets import DatasetSpec
 from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
+from hetero.wire.compression import package_of
 from hetero.wire.framing import ChecksumError
 
 __all__ = ["Arrived", "Window"]
@@ -332,11 +333,28 @@ class Window:
         fleet.hedging.observe(attempt.item.request, now_s - attempt.since_s)
         fleet.hedging.laggards.answered(connection)
         connection.load, connection.load_at_s = fetched.num_queued, now_s
-        fleet.stats.received_bytes += fetched.nbytes
+        fleet.stats.received_bytes += fetched.nbytes - fetched.saved_bytes
+        fleet.stats.saved_bytes += fetched.saved_bytes
+        if fetched.lacks_compression:
+            self._note_uncompressed(attempt)
         agreement = attempt.item.agreement
         if not agreement.has_size:
             agreement.has_size, agreement.batch_bytes = True, fetched.nbytes
         agreement.batch_bytes = max(agreement.batch_bytes, fetched.nbytes)
+
+    def _note_uncompressed(self, attempt: Attempt) -> None:
+        """Count a batch whose endpoint cannot compress; say so once per host: their machines are often set up alike."""
+        fleet, name = self.fleet, attempt.item.request.compression
+        host = attempt.connection.record.endpoint_id.rpartition("/")[0]
+        fleet.stats.uncompressed += 1
+        if name is not None and host not in fleet.uncompressed_hosts:
+            fleet.uncompressed_hosts.add(host)
+            logger.warning(
+                "batches from %s are not compressed: the package %s is not installed there; "
+                "install hetero[compression] on every host",
+                host,
+                package_of(name),
+            )
 
     def _won(self, attempt: Attempt, fetched: Fetched) -> None:
         stats, now_s = self.fleet.stats, self.fleet.clock()

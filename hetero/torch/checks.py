@@ -14,8 +14,16 @@ from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError
 from hetero.torch.local import has_same_code
 from hetero.torch.pipeline import is_remote
+from hetero.wire.compression import compression_to_proto, load_codec
 
-__all__ = ["check_functions", "check_not_importing", "check_subject", "effective_seed", "user_collate_fn"]
+__all__ = [
+    "check_compression",
+    "check_functions",
+    "check_not_importing",
+    "check_subject",
+    "effective_seed",
+    "user_collate_fn",
+]
 
 
 def check_subject(subject: Any) -> None:
@@ -44,6 +52,13 @@ def check_not_importing() -> None:
                 "  Data hosts and loader processes import it for its data sets. "
                 'Put the training behind if __name__ == "__main__":'
             )
+
+
+def check_compression(compression: str | None) -> None:
+    """Refuse what is none, and one whose package is missing here if batches come from endpoints."""
+    compression_to_proto(compression)
+    if compression is not None and is_remote():
+        load_codec(compression)
 
 
 def check_functions(

@@ -13,7 +13,7 @@ import torch.utils.data
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.metrics.steps import StepTimer
-from hetero.torch.checks import check_functions, check_subject, effective_seed, user_collate_fn
+from hetero.torch.checks import check_compression, check_functions, check_subject, effective_seed, user_collate_fn
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
 from hetero.torch.passes import Pass
@@ -82,6 +82,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
             False gives uneven ends, for validation without collectives.
         name: For reports; the data set's name by default.
+        compression: Of batches on their way from endpoints, bit for bit the same afterwards: ``"lz4"`` or ``"zstd"``,
+            which need ``hetero[compression]`` on every host. For networks slower than the codec; without effect where
+            fetching is local. A data host without the package sends as it is, with a warning.
 
     Raises:
         ConfigError: If arguments contradict each other or cannot work in this job.
@@ -111,6 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed: int = 0,
         padding: bool = True,
         name: str | None = None,
+        compression: str | None = None,
     ) -> None:
         if is_remote():
             answer_lengths()
@@ -123,6 +127,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             shuffle, sampler = sampler.shuffle, None
         check_subject(subject)
         check_functions(subject, collate_fn, worker_init_fn)
+        check_compression(compression)
         pin_memory = pin_memory and accelerator_is_available()
         view = DatasetView(LocalDataset(subject, collate_fn=user_collate_fn(collate_fn), worker_init_fn=worker_init_fn))
         key = effective_seed(seed, generator)
@@ -153,6 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 multiprocessing_context=multiprocessing_context,
             ),
             window=prefetch_factor,
+            compression=compression,
             name=name or (subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__),
         )
         # torch checks the arguments; of what it makes of them only the samplers are replaced.
@@ -184,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.seed = seed
         self.padding = padding
         self.name = name
+        self.compression = compression
 
     def __iter__(self) -> Pass:  # type: ignore[override]
         """Return an iterator over the next epoch; it begins with its first batch."""

@@ -51,6 +51,7 @@ class Pipeline:
         local: Answers requests in this process.
         workers: For local fetching.
         window: Batches in flight per active endpoint; None: the reader decides.
+        compression: Of batches from endpoints; None: none.
         name: For reports.
     """
 
@@ -67,6 +68,7 @@ class Pipeline:
         local: LocalDataset,
         workers: WorkerOptions,
         window: int | None,
+        compression: str | None,
         name: str,
     ) -> None:
         self.subject = subject
@@ -79,6 +81,7 @@ class Pipeline:
         self.local = local
         self.workers = workers
         self.window = window
+        self.compression = compression
         self.name = name
         self.progress = Progress()
         self.consumed_elsewhere = False
@@ -167,6 +170,7 @@ class Pipeline:
             collate=self.collate,
             step=self._num_requested,
             verify=_wants_purity_check(),
+            compression=self.compression,
         )
 
     def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:

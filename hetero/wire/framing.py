@@ -2,7 +2,8 @@
 
 The message is a protobuf ``Answer``: the header of a batch (version, structure, sizes, checksum), the failure of
 the user's code, or a refusal. After a header come the leaves' bytes one after the other, with nothing between
-them: sent from the batch's own memory, received into memory that is the batch's. No I/O here.
+them: sent from the batch's own memory, received into memory that is the batch's. Compressed ones come in blocks, whose
+sizes the header says (`hetero.wire.compression`); the checksum is of what they were before. No I/O here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ import xxhash
 from hetero.batches.leaves import Leaf, LeafShape
 from hetero.batches.structure import Tree, UnsupportedBatchError, flatten, unflatten
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
-from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.compression import (
+    BlockReader,
+    ChecksumError,
+    Codec,
+    compress_leaf,
+    compression_from_proto,
+    compression_to_proto,
+    load_codec,
+    raw_block_sizes,
+)
+from hetero.wire.limits import BLOCK_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import failure_from_proto, failure_to_proto
 from hetero.wire.trees import decode_structure, encode_structure, parse
@@ -38,10 +49,6 @@ _MAX_DETAILS = 500
 _TAGS = {"header": 0x0A, "failure": 0x12, "refusal": 0x1A}
 """First byte of an answer: field number << 3 | 2, "length-delimited"."""
 _DEFAULT_LIMITS = Limits()
-
-
-class ChecksumError(ProtocolError):
-    """A batch is not what was sent; asking again may help."""
 
 
 class Refusal(enum.Enum):
@@ -79,7 +86,7 @@ class EncodedBatch:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_leaves", "message", "nbytes")
+    __slots__ = ("_header", "_pieces", "message", "nbytes")
 
     def __init__(
         self,
@@ -97,15 +104,15 @@ class EncodedBatch:
                 f"batch: its keys, numbers and short strings take {len(structure)} bytes, "
                 f"at most {limits.max_header_bytes} are allowed\n  Use tensors, arrays or longer lists."
             )
-        self._leaves = [leaf.data for leaf in leaves if leaf.nbytes]
+        self._pieces = [leaf.data for leaf in leaves if leaf.nbytes]
         if copy:
-            self._leaves = [_copy(data) for data in self._leaves]
-        self.nbytes: int = sum(map(len, self._leaves))
-        """Payload."""
+            self._pieces = [_copy(data) for data in self._pieces]
+        self.nbytes: int = sum(map(len, self._pieces))
+        """Payload, uncompressed."""
         hasher = xxhash.xxh3_64(structure)
-        for data in self._leaves:
+        for data in self._pieces:
             hasher.update(data)
-        header = pb.BatchHeader(
+        self._header = pb.BatchHeader(
             protocol=PROTOCOL,
             structure=structure,
             payload_bytes=self.nbytes,
@@ -113,12 +120,30 @@ class EncodedBatch:
             num_queued=num_queued,
             compute_time_s=compute_time_s,
         )
-        self.message: bytes = pb.Answer(header=header).SerializeToString()
+        self.message: bytes = pb.Answer(header=self._header).SerializeToString()
+
+    def compress(self, name: str) -> None:
+        """Compress the payload, where that makes it smaller; once, before it is sent.
+
+        Args:
+            name: One of `hetero.wire.compression.COMPRESSIONS`.
+
+        Raises:
+            ConfigError: If its package is not installed here; nothing has changed then.
+        """
+        codec = load_codec(name)
+        self._header.compression = compression_to_proto(name)
+        leaves, self._pieces = self._pieces, []
+        for data in leaves:
+            pieces, sizes = compress_leaf(data, codec)
+            self._pieces += pieces
+            self._header.block_bytes.extend(sizes)
+        self.message = pb.Answer(header=self._header).SerializeToString()
 
     @property
     def payload(self) -> Sequence[memoryview]:
         """What follows the message: bytes, read-only or not, of at least one byte each."""
-        return self._leaves
+        return self._pieces
 
 
 def encode_failure(failure: SampleFailure) -> bytes:
@@ -155,11 +180,24 @@ class BatchDecoder:
     Args:
         limits: Nothing beyond them is accepted, or allocated.
         allocate: Returns a writable buffer of so many bytes, for one leaf; pinned memory, say.
+        compression: What was asked for; another one is not accepted.
+
+    Raises:
+        ConfigError: If the package of that compression is not installed here.
     """
 
-    def __init__(self, limits: Limits = _DEFAULT_LIMITS, *, allocate: Callable[[int], memoryview] = _allocate) -> None:
+    def __init__(
+        self,
+        limits: Limits = _DEFAULT_LIMITS,
+        *,
+        allocate: Callable[[int], memoryview] = _allocate,
+        compression: str | None = None,
+    ) -> None:
         self._limits = limits
         self._allocate = allocate
+        self._compression = compression
+        self._codec: Codec | None = None if compression is None else load_codec(compression)
+        self._blocks: BlockReader | None = None
         self._has_header = False
         self._tree: Tree = None
         self._shapes: list[LeafShape] = []
@@ -172,7 +210,11 @@ class BatchDecoder:
         self._has_batch = False
         self._batch: Any = None
         self.nbytes = 0
-        """Payload; 0 before the header has come."""
+        """Payload, uncompressed; 0 before the header has come."""
+        self.saved_bytes = 0
+        """Of the payload, by compression."""
+        self.lacks_compression = False
+        """Whether the endpoint has not the package for what was asked of it."""
         self.num_queued = 0
         """Requests that waited on the endpoint."""
         self.compute_time_s = 0.0
@@ -220,14 +262,18 @@ class BatchDecoder:
         """Return where the next bytes of payload go; only while the batch is not complete."""
         if self.needs_memory:
             self._next_leaf()
+        if self._blocks is not None:
+            return self._blocks.room(self._block())
         return self._buffers[-1][self._filled : self._filled + _CHUNK_BYTES]
 
     def filled(self, nbytes: int) -> None:
         """Take note that so many bytes of the `room` are there now.
 
         Raises:
-            ChecksumError: If these were the last ones and the batch is not what was sent.
+            ChecksumError: If these were the last ones, of the batch or of a block, and it is not what was sent.
         """
+        if self._blocks is not None:
+            nbytes = self._blocks.filled(nbytes, self._block())
         self._hasher.update(self._buffers[-1][self._filled : self._filled + nbytes])
         self._filled += nbytes
         self._missing -= nbytes
@@ -280,12 +326,38 @@ class BatchDecoder:
             )
         if not 0 <= header.compute_time_s < float("inf"):
             raise ProtocolError(f"a batch took {header.compute_time_s} s")
+        self._take_blocks(header, shapes)
         self._tree, self._shapes = tree, shapes
         self._expected_checksum = header.checksum
         self._hasher.update(header.structure)
         self.nbytes = self._missing = nbytes
         self.num_queued, self.compute_time_s = header.num_queued, header.compute_time_s
         self._has_header = True
+
+    def _take_blocks(self, header: pb.BatchHeader, shapes: Sequence[LeafShape]) -> None:
+        """Check what is said of compression, before anything is allocated."""
+        compression = compression_from_proto(header.compression)
+        if compression is None:
+            if header.block_bytes:
+                raise ProtocolError(f"a batch without compression has {len(header.block_bytes)} compressed blocks")
+            self.lacks_compression = self._codec is not None
+            return
+        if self._codec is None or compression != self._compression:
+            raise ProtocolError(f"a batch is compressed with {compression}, {self._compression} was asked for")
+        sizes = list(header.block_bytes)
+        expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
+        if len(sizes) != len(expected):
+            raise ProtocolError(f"a batch has {len(sizes)} compressed blocks, its leaves make {len(expected)}")
+        for size, raw_size in zip(sizes, expected, strict=True):
+            if size >= raw_size:  # it would have travelled as it is
+                raise ProtocolError(f"a compressed block has {size} bytes, it is to give {raw_size}")
+            if size:
+                self.saved_bytes += raw_size - size
+        self._blocks = BlockReader(self._codec, sizes)
+
+    def _block(self) -> memoryview:
+        """Return where the block belongs that is coming."""
+        return self._buffers[-1][self._filled : self._filled + BLOCK_BYTES]
 
     def _check_end(self) -> None:
         if self.done and self._hasher.intdigest() != self._expected_checksum:

@@ -9,6 +9,7 @@ import numpy as np
 from hetero.batches.request import BatchRequest, Indices
 from hetero.datasets import DatasetSpec, Index
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
+from hetero.wire.compression import compression_from_proto, compression_to_proto
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
@@ -63,6 +64,7 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             step=request.step,
             verify=request.verify,
             max_batch_bytes=limits.max_batch_bytes,
+            compression=compression_to_proto(request.compression),
         )
         if isinstance(request.indices, np.ndarray):
             message.indices.extend(request.indices.tolist())
@@ -124,6 +126,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         collate=message.collate,
         step=message.step,
         verify=message.verify,
+        compression=compression_from_proto(message.compression),
     )
 
 

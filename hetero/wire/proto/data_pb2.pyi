@@ -6,6 +6,12 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPRESSION_NONE: _ClassVar[Compression]
+    LZ4: _ClassVar[Compression]
+    ZSTD: _ClassVar[Compression]
+
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DTYPE_UNSPECIFIED: _ClassVar[DType]
@@ -32,6 +38,9 @@ class Container(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ARRAY: _ClassVar[Container]
     SCALAR: _ClassVar[Container]
     LIST: _ClassVar[Container]
+COMPRESSION_NONE: Compression
+LZ4: Compression
+ZSTD: Compression
 DTYPE_UNSPECIFIED: DType
 U8: DType
 U16: DType
@@ -124,7 +133,7 @@ class IntegerTuple(_message.Message):
     def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes")
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +146,7 @@ class FetchRequest(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
     indices: _containers.RepeatedScalarFieldContainer[int]
@@ -149,7 +159,8 @@ class FetchRequest(_message.Message):
     step: int
     verify: bool
     max_batch_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ...) -> None: ...
+    compression: Compression
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("protocol",)
@@ -212,20 +223,24 @@ class Failure(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s")
+    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s", "compression", "block_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     structure: bytes
     payload_bytes: int
     checksum: int
     num_queued: int
     compute_time_s: float
-    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ...) -> None: ...
+    compression: Compression
+    block_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ..., compression: _Optional[_Union[Compression, str]] = ..., block_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Structure(_message.Message):
     __slots__ = ("root", "leaves")
