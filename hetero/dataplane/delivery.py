@@ -32,6 +32,8 @@ TICKET_BYTES = 32
 _HELLO_BYTES = len(GREETING) + TICKET_BYTES
 _HELLO_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 128
+_MAX_CONNECTIONS = 1024  # each has a thread, also while its reader wants nothing
+_ACCEPT_AGAIN_S = 0.05
 _POLL_S = 0.5
 
 Answerer: TypeAlias = Callable[[bytes, Callable[[], bool]], EncodedBatch | bytes | None]
@@ -58,15 +60,16 @@ class Delivery:
     Args:
         address: Numeric; its port is free choice.
         answer: Called in the thread of a connection; raises nothing.
-        max_connections: Admitted at the same time; beyond that they are refused as `Refusal.BUSY`.
+        max_requests: In work at the same time; beyond that they are refused as `Refusal.BUSY`. Connections that are
+            idle do not count: readers keep them, and would keep others out for ever.
 
     Raises:
         PortError: The address cannot be bound.
     """
 
-    def __init__(self, address: str, answer: Answerer, *, max_connections: int) -> None:
+    def __init__(self, address: str, answer: Answerer, *, max_requests: int) -> None:
         self._answer = answer
-        self._max_connections = max_connections
+        self._max_requests = max_requests
         self._changed = threading.Condition()
         self._tickets: dict[bytes, set[Stream]] = {}
         self._num_connections = 0
@@ -106,6 +109,8 @@ class Delivery:
             for streams in self._tickets.values():
                 for stream in streams:
                     stream.drain()
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._changed.wait_for(lambda: not self._num_busy, grace_s)
             tickets = list(self._tickets)
         self.is_stopped = True
@@ -121,8 +126,8 @@ class Delivery:
                 for key, _ in selector.select(_POLL_S):
                     if key.fileobj is self._listener:
                         self._take_stranger(selector)
-                    else:
-                        self._hear_out(key.fileobj, selector)  # type: ignore[arg-type]
+                    elif key.fileobj in self._strangers:  # not if it had to make room in this turn
+                        self._hear_out(key.fileobj, selector)
                 now_s = time.monotonic()
                 while self._strangers and next(iter(self._strangers.values())).deadline_s <= now_s:
                     self._forget(next(iter(self._strangers)), selector).close()
@@ -132,8 +137,9 @@ class Delivery:
     def _take_stranger(self, selector: selectors.BaseSelector) -> None:
         try:
             stranger, _ = self._listener.accept()
-        except OSError as error:  # the peer has gone again, or descriptors ran out
+        except OSError as error:  # the peer has gone again, or descriptors ran out: then it stays readable
             logger.debug("accept failed: %s", error)
+            time.sleep(_ACCEPT_AGAIN_S)
             return
         if len(self._strangers) >= _MAX_STRANGERS:
             self._forget(next(iter(self._strangers)), selector).close()
@@ -175,27 +181,35 @@ class Delivery:
             ticket = next((known for known in self._tickets if hmac.compare_digest(known, shown)), None)
             if ticket is None or self._is_draining:
                 return False
-            is_busy = self._num_connections >= self._max_connections
+            is_full = self._num_connections >= _MAX_CONNECTIONS
             self._num_connections += 1
             self._tickets[ticket].add(stream)
-        threading.Thread(target=self._serve, args=(stream, ticket, is_busy), name="connection", daemon=True).start()
+        thread = threading.Thread(target=self._serve, args=(stream, ticket, is_full), name="connection", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the host has no more threads
+            logger.warning("a connection was closed: %s", error)
+            self._retire(stream, ticket)
         return True
 
-    def _serve(self, stream: Stream, ticket: bytes, is_busy: bool) -> None:
+    def _serve(self, stream: Stream, ticket: bytes, is_full: bool) -> None:
         try:
-            if is_busy:
+            if is_full:
                 stream.receive_message(MAX_REQUEST_BYTES)  # closing before would look like a failed connection
-                stream.send(encode_refusal(Refusal.BUSY, f"{self._max_connections} connections are open already"))
+                stream.send(encode_refusal(Refusal.BUSY, f"{_MAX_CONNECTIONS} connections are open already"))
                 return
             while self._serve_one(stream):
                 pass
         except (OSError, ProtocolError) as error:
             logger.debug("a connection failed: %s", error)
         finally:
-            with self._changed:
-                self._num_connections -= 1
-                self._tickets.get(ticket, set()).discard(stream)
-            stream.close()
+            self._retire(stream, ticket)
+
+    def _retire(self, stream: Stream, ticket: bytes) -> None:
+        with self._changed:
+            self._num_connections -= 1
+            self._tickets.get(ticket, set()).discard(stream)
+        stream.close()
 
     def _serve_one(self, stream: Stream) -> bool:
         """Answer one request; False if the connection is of no use any more."""
@@ -207,7 +221,11 @@ class Delivery:
         if request is None:
             return False
         with self._changed:
-            self._num_busy += 1
+            is_busy = self._num_busy >= self._max_requests
+            self._num_busy += not is_busy
+        if is_busy:
+            stream.send(encode_refusal(Refusal.BUSY, f"{self._max_requests} requests are in work already"))
+            return True
         try:
             answer = self._answer(request, stream.is_ended)
             if answer is None:

@@ -38,6 +38,8 @@ import grpc  # isort: skip
 __all__ = ["EndpointOptions", "main", "run_endpoint"]
 
 _REPORT_INTERVAL_S = 1.0
+_MAX_CALLS = 1024
+"""Each holds a thread, that of a rank which attends for as long as it does."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +84,15 @@ class Endpoint:
 
     def __init__(self, options: EndpointOptions) -> None:
         token = token_from_environment(os.environ)
-        # Every call or connection holds a thread. The readers of all ranks together have one call each, and about
-        # two connections per slot; beyond this bound they are told to come back, instead of queueing unseen.
-        max_calls = 64 + 4 * options.num_slots
+        # Each request in work holds a batch. All ranks together have about two per slot on their way; beyond this bound
+        # they are told to come back, instead of queueing unseen.
+        max_requests = 64 + 4 * options.num_slots
         self._options = options
         self._compute = Compute(options.num_slots)
         self._service = DataService(
             self._compute,
             address=options.address,
-            max_connections=max_calls,
+            max_requests=max_requests,
             name=options.name,
             worker_index=options.index,
             num_workers=options.num_endpoints,
@@ -101,11 +103,11 @@ class Endpoint:
         self._health = Health(["hetero.data"])
         self._access = ServerInterceptor(token, job_id=options.job_id, policies={**DATA_POLICIES, **HEALTH_POLICIES})
         self._server = grpc.server(
-            ThreadPoolExecutor(max_calls, thread_name_prefix="call"),
+            ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="call"),
             handlers=[self._service.handler(), self._health.handler()],
             interceptors=[self._access],
-            options=channels.server_options(max_streams=max_calls),
-            maximum_concurrent_rpcs=max_calls,
+            options=channels.server_options(max_streams=_MAX_CALLS),
+            maximum_concurrent_rpcs=_MAX_CALLS,
         )
         self.port = channels.bind(self._server, options.address)
 

@@ -75,7 +75,7 @@ class DataService:
     Args:
         compute: Runs the user's code.
         address: Numeric, for the connections that carry batches.
-        max_connections: Of these.
+        max_requests: In work at the same time.
         name: Of this endpoint, for the user's errors: ``algo-1/0``.
         worker_index: Of this endpoint among its host's.
         num_workers: Endpoints of this host.
@@ -89,7 +89,7 @@ class DataService:
         compute: Compute,
         *,
         address: str,
-        max_connections: int,
+        max_requests: int,
         name: str,
         worker_index: int,
         num_workers: int,
@@ -106,7 +106,7 @@ class DataService:
         self._limits = limits
         self._lock = threading.Lock()
         self._served: dict[DatasetSpec, _Served] = {}
-        self.delivery = Delivery(address, self._answer, max_connections=max_connections)
+        self.delivery = Delivery(address, self._answer, max_requests=max_requests)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the service for ``grpc.server``; messages stay bytes, so that parsing errors are ours."""

@@ -74,10 +74,10 @@ class Stream:
             pieces = [memoryview(b"".join(pieces))]
         first = 0
         while first < len(pieces):
+            self._check(deadline_s)
             try:
                 sent = self._socket.sendmsg(pieces[first : first + _MAX_PIECES])
             except BlockingIOError:
-                self._check(deadline_s)
                 continue
             while first < len(pieces) and sent >= len(pieces[first]):
                 sent -= len(pieces[first])
@@ -135,7 +135,7 @@ class Stream:
 
     def is_ended(self) -> bool:
         """Tell whether the other side ended the connection, or it failed; does not block."""
-        if self._is_draining:
+        if self._is_draining and not self._is_shut_down:
             return False
         try:
             return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -190,12 +190,14 @@ class Stream:
 
     def _receive(self, room: memoryview, flags: int, deadline_s: float) -> int:
         while True:
+            self._check(deadline_s)
             try:
                 return self._socket.recv_into(room, len(room), flags)
             except BlockingIOError:
-                self._check(deadline_s)
+                continue
 
     def _check(self, deadline_s: float) -> None:
+        """Raise if this should end: before every call of the system, since a peer that trickles never blocks one."""
         if self._is_shut_down:
             raise ConnectionAbortedError("the connection was shut down")
         if time.monotonic() >= deadline_s:

@@ -155,3 +155,20 @@ def test_connect_where_nobody_listens_fails() -> None:
         place = listener.getsockname()
     with pytest.raises(OSError, match="refused"):
         connect(*place)
+
+
+def test_deadline_holds_for_a_peer_that_trickles(pair: tuple[Stream, Stream]) -> None:
+    sender, receiver = pair
+    has_ended = threading.Event()
+
+    def trickle() -> None:
+        with contextlib.suppress(OSError):
+            while not has_ended.wait(0.05):
+                sender.send_raw(b"x")
+
+    thread = in_thread(trickle)
+    for size in (100, 2**20):
+        with pytest.raises(DeadlineError):
+            receiver.receive_into(memoryview(bytearray(size)), deadline_s=time.monotonic() + 0.2)
+    has_ended.set()
+    thread.join(30)

@@ -1,0 +1,402 @@
+"""Connections over which batches go: strangers, floods, readers that do not read, the end of it all."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.dataplane import delivery
+from hetero.dataplane.delivery import GREETING, TICKET_BYTES, Delivery
+from hetero.wire.framing import BatchDecoder, EncodedBatch, Refusal, RefusedError
+from hetero.wire.limits import Limits
+from hetero.wire.streams import Stream, connect
+
+HasLeft = Callable[[], bool]
+LARGE = EncodedBatch({"large": np.zeros(2**26, np.uint8)})  # more than all buffers on the way hold
+
+
+def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch:
+    return EncodedBatch({"request": np.frombuffer(request, np.uint8)})
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def num_threads() -> int:
+    return sum(thread.name in ("delivery", "connection") for thread in threading.enumerate())
+
+
+Serve = Callable[..., Delivery]
+
+
+@pytest.fixture
+def serve(tools: Any) -> Iterator[Serve]:
+    """Start deliveries; afterwards their threads and descriptors have to be gone."""
+    gc.collect()
+    descriptors = num_descriptors()
+    served: list[Delivery] = []
+
+    def serve(answer: Any = echo, *, max_requests: int = 8, address: str = "127.0.0.1") -> Delivery:
+        served.append(Delivery(address, answer, max_requests=max_requests))
+        served[-1].start()
+        return served[-1]
+
+    yield serve
+    for each in served:
+        each.stop(0.0)
+    tools.wait_for(lambda: num_threads() == 0, 10.0)
+    tools.wait_for(lambda: num_descriptors() <= descriptors, 10.0)
+
+
+@pytest.fixture
+def streams() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def stranger_of(served: Delivery, streams: contextlib.ExitStack, said: bytes = b"") -> socket.socket:
+    stranger = streams.enter_context(socket.create_connection(("127.0.0.1", served.port), 10.0))
+    stranger.sendall(said)
+    return stranger
+
+
+def admitted(served: Delivery, streams: contextlib.ExitStack, ticket: bytes | None = None) -> Stream:
+    stream = streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
+    stream.send_raw(GREETING + (served.admit() if ticket is None else ticket))
+    return stream
+
+
+def receive(stream: Stream) -> Any:
+    """Return the batch that comes next."""
+    message = stream.receive_message(Limits().max_answer_bytes)
+    assert message is not None, "the connection ended"
+    decoder = BatchDecoder()
+    decoder.take_message(message)
+    while not decoder.done:
+        decoder.filled(stream.receive_into(decoder.room()))
+    return decoder.result()
+
+
+def ask(stream: Stream, request: bytes = b"request") -> Any:
+    stream.send(request)
+    return receive(stream)
+
+
+def is_served(served: Delivery, streams: contextlib.ExitStack) -> bool:
+    return bytes(ask(admitted(served, streams))["request"]) == b"request"
+
+
+def test_connection_with_a_ticket_is_answered_as_often_as_it_asks(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any
+) -> None:
+    served = serve()
+    stream = admitted(served, streams)
+    for number in range(5):
+        assert bytes(ask(stream, b"%d" % number)["request"]) == b"%d" % number
+    tools.wait_for(lambda: served.num_batches == 5)
+    assert num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: endpoint\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"heterO",
+        GREETING + bytes(TICKET_BYTES),
+        GREETING + bytes(TICKET_BYTES) + struct.pack("<I", 7) + b"request",
+    ],
+)
+def test_stranger_without_a_ticket_is_closed_unanswered(
+    serve: Serve, streams: contextlib.ExitStack, said: bytes
+) -> None:
+    served = serve(lambda _request, _has_left: pytest.fail("a stranger was answered"))
+    served.admit()
+    stranger = stranger_of(served, streams, said)
+    with contextlib.suppress(ConnectionResetError):  # it had said more than was read
+        assert stranger.recv(1) == b""
+    assert num_threads() == 1
+
+
+def test_stranger_that_leaves_in_the_middle_of_its_hello_is_forgotten(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any
+) -> None:
+    served = serve()
+    left = [stranger_of(served, streams, GREETING[:3]) for _ in range(20)]
+    tools.wait_for(lambda: len(served._strangers) == 20)
+    for stranger in left:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
+        stranger.close()
+    tools.wait_for(lambda: not served._strangers)
+    assert is_served(served, streams)
+
+
+def test_stranger_that_trickles_is_closed_when_its_time_is_over(
+    serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_HELLO_TIMEOUT_S", 0.2)
+    served = serve()
+    trickling = stranger_of(served, streams, GREETING)
+    trickling.settimeout(0.01)
+    for _ in range(10_000):  # until the endpoint has had enough
+        with contextlib.suppress(TimeoutError):
+            if trickling.recv(1) == b"":
+                break
+    else:
+        pytest.fail("the connection is open still")
+    assert num_threads() == 1
+    assert is_served(served, streams)
+
+
+def test_hello_in_many_pieces_is_accepted(serve: Serve, streams: contextlib.ExitStack, tools: Any) -> None:
+    served = serve()
+    stream = streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
+    hello = GREETING + served.admit()
+    for end in range(1, len(hello)):
+        stream.send_raw(hello[end - 1 : end])
+        tools.wait_for(lambda end=end: [len(known.said) for known in served._strangers.values()] == [end])
+    stream.send_raw(hello[-1:])
+    assert bytes(ask(stream)["request"]) == b"request"
+
+
+def test_flood_of_strangers_costs_few_descriptors_and_readers_are_served(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any
+) -> None:
+    served = serve()
+    before = num_descriptors()
+    flood = [stranger_of(served, streams, GREETING[: number % 6]) for number in range(300)]
+    assert is_served(served, streams)
+    # Ours are open all, and of the endpoint's own those of the youngest strangers and the reader's.
+    tools.wait_for(lambda: num_descriptors() <= before + len(flood) + 130)
+    assert len(served._strangers) <= 128
+    assert num_threads() == 2
+
+
+def test_stranger_that_speaks_while_it_is_turned_out_ends_nobody_else(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    strangers = [stranger_of(served, streams) for _ in range(8)]
+    reader = streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
+    tools.wait_for(lambda: len(served._strangers) == 9)
+    hello = GREETING + served.admit()
+    with served._changed:  # it hears out the reader, and gets no further
+        reader.send_raw(hello)
+        tools.wait_for(lambda: len(served._strangers) == 8)
+        monkeypatch.setattr(delivery, "_MAX_STRANGERS", 8)
+        stranger_of(served, streams)
+        strangers[0].send(GREETING[:1])  # it has something to say, and is the one whose place is needed
+    assert bytes(ask(reader)["request"]) == b"request"
+    assert is_served(served, streams)
+
+
+def test_readers_beyond_the_bound_are_told_to_come_back(serve: Serve, streams: contextlib.ExitStack) -> None:
+    proceed = threading.Event()
+    begun = threading.Semaphore(0)
+
+    def slow(request: bytes, has_left: HasLeft) -> EncodedBatch:
+        begun.release()
+        assert proceed.wait(30)
+        return echo(request, has_left)
+
+    served = serve(slow, max_requests=2)
+    working = [admitted(served, streams) for _ in range(2)]
+    for stream in working:
+        stream.send(b"request")
+        assert begun.acquire(timeout=30)
+    turned_away = admitted(served, streams)
+    with pytest.raises(RefusedError) as caught:
+        ask(turned_away)
+    assert caught.value.refusal is Refusal.BUSY
+    proceed.set()
+    for stream in working:
+        assert bytes(receive(stream)["request"]) == b"request"
+    assert is_served(served, streams)
+
+
+def test_connection_beyond_the_bound_is_told_to_come_back_and_closed(
+    serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, tools: Any
+) -> None:
+    monkeypatch.setattr(delivery, "_MAX_CONNECTIONS", 2)
+    served = serve()
+    first, second = admitted(served, streams), admitted(served, streams)
+    ask(first)
+    ask(second)
+    third = admitted(served, streams)
+    with pytest.raises(RefusedError) as caught:
+        ask(third)
+    assert caught.value.refusal is Refusal.BUSY
+    assert third.receive_message(100) is None
+    first.close()
+    tools.wait_for(lambda: num_threads() == 2)
+    assert is_served(served, streams)
+
+
+def test_connections_that_are_idle_keep_nobody_out(serve: Serve, streams: contextlib.ExitStack) -> None:
+    served = serve(max_requests=2)
+    ticket = served.admit()
+    idle = [admitted(served, streams, ticket) for _ in range(20)]
+    for stream in idle:
+        ask(stream)
+    assert is_served(served, streams)
+    assert [bytes(ask(stream)["request"]) for stream in idle] == [b"request"] * 20
+
+
+def test_reader_that_does_not_read_frees_its_thread_when_its_attendance_ends(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any
+) -> None:
+    served = serve(lambda _request, _has_left: LARGE)
+    ticket = served.admit()
+    for _ in range(3):
+        admitted(served, streams, ticket).send(b"request")
+    tools.wait_for(lambda: served._num_busy == 3)
+    served.dismiss(ticket)
+    tools.wait_for(lambda: num_threads() == 1)
+    assert served._num_busy == served.num_batches == 0
+    served.dismiss(ticket)  # idempotent
+    assert not served._tickets
+
+
+def test_ticket_of_a_reader_that_left_admits_nobody(serve: Serve, streams: contextlib.ExitStack) -> None:
+    served = serve()
+    ticket = served.admit()
+    served.dismiss(ticket)
+    stream = admitted(served, streams, ticket)
+    with contextlib.suppress(OSError):
+        stream.send(b"request")
+        assert stream.receive_message(100) is None
+
+
+@pytest.mark.parametrize("leave", ["close", "dismiss"])
+def test_answer_nobody_waits_for_is_given_up(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any, leave: str
+) -> None:
+    begun = threading.Event()
+
+    def endless(_request: bytes, has_left: HasLeft) -> None:
+        begun.set()
+        tools.wait_for(has_left)
+
+    served = serve(endless)
+    ticket = served.admit()
+    stream = admitted(served, streams, ticket)
+    stream.send(b"request")
+    assert begun.wait(30)
+    if leave == "close":
+        stream.close()
+    else:
+        served.dismiss(ticket)
+    tools.wait_for(lambda: num_threads() == 1)
+
+
+def test_request_that_is_too_long_is_rejected(serve: Serve, streams: contextlib.ExitStack) -> None:
+    served = serve()
+    stream = admitted(served, streams)
+    stream.send_raw(struct.pack("<I", 2**32 - 1))
+    with pytest.raises(RefusedError, match="4294967295 bytes") as caught:
+        receive(stream)
+    assert caught.value.refusal is Refusal.REJECTED
+    assert stream.receive_message(100) is None
+
+
+def test_stop_finishes_the_answer_in_progress_and_ends_the_idle(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any
+) -> None:
+    proceed, begun = threading.Event(), threading.Event()
+
+    def slow(_request: bytes, _has_left: HasLeft) -> EncodedBatch:
+        begun.set()
+        assert proceed.wait(30)
+        return LARGE
+
+    served = serve(slow)
+    idle, working = admitted(served, streams), admitted(served, streams)
+    working.send(b"request")
+    assert begun.wait(30)
+    tools.wait_for(lambda: num_threads() == 3)
+    stopping = threading.Thread(target=served.stop, args=(60.0,))
+    stopping.start()
+    assert idle.receive_message(100) is None
+    assert stopping.is_alive()
+    proceed.set()
+    assert len(receive(working)["large"]) == 2**26
+    stopping.join(30)
+    assert served.is_stopped
+    assert working.receive_message(100) is None
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", served.port), 10.0)
+
+
+def test_stop_does_not_wait_for_a_reader_that_does_not_read(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any
+) -> None:
+    served = serve(lambda _request, _has_left: LARGE)
+    admitted(served, streams).send(b"request")
+    tools.wait_for(lambda: served._num_busy == 1)
+    served.stop(0.2)
+    tools.wait_for(lambda: num_threads() == 0)
+    served.stop(60.0)  # idempotent
+    assert served.num_batches == 0
+
+
+def test_stop_lets_go_of_an_answer_that_never_comes(serve: Serve, streams: contextlib.ExitStack, tools: Any) -> None:
+    served = serve(lambda _request, has_left: tools.wait_for(has_left))
+    admitted(served, streams).send(b"request")
+    tools.wait_for(lambda: served._num_busy == 1)
+    served.stop(0.0)
+    tools.wait_for(lambda: num_threads() == 0)
+
+
+def test_delivery_on_ipv6_is_reached(serve: Serve, streams: contextlib.ExitStack) -> None:
+    try:
+        served = serve(address="::1")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    stream = streams.enter_context(contextlib.closing(connect("::1", served.port)))
+    stream.send_raw(GREETING + served.admit())
+    assert bytes(ask(stream)["request"]) == b"request"
+
+
+def test_descriptors_that_run_out_are_waited_for(
+    serve: Serve, streams: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    accept, num_failures = socket.socket.accept, 0
+
+    def failing(listener: socket.socket) -> Any:
+        nonlocal num_failures
+        if num_failures < 3:
+            num_failures += 1
+            raise OSError(24, os.strerror(24))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    assert is_served(served, streams)
+    assert num_failures == 3
+
+
+def test_threads_that_run_out_cost_one_connection(
+    serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+
+    def failing(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", failing)
+        stream = admitted(served, streams)
+        assert stream.receive_message(100) is None
+    assert served._num_connections == 0
+    assert is_served(served, streams)
