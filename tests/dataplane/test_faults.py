@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.errors import BatchTimeoutError, DataPlaneError, ExitCode, ProtocolError
 from hetero.wire import channels
+from hetero.wire.compression import COMPRESSIONS, compression_from_proto, is_installed
 from hetero.wire.framing import EncodedBatch, Refusal, encode_refusal
 from hetero.wire.proto import data_pb2 as pb
 
@@ -120,7 +122,10 @@ class Misbehaving:
             while prefix := connection.recv(4, socket.MSG_WAITALL):
                 request = connection.recv(*struct.unpack("<I", prefix), socket.MSG_WAITALL)
                 self.num_fetches += 1
-                encoded = EncodedBatch({"index": np.array(pb.FetchRequest.FromString(request).indices)})
+                asked = pb.FetchRequest.FromString(request)
+                encoded = EncodedBatch({"index": np.array(asked.indices), "zeros": np.zeros(1000)})
+                if name := compression_from_proto(asked.compression):
+                    encoded.compress(name)
                 message, payload = encoded.message, b"".join(encoded.payload)
                 answer = (self.answers.pop(0) if self.answers else honest)(message, payload, self._ended)
                 connection.sendall(answer)
@@ -138,14 +143,17 @@ def read(tools: Any) -> Iterator[Callable[..., Any]]:
     """Return a function that reads three batches from an endpoint with scripted answers."""
     opened: list[Any] = []
 
-    def read(answers: list[Answer], **options: Any) -> tuple[Fleet, Misbehaving, Reader]:
+    def read(
+        answers: list[Answer], *, compression: str | None = None, **options: Any
+    ) -> tuple[Fleet, Misbehaving, Reader]:
         endpoint = Misbehaving(answers)
         record = EndpointRecord(
             endpoint_id="algo-1/0", host="algo-1", address=f"127.0.0.1:{endpoint.port}", incarnation="a"
         )
         fleet = Fleet(Directory([record]), None, job_id="x", **{"data_timeout_s": 30.0, **options})
         opened.extend([endpoint.stop, fleet.close])
-        return fleet, endpoint, Reader(fleet, iter(tools.requests(tools.spec(), num_batches=3)))
+        wanted = [replace(request, compression=compression) for request in tools.requests(tools.spec(), num_batches=3)]
+        return fleet, endpoint, Reader(fleet, iter(wanted))
 
     yield read
     for close in reversed(opened):
@@ -160,6 +168,16 @@ def test_damaged_answer_is_asked_for_again(read: Callable[..., Any], tools: Any,
     assert endpoint.num_fetches == 5
     assert fleet.stats.retries == 2
     assert fleet.stats.checksum_errors == (2 if fault is damaged else 0)
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_damaged_compressed_answer_is_asked_for_again(read: Callable[..., Any], name: str) -> None:
+    if not is_installed(name):
+        pytest.skip(f"{name} is not installed")
+    fleet, endpoint, reader = read([damaged, damaged], compression=name)
+    assert [batch["zeros"].any() for batch in reader] == [False] * 3
+    assert fleet.stats.saved_bytes > 3 * 7000
+    assert (endpoint.num_fetches, fleet.stats.retries, fleet.stats.checksum_errors) == (5, 2, 2)
 
 
 def test_batch_damaged_three_times_names_the_peer(read: Callable[..., Any]) -> None:

@@ -22,8 +22,9 @@ from hetero.control import session as control
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
 from hetero.dataplane.pool import EndpointPool, PoolOptions
-from hetero.errors import DatasetError
+from hetero.errors import ConfigError, DatasetError
 from hetero.torch import DataLoader, pipeline, remote
+from hetero.wire import compression
 
 SCRIPT = """
     import random
@@ -43,7 +44,8 @@ SCRIPT = """
             if index == 36 and self.broken:
                 raise KeyError("no such file")
             image = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
-            return {"image": image, "noise": np.random.rand(4), "label": index, "name": f"sample {index}"}
+            mask = torch.zeros(500)
+            return {"image": image, "noise": np.random.rand(4), "label": index, "name": f"sample {index}", "mask": mask}
 
     @hetero.dataset
     def remote_test_noisy(broken=False):
@@ -254,3 +256,33 @@ def test_loader_with_endpoints_prefetches_names_failures_and_needs_no_data_here(
         next(broken)
     record: Any = caught.value.record
     assert (record.host, record.sample_index) in {("algo-1/0", "36"), ("algo-1/1", "36")}
+
+
+@pytest.mark.integration
+def test_loader_compression_changes_no_byte_and_needs_its_package_where_batches_come_from_endpoints(
+    script: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name in compression.COMPRESSIONS if compression.is_installed(name)]
+
+    def load(name: str | None) -> str:
+        return digest(DataLoader(script.remote_test_noisy(), batch_size=4, shuffle=True, compression=name))
+
+    expected = load(None)
+    assert {load(name) for name in compression.COMPRESSIONS} == {expected}  # local, whether installed or not
+    running = job(2)
+    for name in names:
+        stats = remote.fleet_for(running).stats
+        before = stats.saved_bytes
+        assert load(name) == expected
+        assert stats.saved_bytes - before > 10 * 4 * 500 * 4 * 0.8
+    monkeypatch.setattr(compression, "_module", lambda _: None)
+    for name, package in (("lz4", "lz4"), ("zstd", "zstandard")):
+        with pytest.raises(ConfigError, match=rf"needs the package {package}.*\n.*hetero\[compression\]"):
+            DataLoader(script.remote_test_noisy(), compression=name)
+
+
+def test_loader_unknown_compression_is_refused(script: Any) -> None:
+    with pytest.raises(ConfigError, match="compression is 'gzip', expected None or one of lz4, zstd"):
+        DataLoader(script.remote_test_noisy(), compression="gzip")
+    loader = DataLoader(script.remote_test_noisy(), compression="lz4")
+    assert loader.compression == "lz4"
