@@ -179,7 +179,8 @@ class BatchDecoder:
 
     Args:
         limits: Nothing beyond them is accepted, or allocated.
-        allocate: Returns a writable buffer of so many bytes, for one leaf; pinned memory, say.
+        allocate: Returns a writable buffer of so many bytes, for one tensor; pinned memory, say. torch does not pin
+            other leaves either.
         compression: What was asked for; another one is not accepted.
 
     Raises:
@@ -326,7 +327,8 @@ class BatchDecoder:
             )
         if not 0 <= header.compute_time_s < float("inf"):
             raise ProtocolError(f"a batch took {header.compute_time_s} s")
-        self._take_blocks(header, shapes)
+        if self._codec is not None or header.compression:
+            self._take_blocks(header, shapes)
         self._tree, self._shapes = tree, shapes
         self._expected_checksum = header.checksum
         self._hasher.update(header.structure)
@@ -338,9 +340,7 @@ class BatchDecoder:
         """Check what is said of compression, before anything is allocated."""
         compression = compression_from_proto(header.compression)
         if compression is None:
-            if header.block_bytes:
-                raise ProtocolError(f"a batch without compression has {len(header.block_bytes)} compressed blocks")
-            self.lacks_compression = self._codec is not None
+            self.lacks_compression = True
             return
         if self._codec is None or compression != self._compression:
             raise ProtocolError(f"a batch is compressed with {compression}, {self._compression} was asked for")
@@ -369,8 +369,9 @@ class BatchDecoder:
         self._leaf_index += 1
         while not self._shapes[self._leaf_index].nbytes:
             self._leaf_index += 1
-        nbytes = self._shapes[self._leaf_index].nbytes
-        buffer = self._allocate(nbytes)
+        shape = self._shapes[self._leaf_index]
+        nbytes = shape.nbytes
+        buffer = self._allocate(nbytes) if shape.container == "tensor" else _allocate(nbytes)
         self._buffers.append((buffer if buffer.format == "B" else buffer.cast("B"))[:nbytes])
         self._filled = 0
 

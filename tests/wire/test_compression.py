@@ -188,7 +188,7 @@ def compressed(name: str, data: bytes) -> bytes:
 
 HEADERS: dict[str, tuple[Callable[[pb.BatchHeader], object], str]] = {
     "unknown codec": (lambda header: setattr(header, "compression", 9), "unknown compression 9"),
-    "blocks of no codec": (lambda header: header.ClearField("compression"), "without compression has 1 "),
+    "blocks of no codec": (lambda header: header.ClearField("compression"), "ended early"),
     "no blocks": (lambda header: header.ClearField("block_bytes"), "has 0 compressed blocks, its leaves make 1"),
     "one block too many": (lambda header: header.block_bytes.append(0), "has 2 compressed blocks"),
     "10^5 blocks": (lambda header: header.block_bytes.extend([1] * 10**5), "100001 compressed blocks"),
