@@ -20,7 +20,11 @@ import harness
 import numpy as np
 
 from hetero.batches.request import BatchRequest
+from hetero.config.options import LaunchOptions
+from hetero.control import session as control
 from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.security import Token
+from hetero.control.session import SessionOptions
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader import Reader
@@ -62,6 +66,46 @@ def fleet(records: Sequence[Mapping[str, Any]], *, rank: int = 0, world_size: in
     """Return a fleet of these endpoints."""
     directory = Directory(EndpointRecord(**record) for record in records)
     return Fleet(directory, None, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S)
+
+
+class Session:
+    """What a rank learns from its launcher, for a trainer process without one: `DataLoader` finds these endpoints.
+
+    Args:
+        records: What `endpoints` gave.
+    """
+
+    rank = 0
+    world_size = 1
+    job_id = JOB
+    remote = True
+    token: Token | None = None
+
+    def __init__(self, records: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.directory = Directory(EndpointRecord(**record) for record in records)
+        defaults = LaunchOptions(script=READY_SCRIPT)
+        self.options = SessionOptions(
+            data_timeout_s=defaults.data_timeout_s,
+            prepare_timeout_s=defaults.prepare_timeout_s,
+            emulate_step_s=None,
+            purity_checks=defaults.purity_checks,
+            warmup_steps=0,
+        )
+        self.counters: Callable[[], Mapping[str, int]] = dict
+
+    def enter(self) -> None:
+        """Become this process's session."""
+        control._session = self  # type: ignore[assignment]
+
+    def register_timer(self, timer: object) -> None:
+        """Nobody asks for its summary."""
+
+    def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Keep what counts the data plane's work."""
+        self.counters = counters
+
+    def check_stop(self, timer: object) -> None:
+        """Never asked to stop."""
 
 
 class ReadyFeed:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetero.config.options import LaunchOptions
-from hetero.control import session as control
-from hetero.control.directory import Directory
+import served
+
 from hetero.control.security import Token, write_token
-from hetero.control.session import SessionOptions
 from hetero.dataplane import reader
 from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.dataplane.window import Window
@@ -20,29 +18,15 @@ from hetero.torch import DataLoader
 from peers import NUM_PROCESSES, PipelineCompetitor, endpoint_script
 
 
-class LocalSession:
-    """What a rank learns from its launcher, with a pool of endpoints in the place of data hosts."""
-
-    rank = 0
-    world_size = 1
-    job_id = "bench"
-    remote = True
+class LocalSession(served.Session):
+    """A session whose endpoints this process starts itself, as a launcher would, with a token."""
 
     def __init__(self, script: str, script_args: tuple[str, ...], num_endpoints: int) -> None:
+        super().__init__()
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self.token = Token.generate()
         token_path = str(Path(self._folder.name) / "token")
         write_token(token_path, self.token)
-        self.directory = Directory()
-        defaults = LaunchOptions(script=script)
-        self.options = SessionOptions(
-            data_timeout_s=defaults.data_timeout_s,
-            prepare_timeout_s=defaults.prepare_timeout_s,
-            emulate_step_s=None,
-            purity_checks=defaults.purity_checks,
-            warmup_steps=0,
-        )
-        self.counters: Callable[[], Mapping[str, int]] = dict
         self.pool = EndpointPool(
             PoolOptions(
                 host="algo-1",
@@ -60,22 +44,12 @@ class LocalSession:
     def start(self) -> None:
         """Start the endpoints and become this process's session."""
         self.pool.start()
-        control._session = self  # type: ignore[assignment]
+        self.enter()
 
     def stop(self) -> None:
         """End the endpoints."""
         self.pool.stop(0.0)
         self._folder.cleanup()
-
-    def register_timer(self, timer: object) -> None:
-        """Nobody asks for its summary."""
-
-    def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
-        """Keep what counts the data plane's work."""
-        self.counters = counters
-
-    def check_stop(self, timer: object) -> None:
-        """Never asked to stop."""
 
 
 class FirstComeWindow(Window):

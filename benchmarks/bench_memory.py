@@ -1,0 +1,167 @@
+"""How much memory does reading take, and does a reader that stalls let either side grow?
+
+Question: by how much does the trainer process grow while it is fed, beyond the batches in its window? And if it takes
+no batch for 30 seconds (a checkpoint, a validation pass), do it and the endpoints stay as they are?
+
+Method: ready-made batches, as in `bench_transport.py`. Growth is the peak of resident memory while fed, less what was
+resident when all imports were done and nothing had been connected. The window is as users get it: two batches per
+endpoint. After that the loop takes nothing for ``--stall`` seconds; resident memory of the trainer process and of each
+process of the supply is sampled ten times a second, and what each grows by after the first second is its drift. The
+worst process counts.
+
+    python benchmarks/bench_memory.py --short
+    python benchmarks/bench_memory.py --stall 120 --only hetero
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import harness
+import psutil
+import served
+from harness import Column, Trial
+from transports import Transport, frameworks
+
+SHAPES = ((10_000_000, 1), (10_000_000, 4), (40_000_000, 1))
+"""Bytes per batch and endpoints."""
+SHORT_SHAPES = SHAPES[:1]
+STALL_S, SHORT_STALL_S, PEERS_STALL_S = 30.0, 5.0, 5.0
+SETTLE_S = 1.0
+SAMPLE_S = 0.1
+ALLOWANCE_MB = 64
+DRIFT_MB = 8
+"""What counts as no growth: allocators and statistics take a little."""
+
+COLUMNS = tuple(
+    Column(title=title, metric=metric, form="{:,.1f}", scale=scale)
+    for title, metric, scale in (
+        ("window MB", "window_bytes", 1e-6),
+        ("trainer growth MB, fed", "trainer_growth_bytes", 1e-6),
+        ("trainer growth MB, stalled", "stalled_growth_bytes", 1e-6),
+        ("trainer drift MB in the stall", "trainer_drift_bytes", 1e-6),
+        ("supply drift MB in the stall", "supply_drift_bytes", 1e-6),
+        ("largest supply process MB", "supply_process_bytes", 1e-6),
+        ("stall s", "stall_s", 1),
+    )
+)
+
+
+class _Stalling(Transport):
+    """Takes nothing for a while after each run; mixed into what delivers."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        import torch  # noqa: F401 - before memory is first looked at
+
+        self._before_bytes = harness.resident_bytes()
+
+    def facts(self) -> dict[str, Any]:
+        """Stall, and return what grew meanwhile."""
+        time.sleep(SETTLE_S)
+        family = harness.descendants(os.getpid())
+        trainer_bytes = trainer_peak = harness.resident_bytes()
+        supply_bytes = [resident_bytes_of(process) for process in family]
+        peaks = list(supply_bytes)
+        end_s = time.monotonic() + self.config["stall_s"]
+        while time.monotonic() < end_s:
+            time.sleep(SAMPLE_S)
+            trainer_peak = max(trainer_peak, harness.resident_bytes())
+            peaks = [max(peak, resident_bytes_of(process)) for peak, process in zip(peaks, family, strict=True)]
+        # At least two batches, and two per endpoint: torch's loader has the same default per worker.
+        in_window = max(2, served.PREFETCH_FACTOR * self.config["num_endpoints"])
+        return {
+            "stall_s": self.config["stall_s"],
+            "window_bytes": in_window * self.config["nbytes"],
+            "stalled_growth_bytes": trainer_peak - self._before_bytes,
+            "trainer_drift_bytes": trainer_peak - trainer_bytes,
+            "supply_drift_bytes": max(map(int.__sub__, peaks, supply_bytes), default=0),
+            "supply_process_bytes": max(peaks, default=0),
+        }
+
+
+class Hetero(_Stalling, frameworks.Hetero):
+    pass
+
+
+class TorchWorkers(_Stalling, frameworks.TorchWorkers):
+    pass
+
+
+COMPETITORS = {"hetero": Hetero, "torch": TorchWorkers}
+
+
+def resident_bytes_of(process: psutil.Process) -> int:
+    """Return what of a process is in memory; 0 if it is gone."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparison and write its table."""
+    parser = harness.parser(__doc__, seconds=2.0, short_seconds=1.0)
+    parser.add_argument(
+        "--stall", type=float, help=f"seconds without a batch ({STALL_S:g}; {SHORT_STALL_S:g} with --short)"
+    )
+    args = parser.parse_args(argv)
+    plan = harness.plan("memory", parser, args)
+    stall_s = args.stall or (SHORT_STALL_S if args.short else STALL_S)
+    shapes = SHORT_SHAPES if args.short else SHAPES
+    rows = plan.compare(__file__, make_trials(shapes, stall_s, args.only), warmup_batches=24)
+    plan.write(rows, report(rows))
+    return 0
+
+
+def make_trials(shapes: Sequence[tuple[int, int]], stall_s: float, only: Sequence[str] | None = None) -> list[Trial]:
+    """Return the rows to be; the peer is there for comparison, and stalls for a short while only."""
+    return [
+        Trial(
+            competitor=name,
+            group=f"{nbytes / 1e6:,.0f} MB, {count} endpoint{'s' * (count > 1)}",
+            config={
+                "nbytes": nbytes,
+                "num_endpoints": count,
+                "stall_s": stall_s if name == "hetero" else min(stall_s, PEERS_STALL_S),
+            },
+            start_s=4.5,
+            warmup_s=SETTLE_S + 1.0 + (stall_s if name == "hetero" else min(stall_s, PEERS_STALL_S)),
+        )
+        for nbytes, count in shapes
+        for name in only or COMPETITORS
+    ]
+
+
+def report(rows: Sequence[harness.Row]) -> str:
+    """Return the tables and the figures."""
+    parts = ["# Memory of a trainer that is fed, and of one that stalls"]
+    for group, members in harness.grouped(rows).items():
+        parts += ["", f"## {group}", "", harness.table(members, COLUMNS, ratio_metric="trainer_growth_bytes"), ""]
+        parts += [line for row in members if row.trial.competitor == "hetero" for line in figures(row)]
+    return "\n".join(parts)
+
+
+def figures(row: harness.Row) -> list[str]:
+    """Say whether memory stays in its bounds: the highest of all runs, as a bound has to hold always."""
+
+    def highest(metric: str) -> float:
+        return max(row.values(metric), default=float("nan")) / 1e6
+
+    allowed = row.median("window_bytes") / 1e6 + ALLOWANCE_MB
+    bounds = (
+        (f"trainer MB grown while fed, window + {ALLOWANCE_MB}", "trainer_growth_bytes", allowed),
+        (f"trainer MB grown when stalled, window + {ALLOWANCE_MB}", "stalled_growth_bytes", allowed),
+        ("trainer MB drifted in the stall", "trainer_drift_bytes", DRIFT_MB),
+        ("supply process MB drifted in the stall", "supply_drift_bytes", DRIFT_MB),
+    )
+    return [harness.target(what, highest(metric), bound, at_most=True) for what, metric, bound in bounds]
+
+
+if __name__ == "__main__":
+    harness.dispatch(COMPETITORS, {"endpoints": served.endpoints})
+    sys.exit(main())
