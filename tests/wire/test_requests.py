@@ -53,9 +53,10 @@ def test_request_round_trip_is_the_same(
         collate=collate or len(indices) != 1,
         step=epoch // 3,
         verify=collate,
+        compression=data.draw(st.sampled_from((None, "lz4", "zstd"))),
     )
     got = from_proto(pb.FetchRequest.FromString(to_proto(sent).SerializeToString()))
-    for name in ("spec", "seed", "epoch", "position", "collate", "step", "verify"):
+    for name in ("spec", "seed", "epoch", "position", "collate", "step", "verify", "compression"):
         assert getattr(got, name) == getattr(sent, name)
     assert type(got.indices) is type(sent.indices)
     assert list(got.indices) == list(sent.indices)
@@ -87,6 +88,7 @@ def test_request_asks_for_the_limit_of_its_sender() -> None:
         ({"indices": ("\udc80",)}, "cannot be sent"),
         ({"seed": 2**63}, "cannot be sent"),
         ({"epoch": -1}, "cannot be sent"),
+        ({"compression": "gzip"}, "'gzip', expected None or one of lz4, zstd"),
     ],
 )
 def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text: str) -> None:
@@ -111,6 +113,7 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"indices": [], "keys": [pb.Key(integers=pb.IntegerTuple(values=[1] * 65))]}, "65 parts"),
         ({"occurrences": [1, 2]}, "1 indices but 2 occurrences"),
         ({"indices": [1, 2], "collate": False}, "without collation has 2"),
+        ({"compression": 9}, "unknown compression 9"),
     ],
 )
 def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any], text: str) -> None:
