@@ -259,7 +259,23 @@ def _restore_tensor(leaf: Leaf) -> Any:
     if not leaf.nbytes:
         return torch.empty(leaf.shape, dtype=dtype)
     data = bytearray(leaf.data) if leaf.data.readonly else leaf.data
-    return torch.frombuffer(data, dtype=dtype).view(leaf.shape)
+    owner = _owner(torch, data)
+    flat = torch.frombuffer(data, dtype=dtype) if owner is None else owner[: leaf.nbytes].view(dtype)
+    return flat.view(leaf.shape)
+
+
+def _owner(torch: Any, data: Any) -> Any:
+    """Return the tensor of bytes at whose beginning the data lies; None if the memory is not torch's.
+
+    torch's allocator of pinned memory waits for copies to an accelerator before it gives memory away again. It finds
+    them by the tensor's storage, or by the address that the copy begins at. A storage made of a buffer is none that it
+    knows, so part of such a tensor would be overwritten by the next batch while it is being copied.
+    """
+    owner: Any = getattr(getattr(data, "obj", None), "base", None)
+    if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:
+        return None
+    is_there = owner.is_contiguous() and owner.data_ptr() == np.frombuffer(data, np.uint8).ctypes.data
+    return owner if is_there else None
 
 
 def _split(leaf: Leaf) -> list[Any]:

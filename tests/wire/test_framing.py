@@ -138,7 +138,7 @@ def test_result_arrays_are_writable_and_own_their_memory() -> None:
     assert all(array.sum() == 0 for array in second)
 
 
-def test_decoder_allocate_gets_one_call_per_leaf_and_its_memory_is_used() -> None:
+def test_decoder_allocate_gets_one_call_per_tensor_and_its_memory_is_used() -> None:
     buffers: list[bytearray] = []
 
     def allocate(nbytes: int) -> memoryview:
@@ -146,7 +146,9 @@ def test_decoder_allocate_gets_one_call_per_leaf_and_its_memory_is_used() -> Non
         return memoryview(buffers[-1])
 
     decoder = BatchDecoder(Limits(), allocate=allocate)
-    encoded = EncodedBatch([np.zeros(2, np.uint8), np.zeros(0), np.ones(3, np.uint8)])
+    encoded = EncodedBatch(
+        [torch.zeros(2, dtype=torch.uint8), torch.zeros(0), torch.ones(3, dtype=torch.uint8), np.ones(5), "x" * 300]
+    )
     decoder.take_message(encoded.message)
     assert decoder.needs_memory
     assert not buffers
@@ -160,6 +162,7 @@ def test_decoder_allocate_gets_one_call_per_leaf_and_its_memory_is_used() -> Non
     assert [len(buffer) for buffer in buffers] == [102, 103]
     batch[2][1] = 7
     assert bytes(buffers[1][:3]) == b"\1\7\1"
+    assert batch[3:] == [pytest.approx(np.ones(5)), "x" * 300]
 
 
 def test_decoder_header_facts_are_known() -> None:
