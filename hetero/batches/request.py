@@ -66,7 +66,7 @@ def as_indices(indices: Iterable[Any]) -> Indices:
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
         return indices.astype(np.int64, copy=False)
     plain: list[Any] = list(indices)
-    # Nearly all samplers yield Python's integers: nothing to convert, and 4 us instead of 15 to 20 for 64 of them.
+    # Nearly all samplers yield Python's integers: nothing to convert, and 3 us instead of 12 for 64 of them.
     if set(map(type, plain)) != {int}:
         plain = [_plain_index(index) for index in plain]
         if any(isinstance(index, str | tuple) for index in plain):
