@@ -46,8 +46,9 @@ demo: $(DEMO)
 	$(ENV)/python examples/photos/demo.py
 
 bench: $(BENCH)
-	@for question in transport pipelines scaling interference gpu_feed; do \
+	@for question in transport pipelines scaling interference memory compression gpu_feed; do \
 		echo "== bench_$$question.py"; .venv-bench/bin/python benchmarks/bench_$$question.py --short || exit; done
+	.venv-bench/bin/python benchmarks/plots.py --results benchmarks/results/short
 
 bench-env: $(BENCH)
 

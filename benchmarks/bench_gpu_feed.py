@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Trial(competitor=name, config=config, group=group, start_s=6.0, warmup_s=1.0)
         for name in args.only or COMPETITORS
     ]
-    rows = plan.compare(__file__, trials, warmup_batches=8)
+    rows = plan.compare(__file__, trials, warmup_batches=8, fresh=not args.short)
     plan.write(rows, report(rows))
     return 0
 

@@ -36,7 +36,7 @@ import served
 from harness import Column, Competitor, Trial
 
 RATES_MB_S = (100, 300, 1000)
-SHORT_RATES_MB_S = (300, 1000)
+SHORT_RATES_MB_S = (300,)
 STEP_TIME_S = 0.04
 PERIOD_S = 0.05
 REACHED = 0.95

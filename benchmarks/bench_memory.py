@@ -113,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = harness.plan("memory", parser, args)
     stall_s = args.stall or (SHORT_STALL_S if args.short else STALL_S)
     shapes = SHORT_SHAPES if args.short else SHAPES
-    rows = plan.compare(__file__, make_trials(shapes, stall_s, args.only), warmup_batches=24)
+    only = args.only or (["hetero"] if args.short else None)
+    rows = plan.compare(__file__, make_trials(shapes, stall_s, only), warmup_batches=24)
     plan.write(rows, report(rows))
     return 0
 

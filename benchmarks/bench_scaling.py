@@ -31,7 +31,7 @@ import served
 from harness import Column, Competitor, Trial
 
 SHAPES = ("1x1", "4x1", "8x2", "32x1", "32x8")
-SHORT_SHAPES = ("4x1", "32x8")
+SHORT_SHAPES = ("32x8",)
 WARMUP_TURNS = 5
 
 COLUMNS = (

@@ -77,7 +77,7 @@ SERVERS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison and write its table."""
-    parser = harness.parser(__doc__, seconds=1.5, short_seconds=0.8)
+    parser = harness.parser(__doc__, seconds=1.2, short_seconds=0.8)
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes per batch")
     parser.add_argument("--endpoints", type=int, nargs="+", help="numbers of endpoints")
     args = parser.parse_args(argv)
