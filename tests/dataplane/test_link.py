@@ -1,0 +1,450 @@
+"""One reader's connections to one endpoint: reuse, cancelling, closing, and endpoints that go away."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.control.directory import EndpointRecord
+from hetero.control.security import call_metadata
+from hetero.dataplane import link as link_module
+from hetero.dataplane.compute import Compute
+from hetero.dataplane.connection import EndpointConnection
+from hetero.dataplane.failures import CallFailedError, Fault
+from hetero.dataplane.link import Call, Link
+from hetero.dataplane.service import DataService
+from hetero.errors import DatasetError, ProtocolError, SampleFailure
+from hetero.wire import channels
+from hetero.wire.framing import BatchDecoder, EncodedBatch, Refusal, encode_failure, encode_refusal
+from hetero.wire.limits import Limits
+
+import grpc  # isort: skip
+
+HasLeft = Callable[[], bool]
+FAILURE = SampleFailure(dataset="d", host="h", stage="sample", sample_index="1", exception="KeyError", traceback="")
+LARGE = 2**26  # bytes: more than all buffers on the way hold
+
+
+def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch | bytes | None:
+    return EncodedBatch({"request": request})
+
+
+class Endpoint:
+    """The real service in this process, but for what it answers to requests for batches."""
+
+    def __init__(self, answer: Any, *, address: str) -> None:
+        self.compute = Compute()
+        self.service = DataService(
+            self.compute,
+            address=address,
+            max_requests=8,
+            name="algo-1/0",
+            worker_index=0,
+            num_workers=1,
+            num_slots=1,
+            sample_time_s=0.0,
+            limits=Limits(),
+        )
+        self.delivery = self.service.delivery
+        self.delivery._answer = answer
+        self.num_admitted = 0
+        admit = self.delivery._admit_stream
+
+        def counting(stranger: socket.socket, hello: bytes) -> bool:
+            self.num_admitted += 1
+            return admit(stranger, hello)
+
+        self.delivery._admit_stream = counting  # type: ignore[method-assign]
+        self._threads = ThreadPoolExecutor(16)
+        self.server = grpc.server(self._threads, [self.service.handler()], options=channels.server_options())
+        port = channels.bind(self.server, address)
+        host = f"[{address}]" if ":" in address else address
+        self.record = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address=f"{host}:{port}", incarnation="a")
+        self.delivery.start()
+        self.server.start()
+
+    def stop(self) -> None:
+        self.delivery.stop(0.0)
+        self.server.stop(0.0).wait()
+        self._threads.shutdown()
+        self.compute.close()
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def serve(tools: Any) -> Iterator[Callable[..., Endpoint]]:
+    """Start endpoints; afterwards threads and descriptors have to be what they were."""
+    gc.collect()
+    threads, descriptors = threading.active_count(), num_descriptors()
+    endpoints: list[Endpoint] = []
+
+    def serve(answer: Any = echo, *, address: str = "127.0.0.1") -> Endpoint:
+        endpoints.append(Endpoint(answer, address=address))
+        return endpoints[-1]
+
+    yield serve
+    for endpoint in endpoints:
+        endpoint.stop()
+    endpoints.clear()
+    tools.wait_for(lambda: threading.active_count() <= threads, 10.0)
+    gc.collect()
+    tools.wait_for(lambda: num_descriptors() <= descriptors + 8, 10.0)  # gRPC keeps pollers of its own
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[EndpointRecord], Link]]:
+    with contextlib.ExitStack() as stack:
+
+        def opened(record: EndpointRecord) -> Link:
+            return stack.enter_context(contextlib.closing(Link(record, (), Limits())))
+
+        yield opened
+
+
+def fetch(
+    link: Link, request: bytes = b"request", *, timeout_s: float = 60.0, on_call: Callable[[Call], None] | None = None
+) -> Any:
+    decoder = BatchDecoder()
+    link.fetch(request, decoder, timeout_s=timeout_s, on_call=on_call or (lambda call: None))
+    return decoder.result()
+
+
+def fault_of(work: Callable[[], object]) -> tuple[Fault, str]:
+    with pytest.raises(CallFailedError) as caught:
+        work()
+    return caught.value.fault, caught.value.details
+
+
+def in_thread(work: Callable[[], object]) -> Callable[[], Any]:
+    """Run it in a thread; return a function that waits for what it returned or raised."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised by join
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(30)
+        (outcome,) = found
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    return join
+
+
+def test_fetches_one_after_the_other_use_one_connection(serve: Any, opened: Any) -> None:
+    endpoint = serve()
+    link = opened(endpoint.record)
+    for number in range(50):
+        assert fetch(link, b"%d" % number) == {"request": b"%d" % number}
+    assert endpoint.num_admitted == 1
+
+
+def test_fetches_at_the_same_time_use_a_connection_each_again_and_again(serve: Any, opened: Any) -> None:
+    together = threading.Barrier(4)
+
+    def answer(request: bytes, has_left: HasLeft) -> Any:
+        together.wait(30)
+        return echo(request, has_left)
+
+    endpoint = serve(answer)
+    link = opened(endpoint.record)
+    for _ in range(5):
+        joins = [in_thread(lambda number=number: fetch(link, b"%d" % number)) for number in range(4)]
+        assert [join() for join in joins] == [{"request": b"%d" % number} for number in range(4)]
+    assert endpoint.num_admitted == 4
+
+
+def test_fetch_cancelled_before_it_has_a_connection_ends_at_once(serve: Any, opened: Any) -> None:
+    endpoint = serve()
+    link = opened(endpoint.record)
+    for _ in range(3):
+        fault, _ = fault_of(lambda: fetch(link, on_call=lambda call: call.cancel()))
+        assert fault is Fault.CANCELLED
+        assert fetch(link) == {"request": b"request"}
+
+
+def test_fetch_cancelled_while_the_endpoint_computes_frees_both_sides(serve: Any, opened: Any, tools: Any) -> None:
+    begun, has_noticed = threading.Event(), threading.Event()
+
+    def answer(request: bytes, has_left: HasLeft) -> Any:
+        if request != b"slow":
+            return echo(request, has_left)
+        begun.set()
+        tools.wait_for(has_left)
+        has_noticed.set()
+        return None
+
+    link = opened(serve(answer).record)
+    calls: list[Call] = []
+    join = in_thread(lambda: fetch(link, b"slow", on_call=calls.append))
+    assert begun.wait(30)
+    calls[0].cancel()
+    calls[0].cancel()  # idempotent
+    assert fault_of(join)[0] is Fault.CANCELLED
+    assert has_noticed.wait(30)
+    assert fetch(link) == {"request": b"request"}
+
+
+def test_fetch_cancelled_in_the_middle_of_its_payload_leaves_the_next_one_alone(serve: Any, opened: Any) -> None:
+    endpoint = serve(lambda request, _has_left: EncodedBatch({"large": np.full(LARGE, request[0], np.uint8)}))
+    link = opened(endpoint.record)
+    calls: list[Call] = []
+
+    def allocate(nbytes: int) -> memoryview:
+        calls[0].cancel()
+        return memoryview(bytearray(nbytes))
+
+    decoder = BatchDecoder(allocate=allocate)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetero.wire.framing._allocate", allocate)
+        fault, _ = fault_of(lambda: link.fetch(b"a", decoder, timeout_s=60.0, on_call=calls.append))
+    assert fault is Fault.CANCELLED
+    assert (fetch(link, b"b")["large"] == ord("b")).all()
+    assert endpoint.num_admitted == 2
+
+
+def test_cancel_after_the_end_leaves_the_next_fetch_on_the_connection_alone(serve: Any, opened: Any) -> None:
+    endpoint = serve()
+    link = opened(endpoint.record)
+    calls: list[Call] = []
+    for number in range(20):
+        assert fetch(link, b"%d" % number, on_call=calls.append) == {"request": b"%d" % number}
+        for call in calls:
+            call.cancel()
+    assert endpoint.num_admitted == 1
+
+
+def test_cancel_at_any_time_ends_that_fetch_or_none(serve: Any, opened: Any) -> None:
+    link = opened(serve().record)
+    fetch(link)
+    rng = random.Random(7)
+    faults: list[Fault] = []
+    for number in range(300):
+        calls: list[Call] = []
+        begun, spins = threading.Event(), rng.randrange(20_000)
+
+        def cancel(begun: threading.Event = begun, calls: list[Call] = calls, spins: int = spins) -> None:
+            begun.wait(30)
+            for _ in range(spins):
+                pass
+            calls[0].cancel()
+
+        def started(call: Call, begun: threading.Event = begun, calls: list[Call] = calls) -> None:
+            calls.append(call)
+            begun.set()
+
+        join = in_thread(cancel)
+        try:
+            assert fetch(link, b"%d" % number, on_call=started) == {"request": b"%d" % number}
+        except CallFailedError as error:
+            faults.append(error.fault)
+        assert fetch(link, b"next %d" % number) == {"request": b"next %d" % number}
+        join()
+    assert set(faults) == {Fault.CANCELLED}
+
+
+def test_late_answer_is_not_taken_for_that_of_the_next_request(serve: Any, opened: Any) -> None:
+    proceed = threading.Event()
+
+    def answer(request: bytes, has_left: HasLeft) -> Any:
+        if request == b"late":
+            assert proceed.wait(30)
+        return echo(request, has_left)
+
+    link = opened(serve(answer).record)
+    fetch(link)
+    fault, details = fault_of(lambda: fetch(link, b"late", timeout_s=0.0))
+    assert (fault, details) == (Fault.LATE, "none within 0 s")
+    proceed.set()
+    for _ in range(3):
+        assert fetch(link, b"next") == {"request": b"next"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "raised", "is_kept"),
+    [
+        (encode_failure(FAILURE), DatasetError, True),
+        (encode_refusal(Refusal.UNPREPARED, "x"), CallFailedError, True),
+        (encode_refusal(Refusal.BUSY, "x"), CallFailedError, False),
+        (encode_refusal(Refusal.BROKEN, "x"), CallFailedError, False),
+        (b"nonsense", ProtocolError, False),
+    ],
+)
+def test_connection_is_used_again_only_while_both_sides_are_in_step(
+    serve: Any, opened: Any, answer: bytes, raised: type[Exception], is_kept: bool
+) -> None:
+    endpoint = serve(lambda request, has_left: answer if request == b"fail" else echo(request, has_left))
+    link = opened(endpoint.record)
+    for number in range(1, 4):
+        with pytest.raises(raised):
+            fetch(link, b"fail")
+        assert fetch(link) == {"request": b"request"}
+        assert endpoint.num_admitted == (1 if is_kept else number + 1)
+
+
+def test_close_while_fetching_fails_the_fetches_and_ends_every_thread(serve: Any, opened: Any, tools: Any) -> None:
+    endpoint = serve(lambda _request, has_left: tools.wait_for(has_left))
+    link = opened(endpoint.record)
+    joins = [in_thread(lambda: fetch(link)) for _ in range(3)]
+    tools.wait_for(lambda: endpoint.delivery._num_busy == 3)
+    link.close()
+    for join in joins:
+        assert fault_of(join) == (Fault.UNREACHABLE, "the connection was closed")
+    link.close()  # idempotent
+    assert fault_of(lambda: fetch(link))[0] is Fault.UNREACHABLE
+    tools.wait_for(lambda: not endpoint.delivery._tickets)
+    tools.wait_for(lambda: endpoint.delivery._num_connections == 0)
+    assert not link._streams
+
+
+def test_close_of_an_idle_link_ends_its_connections(serve: Any, opened: Any, tools: Any) -> None:
+    endpoint = serve()
+    link = opened(endpoint.record)
+    fetch(link)
+    assert len(link._streams) == len(link._idle) == 1
+    link.close()
+    assert not link._streams
+    assert not link._idle
+    tools.wait_for(lambda: endpoint.delivery._num_connections == 0)
+
+
+def test_links_that_come_and_go_leave_nothing(serve: Any, tools: Any) -> None:
+    endpoint = serve()
+    for _ in range(20):
+        with contextlib.closing(Link(endpoint.record, (), Limits())) as link:
+            fetch(link)
+    tools.wait_for(lambda: not endpoint.delivery._tickets)
+    assert endpoint.num_admitted == 20
+
+
+@pytest.mark.parametrize("state", ["idle", "computing"])
+def test_endpoint_that_stops_ends_the_link(serve: Any, opened: Any, tools: Any, state: str) -> None:
+    endpoint = serve(
+        lambda request, has_left: None if request == b"slow" and tools.wait_for(has_left) else echo(request, has_left)
+    )
+    link = opened(endpoint.record)
+    fetch(link)
+    if state == "computing":
+        join = in_thread(lambda: fetch(link, b"slow"))
+        tools.wait_for(lambda: endpoint.delivery._num_busy == 1)
+    endpoint.stop()
+    if state == "computing":
+        assert fault_of(join)[0] is Fault.UNREACHABLE
+    tools.wait_for(lambda: link._end)
+    assert "the endpoint ended" in fault_of(lambda: fetch(link))[1]
+
+
+def test_endpoint_on_ipv6_is_reached(serve: Any, opened: Any) -> None:
+    try:
+        endpoint = serve(address="::1")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert fetch(opened(endpoint.record)) == {"request": b"request"}
+
+
+def test_attendance_that_is_never_confirmed_is_given_up(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "_ATTEND_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        link = opened(EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address=address, incarnation="a"))
+        assert fault_of(link.attend)[0] is Fault.UNREACHABLE
+
+
+def connected(job: Any, tools: Any, **arguments: Any) -> tuple[EndpointConnection, Any, int]:
+    """Connect to a real endpoint that serves; return its process id too."""
+    pool = job.pool()
+    connection = EndpointConnection(pool.records[0], job.token, job_id="test-job", limits=Limits())
+    wanted = tools.spec(**arguments)
+    connection.prepare(wanted, timeout_s=60.0)
+    return connection, tools.requests(wanted), pool.pids[0]
+
+
+def fetch_one(connection: EndpointConnection, request: Any, allocate: Any = None) -> Any:
+    return connection.fetch(request, timeout_s=60.0, allocate=allocate, on_call=lambda call: None).batch
+
+
+@pytest.mark.integration
+def test_endpoint_killed_while_idle_ends_the_link(job: Any, tools: Any) -> None:
+    connection, wanted, pid = connected(job, tools)
+    fetch_one(connection, wanted[0])
+    link = connection._open_link()
+    os.kill(pid, signal.SIGKILL)
+    tools.wait_for(lambda: link._end)
+    assert not link._idle
+    assert not link._streams
+    assert fault_of(lambda: fetch_one(connection, wanted[1]))[0] is Fault.UNREACHABLE
+    connection.disconnect()
+
+
+@pytest.mark.integration
+def test_endpoint_killed_while_it_computes_fails_the_fetch(job: Any, tools: Any) -> None:
+    connection, wanted, pid = connected(job, tools, sample_s=30.0)
+    join = in_thread(lambda: fetch_one(connection, wanted[0]))
+    tools.wait_for(lambda: connection._open_link()._streams)
+    os.kill(pid, signal.SIGKILL)
+    assert fault_of(join)[0] is Fault.UNREACHABLE
+    connection.disconnect()
+
+
+@pytest.mark.integration
+def test_endpoint_killed_in_the_middle_of_an_answer_fails_the_fetch(
+    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, wanted, pid = connected(job, tools, width=LARGE // 32)
+
+    def allocate(nbytes: int) -> memoryview:
+        if nbytes > 1000:
+            os.kill(pid, signal.SIGKILL)
+        return memoryview(bytearray(nbytes))
+
+    monkeypatch.setattr("hetero.wire.framing._allocate", allocate)
+    assert fault_of(lambda: fetch_one(connection, wanted[0]))[0] is Fault.UNREACHABLE
+    connection.disconnect()
+
+
+@pytest.mark.integration
+def test_endpoint_killed_while_a_reader_begins_to_attend_fails_the_call(job: Any, tools: Any) -> None:
+    pool = job.pool()
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    pid = pool.pids[0]
+    link = Link(pool.records[0], call_metadata(job.token, "test-job"), Limits())
+    join = in_thread(link.attend)
+    os.kill(pid, signal.SIGKILL)
+    assert fault_of(join)[0] is Fault.UNREACHABLE
+    link.close()
+
+
+@pytest.mark.integration
+def test_readers_beyond_the_bound_of_requests_are_all_served(job: Any, tools: Any) -> None:
+    record = job.pool().records[0]
+    wanted = tools.spec()
+    connections = [EndpointConnection(record, job.token, job_id="test-job", limits=Limits()) for _ in range(80)]
+    connections[0].prepare(wanted, timeout_s=60.0)
+    expected = tools.digest(tools.local(job.script, tools.requests(wanted)[:2]))
+    for request, bytes_ in zip(tools.requests(wanted), expected, strict=False):
+        batches = [fetch_one(connection, request) for connection in connections]  # each keeps its connection
+        assert set(tools.digest(batches)) == {bytes_}
+    for connection in connections:
+        connection.disconnect()
