@@ -70,14 +70,14 @@ class HeteroEndpoints(PipelineCompetitor):
     def start(self) -> None:
         """Start the pool and make the loader; the pool becomes ready meanwhile."""
         if self.config.get("order") == "first-come":
-            reader.Window = FirstComeWindow  # type: ignore[misc]
+            reader.Window = FirstComeWindow  # type: ignore[attr-defined]
         begin_s = time.perf_counter()
         name = self.pipeline.name
         self._session = LocalSession(endpoint_script.__file__, (name,), self.config.get("endpoints", NUM_PROCESSES))
         self._session.start()
         assert self._session.pool.wait_ready(120.0), "the endpoints are not ready after two minutes"
         self._ready_s = time.perf_counter() - begin_s
-        self._loader = DataLoader(
+        self._loader: DataLoader[Any] = DataLoader(
             endpoint_script.register(name)(length=self.length, root=self.root),
             batch_size=self.pipeline.batch_size,
             shuffle=True,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["NAMES", "Pipeline", "load"]
 
@@ -31,7 +31,7 @@ class Pipeline:
     """Samples."""
     has_fixed_shapes: bool
     """Whether all batches have the same structure, shapes and types, so that a receiver can know them beforehand."""
-    seeding: str
+    seeding: Literal["sample", "batch"]
     """As ``@hetero.dataset`` takes it: per sample, or per batch for samples cheaper than their seeding."""
 
 
