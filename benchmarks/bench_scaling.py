@@ -6,8 +6,8 @@ ranks, in order?
 Method: every data host is one endpoint process that stands for several vCPUs; a sample's cost is emulated by waiting,
 so that two cores can stand for hundreds. Ideal supply is ``hosts x vCPUs / sample time``. Everything else is real:
 requests, choice of endpoint, transport, windows, order. Emulated vCPUs that began together deliver in bursts, so a
-count in a window of time says little; delivery is how long a rank's share of all vCPUs takes from one turn to a later
-one, averaged over every batch that both have. The first turns are left out: endpoints become ready one after the other,
+count in a window of time says little; delivery is how long all vCPUs together take from one turn to a later one,
+averaged over every batch that both have. The first turns are left out: endpoints become ready one after the other,
 and the first one gets more than its share.
 Basis: simulated. The ranks and endpoints share this machine's cores; with real cores of their own there is more room.
 
@@ -66,10 +66,13 @@ class Cluster(Competitor):
         time.sleep(self.config["turns"] * self.config["batch_size"] * self.config["sample_time_s"])
         end_s = time.monotonic()
         after_s = self._cpu_s()
-        deliveries = [np.array(rank.ask("report")) for rank in self._ranks]
-        inside = [moments[(moments >= begin_s) & (moments < end_s)] for moments in deliveries]
-        per_turn = self.config["num_hosts"] * self.config["num_slots"] // self.config["num_ranks"]
-        delivered = self.config["batch_size"] * sum(_rate(moments, per_turn) for moments in inside)
+        # One clock for all processes. How many of the vCPUs work for a rank changes; that all of them together do one
+        # batch each per turn does not, so the turns are those of all ranks' deliveries in one row.
+        moments = np.sort(np.concatenate([rank.ask("report") for rank in self._ranks]))
+        inside = moments[(moments >= begin_s) & (moments < end_s)]
+        delivered = self.config["batch_size"] * delivery_rate(
+            inside, self.config["num_hosts"] * self.config["num_slots"]
+        )
         ideal = self.config["num_hosts"] * self.config["num_slots"] / self.config["sample_time_s"]
         self._facts = {
             "ideal_samples_per_s": ideal,
@@ -78,7 +81,7 @@ class Cluster(Competitor):
             "rank_cpu": (after_s[1] - before_s[1]) / (end_s - begin_s),
             "endpoint_cpu": (after_s[0] - before_s[0]) / (end_s - begin_s),
         }
-        yield np.concatenate(inside)
+        yield inside
 
     def consume(self, batch: Any) -> tuple[int, int]:
         return len(batch) * self.config["batch_size"], 0
@@ -96,8 +99,16 @@ class Cluster(Competitor):
         return self._pool.cpu_s(), sum(rank.cpu_s() for rank in self._ranks)
 
 
-def _rate(moments: npt.NDArray[np.float64], per_turn: int) -> float:
-    """Return deliveries per second of one rank whose vCPUs deliver ``per_turn`` batches together."""
+def delivery_rate(moments: npt.NDArray[np.float64], per_turn: int) -> float:
+    """Return deliveries per second of vCPUs that deliver ``per_turn`` batches together.
+
+    Args:
+        moments: Of the deliveries, ascending, seconds.
+        per_turn: Emulated vCPUs.
+
+    Raises:
+        ValueError: There are less than two turns.
+    """
     turns = len(moments) // per_turn - 1
     if turns < 1:
         raise ValueError(f"{len(moments)} deliveries are less than two turns of {per_turn}; measure longer")
@@ -146,7 +157,7 @@ def rank(config: Mapping[str, Any]) -> Iterator[Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the shapes and write their table."""
-    parser = harness.parser(__doc__, seconds=8.0, short_seconds=4.8)
+    parser = harness.parser(__doc__, seconds=8.0, short_seconds=6.4)
     parser.add_argument("--shapes", nargs="+", help="data hosts x ranks, such as 32x8")
     parser.add_argument("--slots", type=int, default=8, help="emulated vCPUs per data host (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples (%(default)s)")

@@ -133,17 +133,22 @@ def draw_pipelines(rows: Sequence[Row]) -> Figure:
     names = [name for name in by_competitor(rows) if any((group, name) in found for group in groups)]
     names.sort(key=lambda name: name != "hetero")
     figure, axes = plt.subplots(figsize=(9.5, 3.8))
-    width = 0.85 / max(1, len(names))
-    for number, name in enumerate(names):
-        places = [index + number * width for index, group in enumerate(groups) if (group, name) in found]
-        values = [found[group, name] for group in groups if (group, name) in found]
+    present = {group: [name for name in names if (group, name) in found] for group in groups}
+    width = 0.85 / max(map(len, present.values()))
+    for name in names:
+        members = [group for group in groups if name in present[group]]
+        places = [
+            groups.index(group) + width * (present[group].index(name) - (len(present[group]) - 1) / 2)
+            for group in members
+        ]
+        values = [found[group, name] for group in members]
         error = [[middle - low for middle, low, _ in values], [high - middle for middle, _, high in values]]
         heights = [middle for middle, _, _ in values]
         axes.bar(
             places, heights, width * 0.92, yerr=error, label=name, color=_COLOURS.get(name), error_kw={"linewidth": 0.8}
         )
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks([index + width * (len(names) - 1) / 2 for index in range(len(groups))], groups)
+    axes.set_xticks(range(len(groups)), groups)
     axes.set(ylabel="samples/s over local torch's", title="Six pipelines, two preprocessing processes each")
     axes.title.set_fontsize(10)
     axes.legend(fontsize=7, ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False)

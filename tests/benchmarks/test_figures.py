@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 Load = Callable[[str], ModuleType]
@@ -108,6 +109,15 @@ def test_scaling_figure_is_that_of_32_hosts_and_8_ranks(load: Load) -> None:
     text = load("bench_scaling").report(rows)
     assert "with 32x8: 0.960, at least 0.95 wanted: met" in text
     assert "MISSED" not in text
+
+
+@pytest.mark.parametrize("phase_s", [0.0, 0.4, 0.8])
+@pytest.mark.parametrize("is_burst", [True, False])
+def test_scaling_rate_is_that_of_whole_turns(load: Load, phase_s: float, is_burst: bool) -> None:
+    # 32 vCPUs that take 1.6 s a batch, all at once or evenly spread; seen for 4.8 s that begin anywhere.
+    moments = sorted(1.6 * turn + (0.01 if is_burst else 1.6) * cpu / 32 for turn in range(9) for cpu in range(32))
+    inside = np.array([moment for moment in moments if 3.2 + phase_s <= moment < 8.0 + phase_s])
+    assert load("bench_scaling").delivery_rate(inside, 32) == pytest.approx(32 / 1.6)
 
 
 def test_interference_compares_step_times_and_says_who_was_too_slow(load: Load) -> None:
