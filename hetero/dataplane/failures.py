@@ -10,6 +10,8 @@ __all__ = ["CallFailedError", "Fault"]
 class Fault(enum.Enum):
     """What is to be done next depends on it."""
 
+    UNSENT = "it could not be asked"
+    """The request cannot have reached it: whatever ended it, this request did not."""
     UNREACHABLE = "the connection failed"
     LATE = "no answer in time"
     BUSY = "it has too many calls in progress"
