@@ -20,6 +20,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -45,6 +46,7 @@ MAX_PACKET_BYTES = 128 * 1024
 """One command or event; below the kernel's bound for one packet."""
 
 _IDLE_S = 5.0
+_DESCRIPTOR = struct.Struct("i")
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +102,17 @@ class _Forker:
 
     def _receive(self) -> tuple[str, dict[str, Any], list[int]] | None:
         try:
-            packet, descriptors, _, _ = socket.recv_fds(self._pool, MAX_PACKET_BYTES, 1, socket.MSG_DONTWAIT)
+            # Not socket.recv_fds, which takes flags and leaves them out: it would block until the next command.
+            packet, ancillary, _, _ = self._pool.recvmsg(
+                MAX_PACKET_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_DONTWAIT
+            )
         except BlockingIOError:
             return None
         except ConnectionError:
-            packet, descriptors = b"", []
+            packet, ancillary = b"", []
         facts = json.loads(packet) if packet else {"command": "gone"}
-        return facts.pop("command"), facts, list(descriptors)
+        descriptors = [_DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary]
+        return facts.pop("command"), facts, descriptors
 
     def _start(self, index: int, incarnation: str, output: int) -> None:
         options = dataclasses.replace(self._base, index=index, incarnation=incarnation)

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hetero.dataplane.pool import PoolOptions
@@ -90,6 +91,19 @@ def test_pool_starts_over_when_the_forker_dies(job: Any, tools: Any) -> None:
         forker = int(file.read().rpartition(")")[2].split()[1])
     os.kill(forker, signal.SIGKILL)
     tools.wait_for(lambda: len(pool.records) == 2 and not set(pool.records) & set(before))
+    assert pool.num_restarts == 1
+
+
+def test_endpoint_that_dies_after_the_forker_woke_for_nothing_is_started_again(job: Any, tools: Any) -> None:
+    pool = job.pool(num_endpoints=2)
+    forker = psutil.Process(pool.pids[0]).parent()
+    for _ in range(3):  # wakes it, and no command has come
+        num_waits = forker.num_ctx_switches().voluntary
+        forker.send_signal(signal.SIGCHLD)
+        tools.wait_for(lambda num_waits=num_waits: forker.num_ctx_switches().voluntary > num_waits)
+    before = pool.pids[0]
+    os.kill(before, signal.SIGKILL)
+    tools.wait_for(lambda: len(pool.records) == 2 and before not in pool.pids)
     assert pool.num_restarts == 1
 
 
