@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import math
 import secrets
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from hetero.errors import ProtocolError
@@ -32,8 +33,10 @@ TICKET_BYTES = 32
 _HELLO_BYTES = len(GREETING) + TICKET_BYTES
 _HELLO_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 128
-_MAX_CONNECTIONS = 1024  # each has a thread, also while its reader wants nothing
+_MAX_CONNECTIONS = 1024  # each has a thread, also while its reader wants nothing: readers keep few that are idle
+_TURN_AWAY_S = 5.0  # for a connection beyond them to ask, and hear that it has to come back
 _ACCEPT_AGAIN_S = 0.05
+_LOG_INTERVAL_S = 10.0
 _POLL_S = 0.5
 
 Answerer: TypeAlias = Callable[[bytes, Callable[[], bool]], EncodedBatch | bytes | None]
@@ -54,17 +57,31 @@ class _Hello:
         return not (self.said + GREETING[len(self.said) :]).startswith(GREETING)
 
 
+class _RareWarning:
+    """Logs at most once in 10 s. For one thread."""
+
+    def __init__(self) -> None:
+        self._next_s = -math.inf
+
+    def __call__(self, text: str, *facts: object) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _LOG_INTERVAL_S
+            logger.warning(text, *facts)
+
+
 class Delivery:
-    """Accepts connections from `start` to `stop`. Thread-safe.
+    """Accepts connections from `start` to the end of `stop`. Thread-safe.
 
     Args:
         address: Numeric; its port is free choice.
         answer: Called in the thread of a connection; raises nothing.
         max_requests: In work at the same time; beyond that they are refused as `Refusal.BUSY`. Connections that are
-            idle do not count: readers keep them, and would keep others out for ever.
+            idle do not count here, but do among the 1,024 that may be open.
 
     Raises:
         PortError: The address cannot be bound.
+        OSError: Descriptors ran out.
     """
 
     def __init__(self, address: str, answer: Answerer, *, max_requests: int) -> None:
@@ -78,11 +95,15 @@ class Delivery:
         self.is_stopped = False
         """Whether nothing more is delivered."""
         self._strangers: dict[socket.socket, _Hello] = {}
+        self._warn_of_refused, self._warn_of_failed = _RareWarning(), _RareWarning()
+        self._selector = selectors.DefaultSelector()
         self._listener = listen(address)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self.num_batches = 0
         """Batches sent completely."""
+        self.num_refused = 0
+        """Connections that showed no ticket of this job."""
 
     def start(self) -> None:
         """Begin to accept."""
@@ -103,52 +124,65 @@ class Delivery:
             stream.shut_down()
 
     def stop(self, grace_s: float) -> None:
-        """Accept nothing more, give answers in progress ``grace_s`` seconds, end; idempotent, blocks."""
+        """Give answers in progress ``grace_s`` seconds, end; idempotent, blocks.
+
+        Meanwhile whoever asks, on an old connection or a new one, is told to come back: the end of a connection would
+        look like that of the endpoint, and readers would give up the answers they wait for.
+        """
         with self._changed:
             self._is_draining = True
-            for streams in self._tickets.values():
-                for stream in streams:
-                    stream.drain()
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._changed.wait_for(lambda: not self._num_busy, grace_s)
+            self.is_stopped = True
             tickets = list(self._tickets)
-        self.is_stopped = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         for ticket in tickets:
             self.dismiss(ticket)
 
     # Strangers
 
     def _accept(self) -> None:
-        with contextlib.closing(self._listener), selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while not self._is_draining:
-                for key, _ in selector.select(_POLL_S):
+        with contextlib.closing(self._listener), self._selector:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            while not self.is_stopped:
+                for key, _ in self._selector.select(_POLL_S):
                     if key.fileobj is self._listener:
-                        self._take_stranger(selector)
+                        self._take_stranger()
                     elif key.fileobj in self._strangers:  # not if it had to make room in this turn
-                        self._hear_out(key.fileobj, selector)
+                        with self._at_its_own_risk(key.fileobj):
+                            self._hear_out(key.fileobj)
                 now_s = time.monotonic()
                 while self._strangers and next(iter(self._strangers.values())).deadline_s <= now_s:
-                    self._forget(next(iter(self._strangers)), selector).close()
+                    self._turn_out(next(iter(self._strangers)))
             for stranger in list(self._strangers):
-                self._forget(stranger, selector).close()
+                self._turn_out(stranger)
 
-    def _take_stranger(self, selector: selectors.BaseSelector) -> None:
+    def _take_stranger(self) -> None:
         try:
             stranger, _ = self._listener.accept()
         except OSError as error:  # the peer has gone again, or descriptors ran out: then it stays readable
-            logger.debug("accept failed: %s", error)
+            if not self.is_stopped:
+                self._warn_of_failed("cannot accept connections of readers: %s", error)
             time.sleep(_ACCEPT_AGAIN_S)
             return
         if len(self._strangers) >= _MAX_STRANGERS:
-            self._forget(next(iter(self._strangers)), selector).close()
-        stranger.setblocking(False)
-        self._strangers[stranger] = _Hello()
-        selector.register(stranger, selectors.EVENT_READ)
-        self._hear_out(stranger, selector)  # nearly always it is there already
+            self._turn_out(next(iter(self._strangers)))
+        with self._at_its_own_risk(stranger):
+            self._strangers[stranger] = _Hello()
+            stranger.setblocking(False)
+            self._selector.register(stranger, selectors.EVENT_READ)
+            self._hear_out(stranger)  # nearly always it is there already
 
-    def _hear_out(self, stranger: socket.socket, selector: selectors.BaseSelector) -> None:
+    @contextlib.contextmanager
+    def _at_its_own_risk(self, stranger: socket.socket) -> Iterator[None]:
+        """Whatever fails costs this stranger its connection, and the thread that accepts goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - memory that ran out, say
+            self._warn_of_failed("a connection was closed: %r", error)
+            self._turn_out(stranger)
+
+    def _hear_out(self, stranger: socket.socket) -> None:
         hello = self._strangers[stranger]
         try:
             said = stranger.recv(_HELLO_BYTES - len(hello.said))
@@ -157,45 +191,55 @@ class Delivery:
         except OSError:
             said = b""
         hello.said += said
-        if said and not hello.is_wrong and len(hello.said) < _HELLO_BYTES:
+        is_complete = len(hello.said) == _HELLO_BYTES
+        if said and not hello.is_wrong and not is_complete:
             return
-        self._forget(stranger, selector)
-        if len(hello.said) < _HELLO_BYTES or hello.is_wrong or not self._admit_stream(stranger, hello.said):
-            stranger.close()
+        self._forget(stranger)
+        if is_complete and not hello.is_wrong and self._admit_stream(stranger, hello.said):
+            return
+        if is_complete or hello.is_wrong:
+            self.num_refused += 1
+            # Nothing of what it said is logged: those are the stranger's words.
+            self._warn_of_refused("refused a connection without a ticket of this job (%d so far)", self.num_refused)
+        self._turn_out(stranger)
 
-    def _forget(self, stranger: socket.socket, selector: selectors.BaseSelector) -> socket.socket:
-        selector.unregister(stranger)
-        del self._strangers[stranger]
-        return stranger
+    def _forget(self, stranger: socket.socket) -> None:
+        if self._strangers.pop(stranger, None) is not None:
+            with contextlib.suppress(KeyError):  # registering it may be what failed
+                self._selector.unregister(stranger)
+
+    def _turn_out(self, stranger: socket.socket) -> None:
+        self._forget(stranger)
+        with contextlib.suppress(OSError):
+            stranger.shutdown(socket.SHUT_RDWR)  # a process that the data set forked may have a copy
+        stranger.close()
 
     # Admitted connections
 
     def _admit_stream(self, stranger: socket.socket, hello: bytes) -> bool:
         """Give a connection with a valid ticket a thread; False if it has none."""
         shown = hello[len(GREETING) :]
-        try:
-            stream = Stream(stranger)
-        except OSError:  # reset meanwhile
-            return False
         with self._changed:
             ticket = next((known for known in self._tickets if hmac.compare_digest(known, shown)), None)
-            if ticket is None or self._is_draining:
+            if ticket is None:
                 return False
+            stream = Stream(stranger)  # not before: it takes memory
             is_full = self._num_connections >= _MAX_CONNECTIONS
             self._num_connections += 1
             self._tickets[ticket].add(stream)
         thread = threading.Thread(target=self._serve, args=(stream, ticket, is_full), name="connection", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the host has no more threads
-            logger.warning("a connection was closed: %s", error)
+        except BaseException:  # the host has no more threads, say
             self._retire(stream, ticket)
+            raise
         return True
 
     def _serve(self, stream: Stream, ticket: bytes, is_full: bool) -> None:
         try:
             if is_full:
-                stream.receive_message(MAX_REQUEST_BYTES)  # closing before would look like a failed connection
+                # Closing before would look like a failed connection.
+                stream.receive_message(MAX_REQUEST_BYTES, deadline_s=time.monotonic() + _TURN_AWAY_S)
                 stream.send(encode_refusal(Refusal.BUSY, f"{_MAX_CONNECTIONS} connections are open already"))
                 return
             while self._serve_one(stream):
@@ -221,10 +265,14 @@ class Delivery:
         if request is None:
             return False
         with self._changed:
-            is_busy = self._num_busy >= self._max_requests
-            self._num_busy += not is_busy
-        if is_busy:
-            stream.send(encode_refusal(Refusal.BUSY, f"{self._max_requests} requests are in work already"))
+            why_not = ""
+            if self._is_draining:
+                why_not = "the endpoint is about to end"
+            elif self._num_busy >= self._max_requests:
+                why_not = f"{self._max_requests} requests are in work already"
+            self._num_busy += not why_not
+        if why_not:
+            stream.send(encode_refusal(Refusal.BUSY, why_not))
             return True
         try:
             answer = self._answer(request, stream.is_ended)

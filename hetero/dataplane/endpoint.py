@@ -12,6 +12,7 @@ import faulthandler
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -40,6 +41,8 @@ __all__ = ["EndpointOptions", "main", "run_endpoint"]
 _REPORT_INTERVAL_S = 1.0
 _MAX_CALLS = 1024
 """Each holds a thread, that of a rank which attends for as long as it does."""
+_MAX_DESCRIPTORS = 2**16
+"""More than all connections need; there are programs that try to close every one that they might have."""
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +138,7 @@ class Endpoint:
             num_overruns=compute.num_overruns,
             compute_time_s=compute.compute_time_s,
             emulated_time_s=compute.emulated_time_s,
-            auth_failures=self._access.auth_failures,
+            auth_failures=self._access.auth_failures + self._service.delivery.num_refused,
         )
 
 
@@ -150,6 +153,7 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
         The exit status.
     """
     limit_threads()
+    allow_descriptors()
     with SignalWaiter((signal.SIGTERM,)) as signals:
         try:
             endpoint = Endpoint(options)
@@ -171,6 +175,14 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
             endpoint.stop(options.grace_s)
             report("statistics", dataclasses.asdict(endpoint.statistics()))
     return int(ExitCode.OK)
+
+
+def allow_descriptors() -> None:
+    """Raise the soft limit of open files: the usual 1,024 are fewer than the connections that are let in."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _MAX_DESCRIPTORS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:

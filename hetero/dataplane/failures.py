@@ -14,7 +14,7 @@ class Fault(enum.Enum):
     """The request cannot have reached it: whatever ended it, this request did not."""
     UNREACHABLE = "the connection failed"
     LATE = "no answer in time"
-    BUSY = "it has too many calls in progress"
+    BUSY = "it has too many requests in work"
     UNPREPARED = "it has not built the data set"
     REFUSED = "it belongs to another job"
     REJECTED = "it does not understand the request"

@@ -54,7 +54,7 @@ _DEFAULT_LIMITS = Limits()
 class Refusal(enum.Enum):
     """Why a request gets no batch, where that is not the user's code's doing."""
 
-    BUSY = "it has too many connections"
+    BUSY = "it has too many requests in work"
     UNPREPARED = "it has not built the data set"
     REJECTED = "it does not understand the request"
     BROKEN = "it failed internally"

@@ -8,11 +8,14 @@ how often a deadline, or `Stream.shut_down` by another thread, is looked at wher
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import os
 import socket
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hetero.errors import PortError, ProtocolError
 
@@ -24,7 +27,7 @@ _BUFFER_BYTES = 64 * 2**10
 _DIRECT_BYTES = 16 * 2**10  # less than this is received through the buffer: one call of the system for many
 _MAX_PIECES = 512  # of one call; the system takes 1,024
 _KEEPALIVE_S = 10
-_SILENCE_MS = 15_000
+_NUM_PROBES = 3
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -33,30 +36,32 @@ class DeadlineError(TimeoutError):
 
 
 class Stream:
-    """One connection. For one thread at a time, but `shut_down` and `is_ended` may be called from any.
+    """One connection. For one thread at a time, but `shut_down` and `is_ended` may be called from any, at any time.
 
     Args:
-        connected: The socket, which it owns from now on.
+        given: The socket, which it owns from now on.
     """
 
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+    def __init__(self, given: socket.socket) -> None:
+        self._socket = given
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0  # of what the buffer holds
         self._is_shut_down = False
-        self._is_draining = False
-        connected.settimeout(None)
+        self._closing = threading.Lock()  # a descriptor that was given back may be another connection's at once
+        given.settimeout(None)
         for level, option, value in (
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE),
             (socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE),
-            # A host that lost its power must not hold a thread: see also `Attend`, which notices a stopped process.
+            # A host that lost its power must not hold a thread: see also `Attend`, which notices it earlier, and a
+            # stopped process. No TCP_USER_TIMEOUT: it ends the connection to a process that merely does not read (a
+            # trainer in a long call that holds the interpreter's lock), however alive its host is.
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 2),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_PROBES),
         ):
-            connected.setsockopt(level, option, value)
+            given.setsockopt(level, option, value)
 
     def send(self, message: bytes, payload: Sequence[memoryview] = (), *, deadline_s: float = math.inf) -> None:
         """Send a message, and payload after it from where it lies; blocks until the kernel has all of it.
@@ -72,22 +77,11 @@ class Stream:
         pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
         if sum(map(len, pieces)) <= _BUFFER_BYTES:
             pieces = [memoryview(b"".join(pieces))]
-        first = 0
-        while first < len(pieces):
-            self._check(deadline_s)
-            try:
-                sent = self._socket.sendmsg(pieces[first : first + _MAX_PIECES])
-            except BlockingIOError:
-                continue
-            while first < len(pieces) and sent >= len(pieces[first]):
-                sent -= len(pieces[first])
-                first += 1
-            if sent:
-                pieces[first] = pieces[first][sent:]
+        self._send(pieces, deadline_s)
 
-    def send_raw(self, data: bytes) -> None:
-        """Send a few bytes that are no message; see `send`."""
-        self._socket.sendall(data)
+    def send_raw(self, data: bytes, *, deadline_s: float = math.inf) -> None:
+        """Send bytes that are no message; see `send`."""
+        self._send([memoryview(data)], deadline_s)
 
     def receive_message(self, max_bytes: int, *, deadline_s: float = math.inf) -> bytes | None:
         """Return the next message; None if the other side ended the connection before it. Blocks.
@@ -135,31 +129,60 @@ class Stream:
 
     def is_ended(self) -> bool:
         """Tell whether the other side ended the connection, or it failed; does not block."""
-        if self._is_draining and not self._is_shut_down:
-            return False
-        try:
-            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return self._peek() == b""
 
-    def drain(self) -> None:
-        """Receive nothing more: `receive_message` says that the connection has ended; an answer can still be sent."""
-        self._is_draining = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RD)
+    def is_quiet(self) -> bool:
+        """Tell whether the connection is there, and nothing has come that nobody asked for; does not block."""
+        return not self.has_leftover and self._peek() is None
 
     def shut_down(self) -> None:
         """End the connection: calls that block in it fail, in any thread; idempotent."""
         self._is_shut_down = True
-        with contextlib.suppress(OSError):
+        with self._closing, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back; only when no thread uses it."""
-        self._is_shut_down = True
-        self._socket.close()
+        """End the connection, and give the socket back: only when no thread blocks in it; idempotent."""
+        self.shut_down()  # a forked process may have a copy of the descriptor, which would keep it open
+        with self._closing:
+            self._socket.close()
+
+    def _connect(self, place: tuple[str, int], deadline_s: float) -> None:
+        give_up_s = time.monotonic() + _CONNECT_TIMEOUT_S
+        while True:
+            self._check(deadline_s)
+            code = self._socket.connect_ex(place)  # for as long as a send blocks; the next turn waits on
+            if code in (0, errno.EISCONN):
+                return
+            if code not in (errno.EINPROGRESS, errno.EALREADY):
+                raise OSError(code, os.strerror(code))
+            if time.monotonic() >= give_up_s:
+                raise TimeoutError(errno.ETIMEDOUT, f"no connection within {_CONNECT_TIMEOUT_S:g} s")
+
+    def _send(self, pieces: list[memoryview], deadline_s: float) -> None:
+        first = 0
+        while first < len(pieces):
+            self._check(deadline_s)
+            try:
+                # Scripts may have given SIGPIPE its default back, which is to end the process.
+                sent = self._socket.sendmsg(pieces[first : first + _MAX_PIECES], (), socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                continue
+            while first < len(pieces) and sent >= len(pieces[first]):
+                sent -= len(pieces[first])
+                first += 1
+            if sent:
+                pieces[first] = pieces[first][sent:]
+
+    def _peek(self) -> bytes | None:
+        """Return a byte that has come, none at the end of the connection, None if there is nothing."""
+        with self._closing:
+            try:
+                return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return b""
 
     def _fill(self, room: memoryview, deadline_s: float, *, may_end: bool = False) -> bool:
         """Fill ``room``; False if the connection ended before its first byte, where it may."""
@@ -204,13 +227,29 @@ class Stream:
             raise DeadlineError("no answer in time")
 
 
-def connect(address: str, port: int) -> Stream:
-    """Return a connection to a numeric address; blocks for at most 5 s.
+def connect(
+    address: str, port: int, *, deadline_s: float = math.inf, on_stream: Callable[[Stream], object] | None = None
+) -> Stream:
+    """Return a connection to a numeric address; blocks for about 5 s at most.
+
+    Args:
+        address: IPv4 or IPv6.
+        port: There.
+        deadline_s: In `time.monotonic` seconds.
+        on_stream: Given the connection before it is there, so that another thread can shut it down.
 
     Raises:
-        OSError: If there is none.
+        OSError: If there is none, or it was shut down; `DeadlineError` after the deadline.
     """
-    return Stream(socket.create_connection((address, port), _CONNECT_TIMEOUT_S))
+    stream = Stream(socket.socket(_family(address), socket.SOCK_STREAM))
+    try:
+        if on_stream is not None:
+            on_stream(stream)
+        stream._connect((address, port), deadline_s)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def listen(address: str) -> socket.socket:
@@ -219,8 +258,11 @@ def listen(address: str) -> socket.socket:
     Raises:
         PortError: The address is not this host's.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, 0), family=family, backlog=1024)
+        return socket.create_server((address, 0), family=_family(address), backlog=1024)
     except OSError as error:
         raise PortError(f"cannot listen on {address}: {error}") from error
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

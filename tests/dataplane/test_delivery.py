@@ -118,15 +118,20 @@ def test_connection_with_a_ticket_is_answered_as_often_as_it_asks(
         GREETING + bytes(TICKET_BYTES) + struct.pack("<I", 7) + b"request",
     ],
 )
-def test_stranger_without_a_ticket_is_closed_unanswered(
-    serve: Serve, streams: contextlib.ExitStack, said: bytes
+def test_stranger_without_a_ticket_is_closed_unanswered_and_counted(
+    serve: Serve, streams: contextlib.ExitStack, caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
     served = serve(lambda _request, _has_left: pytest.fail("a stranger was answered"))
     served.admit()
-    stranger = stranger_of(served, streams, said)
-    with contextlib.suppress(ConnectionResetError):  # it had said more than was read
-        assert stranger.recv(1) == b""
+    for number in range(1, 4):
+        stranger = stranger_of(served, streams, said)
+        with contextlib.suppress(ConnectionResetError):  # it had said more than was read
+            assert stranger.recv(1) == b""
+        assert served.num_refused == number
     assert num_threads() == 1
+    assert [record.message for record in caplog.records] == [
+        "refused a connection without a ticket of this job (1 so far)"
+    ]
 
 
 def test_stranger_that_leaves_in_the_middle_of_its_hello_is_forgotten(
@@ -243,6 +248,18 @@ def test_connection_beyond_the_bound_is_told_to_come_back_and_closed(
     assert is_served(served, streams)
 
 
+def test_connection_beyond_the_bound_that_asks_nothing_is_closed(
+    serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(delivery, "_TURN_AWAY_S", 0.1)
+    served = serve()
+    first = admitted(served, streams)
+    ask(first)
+    assert admitted(served, streams).receive_message(100) is None
+    assert bytes(ask(first)["request"]) == b"request"
+
+
 def test_connections_that_are_idle_keep_nobody_out(serve: Serve, streams: contextlib.ExitStack) -> None:
     served = serve(max_requests=2)
     ticket = served.admit()
@@ -310,7 +327,7 @@ def test_request_that_is_too_long_is_rejected(serve: Serve, streams: contextlib.
     assert stream.receive_message(100) is None
 
 
-def test_stop_finishes_the_answer_in_progress_and_ends_the_idle(
+def test_stop_finishes_the_answer_in_progress_and_turns_away_who_asks_meanwhile(
     serve: Serve, streams: contextlib.ExitStack, tools: Any
 ) -> None:
     proceed, begun = threading.Event(), threading.Event()
@@ -324,16 +341,21 @@ def test_stop_finishes_the_answer_in_progress_and_ends_the_idle(
     idle, working = admitted(served, streams), admitted(served, streams)
     working.send(b"request")
     assert begun.wait(30)
-    tools.wait_for(lambda: num_threads() == 3)
     stopping = threading.Thread(target=served.stop, args=(60.0,))
     stopping.start()
-    assert idle.receive_message(100) is None
+    tools.wait_for(lambda: served._is_draining)
+    new = admitted(served, streams)
+    for stream in (idle, new, idle, new):
+        with pytest.raises(RefusedError, match="about to end") as caught:
+            ask(stream)
+        assert caught.value.refusal is Refusal.BUSY
     assert stopping.is_alive()
     proceed.set()
     assert len(receive(working)["large"]) == 2**26
     stopping.join(30)
     assert served.is_stopped
-    assert working.receive_message(100) is None
+    for stream in (idle, new, working):
+        assert stream.receive_message(100) is None
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", served.port), 10.0)
 
@@ -369,7 +391,7 @@ def test_delivery_on_ipv6_is_reached(serve: Serve, streams: contextlib.ExitStack
 
 
 def test_descriptors_that_run_out_are_waited_for(
-    serve: Serve, streams: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
     accept, num_failures = socket.socket.accept, 0
@@ -384,6 +406,35 @@ def test_descriptors_that_run_out_are_waited_for(
     monkeypatch.setattr(socket.socket, "accept", failing)
     assert is_served(served, streams)
     assert num_failures == 3
+    assert [record.message for record in caplog.records] == [
+        "cannot accept connections of readers: [Errno 24] Too many open files"
+    ]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(12, "no memory")])
+@pytest.mark.parametrize("place", ["register", "stream"])
+def test_memory_that_runs_out_costs_one_connection(
+    serve: Serve,
+    streams: contextlib.ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    error: Exception,
+) -> None:
+    served = serve()
+
+    def failing(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        if place == "register":
+            patch.setattr(served._selector, "register", failing)
+        else:
+            patch.setattr(delivery, "Stream", failing)
+        stream = admitted(served, streams)
+        with contextlib.suppress(ConnectionResetError):
+            assert stream.receive_message(100) is None
+    assert is_served(served, streams)
+    assert not served._strangers
 
 
 def test_threads_that_run_out_cost_one_connection(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import PortError, ProtocolError
+from hetero.wire import streams as streams_module
 from hetero.wire.streams import DeadlineError, Stream, connect, listen
 
 SIZES = st.sampled_from([0, 1, 5, 2**14 - 1, 2**14, 2**16 - 5, 2**16 - 4, 2**16, 2**16 + 1, 300_000])
@@ -136,13 +141,119 @@ def test_is_ended_tells_whether_the_other_side_left(pair: tuple[Stream, Stream])
     assert second.is_ended()
 
 
-def test_drained_stream_receives_nothing_and_sends_still(pair: tuple[Stream, Stream]) -> None:
+def test_is_quiet_tells_whether_anything_came(pair: tuple[Stream, Stream]) -> None:
     first, second = pair
-    second.drain()
-    assert second.receive_message(10) is None
+    assert second.is_quiet()
+    first.send(b"two")
+    first.send(b"messages")
+    while second.is_quiet():
+        pass
     assert not second.is_ended()
-    second.send(b"last")
-    assert first.receive_message(10) == b"last"
+    assert second.receive_message(10) == b"two"
+    assert not second.is_quiet()
+    assert second.receive_message(10) == b"messages"
+    assert second.is_quiet()
+    first.close()
+    while second.is_quiet():
+        pass
+    assert second.is_ended()
+
+
+def test_closed_connection_ends_though_a_forked_process_has_a_copy(pair: tuple[Stream, Stream]) -> None:
+    first, second = pair
+    copy = os.dup(first._socket.fileno())
+    try:
+        first.close()
+        assert second.receive_message(10, deadline_s=time.monotonic() + 30.0) is None
+    finally:
+        os.close(copy)
+
+
+def test_closed_connection_leaves_alone_whoever_has_its_descriptor_next(pair: tuple[Stream, Stream]) -> None:
+    first, second = pair
+    first.close()
+    first.close()  # idempotent
+    with opened() as (third, fourth):
+        first.shut_down()
+        assert first.is_ended()
+        third.send(b"alive")
+        assert fourth.receive_message(10) == b"alive"
+    assert second.is_ended()
+
+
+def test_sending_to_an_ended_connection_survives_a_script_that_restored_sigpipe() -> None:
+    script = """
+import signal, socket
+from hetero.wire.streams import Stream, connect, listen
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+for send in (lambda stream: stream.send(b"message"), lambda stream: stream.send_raw(b"raw")):
+    with listen("127.0.0.1") as listener:
+        first = connect(*listener.getsockname()[:2])
+        listener.accept()[0].close()
+        try:
+            while True:
+                send(first)
+        except OSError:
+            first.close()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_connection_is_not_given_up_because_the_other_side_does_not_read(pair: tuple[Stream, Stream]) -> None:
+    # The kernel would end it after so many ms with data unsent: a trainer that stands still must lose nothing.
+    for stream in pair:
+        assert stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        assert stream._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """Where connections stay pending: nobody accepts, and there is no room to wait."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = listener.getsockname()
+        is_full = False
+        while not is_full:
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(place)
+            is_full = not select.select([], [waiting], [], 0.2)[1]
+        yield place
+
+
+def test_pending_connect_ends_when_another_thread_shuts_it_down(silent: tuple[str, int]) -> None:
+    streams: list[Stream] = []
+    failures: list[OSError] = []
+    begun = threading.Event()
+
+    def run() -> None:
+        try:
+            connect(*silent, on_stream=lambda stream: (streams.append(stream), begun.set()))
+        except OSError as error:
+            failures.append(error)
+
+    thread = in_thread(run)
+    assert begun.wait(30)
+    streams[0].shut_down()
+    thread.join(30)
+    assert not isinstance(failures[0], TimeoutError)
+
+
+def test_pending_connect_ends_at_its_deadline_or_by_itself(
+    silent: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DeadlineError):
+        connect(*silent, deadline_s=time.monotonic() + 0.01)
+    monkeypatch.setattr(streams_module, "_CONNECT_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutError, match="no connection within 0.01 s") as caught:
+        connect(*silent)
+    assert not isinstance(caught.value, DeadlineError)
+
+
+def test_connect_that_was_shut_down_before_it_began_fails() -> None:
+    with listen("127.0.0.1") as listener, pytest.raises(ConnectionAbortedError):
+        connect(*listener.getsockname()[:2], on_stream=Stream.shut_down)
 
 
 def test_listen_on_an_address_of_another_host_is_a_port_error() -> None:
