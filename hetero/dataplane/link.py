@@ -2,11 +2,12 @@
 
 Over the channel the reader prepares, describes, and attends: that call says where batches are to be had and
 ends when the endpoint does, be it that the process dies, is stopped, or cannot be reached (gRPC's keepalive). Each
-fetch has a connection to itself; connections are kept for the next one.
+fetch has a connection to itself; connections are kept for the next one, for a minute.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ import grpc  # isort: skip
 __all__ = ["Call", "Link"]
 
 _ATTEND_TIMEOUT_S = 60.0
+_KEEP_IDLE_S = 60.0
 
 _STATUS_FAULTS = {
     grpc.StatusCode.UNAVAILABLE: Fault.UNREACHABLE,
@@ -39,7 +41,7 @@ _STATUS_FAULTS = {
     grpc.StatusCode.FAILED_PRECONDITION: Fault.REFUSED,
     grpc.StatusCode.INVALID_ARGUMENT: Fault.REJECTED,
     grpc.StatusCode.UNIMPLEMENTED: Fault.REJECTED,
-    grpc.StatusCode.CANCELLED: Fault.UNREACHABLE,  # by `Link.close`
+    grpc.StatusCode.CANCELLED: Fault.UNREACHABLE,  # by `Link.close`: what else cancels says so itself
 }
 _REFUSAL_FAULTS = {
     Refusal.BUSY: Fault.BUSY,
@@ -77,7 +79,7 @@ class Link:
         self._port = 0
         self._hello = b""
         self._streams: set[Stream] = set()
-        self._idle: list[Stream] = []
+        self._idle: list[tuple[float, Stream]] = []  # since when; the last one is taken first
         self._end = ""  # why there is nothing to be had any more
 
     def call(self, method: str, request: Message, reply: Message, timeout_s: float) -> None:
@@ -100,19 +102,27 @@ class Link:
             raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
 
     def attend(self) -> None:
-        """Tell the endpoint that this process uses it, once; blocks until it has said where batches are to be had.
+        """Tell the endpoint that this process uses it, once; blocks until a connection for batches is there.
 
         Raises:
-            CallFailedError, AuthenticationError: As `call`.
+            CallFailedError, AuthenticationError: As `call`; also if the link has ended.
         """
         with self._attending:
+            if self._end:
+                raise CallFailedError(Fault.UNREACHABLE, self._end)
             if self._attendance is not None:
                 return
+            is_late = threading.Event()
+
+            def expire() -> None:
+                is_late.set()
+                call.cancel()
+
             try:
                 call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
                     pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
                 )
-                timer = threading.Timer(_ATTEND_TIMEOUT_S, call.cancel)  # the call itself has no bound
+                timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call itself has no bound
                 timer.daemon = True
                 timer.start()
                 try:
@@ -120,6 +130,8 @@ class Link:
                 finally:
                     timer.cancel()
             except grpc.RpcError as error:
+                if is_late.is_set():
+                    raise CallFailedError(Fault.LATE, f"no answer to Attend within {_ATTEND_TIMEOUT_S:g} s") from error
                 self._raise_status(error)
             except (DecodeError, StopIteration) as error:
                 raise CallFailedError(Fault.BROKEN, "its answer to Attend is no message of the protocol") from error
@@ -131,9 +143,10 @@ class Link:
             self._attendance, self._port, self._hello = call, reply.port, GREETING + reply.ticket
             # At once if it has ended meanwhile.
             call.add_done_callback(lambda ended: self._drop(f"the endpoint ended: {ended.details() or ended.code()}"))
+            self._try_port()
 
     def fetch(self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]) -> int:
-        """Send a request for a batch and receive it into ``decoder``; blocks.
+        """Send a request for a batch and receive it into ``decoder``; blocks. Only after `attend`.
 
         Args:
             request: A ``FetchRequest``.
@@ -147,21 +160,14 @@ class Link:
         Raises:
             DatasetError: The user's code raised there.
             ProtocolError: The answer breaks the protocol or arrived damaged.
-            CallFailedError, AuthenticationError: As `call`.
+            CallFailedError: The call failed.
         """
         deadline_s = time.monotonic() + timeout_s
-        self.attend()
         call = _StreamCall()
         on_call(call)
-        stream: Stream | None = None
         is_in_step = False  # the next answer on this connection will be the next request's
         try:
-            stream = self._borrow()
-            call.use(stream)
-            stream.send(request, deadline_s=deadline_s)
-            message = stream.receive_message(self._limits.max_answer_bytes, deadline_s=deadline_s)
-            if message is None:
-                raise ConnectionResetError("the endpoint closed the connection")
+            stream, message = self._ask(call, request, deadline_s)
             decoder.take_message(message)
             while not decoder.done:
                 if decoder.needs_memory:
@@ -180,45 +186,98 @@ class Link:
         except DeadlineError as error:
             raise CallFailedError(Fault.LATE, f"none within {timeout_s:g} s") from error
         except OSError as error:
-            fault = Fault.CANCELLED if call.is_cancelled else Fault.UNREACHABLE
-            raise CallFailedError(fault, self._end or str(error)) from error
+            fault = Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
+            raise CallFailedError(Fault.CANCELLED if call.is_cancelled else fault, self._end or str(error)) from error
         finally:
-            if stream is not None:
-                was_cancelled = call.end()
-                self._give_back(stream, is_usable=is_in_step and not was_cancelled)
+            self._give_back(call, is_usable=is_in_step)
 
     def close(self) -> None:
         """End everything; calls in progress fail. Idempotent, blocks until gRPC has let go."""
         self._drop("the connection was closed")
         self._channel.close()
 
-    def _borrow(self) -> Stream:
-        """Return a connection that nobody uses."""
-        with self._lock:
-            if self._end:
-                raise ConnectionAbortedError(self._end)
-            if self._idle:
-                return self._idle.pop()
-        stream = connect(self._host, self._port)
-        with self._lock:
-            if not self._end:
-                self._streams.add(stream)
+    def _try_port(self) -> None:
+        """Make the first connection, for the first fetch: an endpoint without a way for batches is of no use."""
+        call = _StreamCall()
+        is_usable = False
         try:
-            if self._end:
-                raise ConnectionAbortedError(self._end)
-            stream.send_raw(self._hello)
-        except OSError:
-            self._give_back(stream, is_usable=False)
-            raise
+            self._connect(call, math.inf)
+            is_usable = True
+        except OSError as error:
+            self._drop(f"no connection for batches: {error}")
+            self._attendance.cancel()
+            raise CallFailedError(Fault.UNREACHABLE, self._end) from error
+        finally:
+            self._give_back(call, is_usable=is_usable)
+
+    def _ask(self, call: _StreamCall, request: bytes, deadline_s: float) -> tuple[Stream, bytes]:
+        """Send the request; return the connection, which the call holds, and the message of the answer."""
+        stream = self._reuse(call)
+        if stream is not None:
+            try:
+                return stream, self._exchange(call, stream, request, deadline_s)
+            except (ConnectionResetError, BrokenPipeError):
+                # Either the endpoint died, perhaps of this request: then nobody listens there any more. Or it lives,
+                # and no request can be blamed for what has become of an idle connection; asking twice is harmless.
+                self._give_back(call, is_usable=False)
+        stream = self._connect(call, deadline_s)
+        return stream, self._exchange(call, stream, request, deadline_s)
+
+    def _exchange(self, call: _StreamCall, stream: Stream, request: bytes, deadline_s: float) -> bytes:
+        call.is_sent = True
+        stream.send(request, deadline_s=deadline_s)
+        message = stream.receive_message(self._limits.max_answer_bytes, deadline_s=deadline_s)
+        if message is None:
+            raise ConnectionResetError("the endpoint closed the connection")
+        return message
+
+    def _reuse(self, call: _StreamCall) -> Stream | None:
+        """Have the call hold a connection that nobody uses; None if there is none."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                _, stream = self._idle.pop()
+            call.hold(stream)
+            if stream.is_quiet() or call.is_cancelled:
+                return stream
+            self._give_back(call, is_usable=False)  # it has ended, or has more to say than it was asked
+
+    def _connect(self, call: _StreamCall, deadline_s: float) -> Stream:
+        """Have the call hold a new connection.
+
+        Raises:
+            OSError: There is none to be had.
+        """
+
+        def register(stream: Stream) -> None:
+            with self._lock:
+                if self._end or not self._hello:
+                    raise ConnectionAbortedError(self._end or "there is no connection yet")
+                self._streams.add(stream)
+            call.hold(stream)
+
+        stream = connect(self._host, self._port, deadline_s=deadline_s, on_stream=register)
+        stream.send_raw(self._hello, deadline_s=deadline_s)
         return stream
 
-    def _give_back(self, stream: Stream, *, is_usable: bool) -> None:
+    def _give_back(self, call: _StreamCall, *, is_usable: bool) -> None:
+        """Take from the call what it holds; close that if it is of no use, and what nobody has used for long."""
+        stream = call.let_go()
+        if stream is None:
+            return
+        now_s = time.monotonic()
+        closed = []
         with self._lock:
-            if is_usable and not self._end:
-                self._idle.append(stream)
-                return
-            self._streams.discard(stream)
-        stream.close()
+            if is_usable and not call.is_cancelled and not self._end:
+                self._idle.append((now_s, stream))
+            else:
+                closed.append(stream)
+            while self._idle and self._idle[0][0] < now_s - _KEEP_IDLE_S:
+                closed.append(self._idle.pop(0)[1])
+            self._streams.difference_update(closed)
+        for each in closed:
+            each.close()
 
     def _drop(self, why: str) -> None:
         """End the connections: whoever uses one fails at once, and gives it back; may be called by gRPC's thread."""
@@ -226,7 +285,8 @@ class Link:
             if self._end:
                 return
             self._end = why
-            idle, self._idle = self._idle, []
+            idle = [stream for _, stream in self._idle]
+            self._idle.clear()
             self._streams.difference_update(idle)
             for stream in self._streams:
                 stream.shut_down()
@@ -249,27 +309,26 @@ class _StreamCall:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
-        self._has_ended = False
         self.is_cancelled = False
+        self.is_sent = False
+        """Whether the endpoint may have got the request."""
 
-    def use(self, stream: Stream) -> None:
+    def hold(self, stream: Stream) -> None:
         """Say which connection it is on."""
         with self._lock:
             self._stream = stream
             if self.is_cancelled:
                 stream.shut_down()
 
+    def let_go(self) -> Stream | None:
+        """Return the connection that it was on; cancelling leaves that alone from now on."""
+        with self._lock:
+            stream, self._stream = self._stream, None
+            return stream
+
     def cancel(self) -> None:
         """See `Call`."""
         with self._lock:
-            if self._has_ended:
-                return
             self.is_cancelled = True
             if self._stream is not None:
                 self._stream.shut_down()
-
-    def end(self) -> bool:
-        """Let go of the connection; return whether the call was cancelled, and the connection with it."""
-        with self._lock:
-            self._has_ended = True
-            return self.is_cancelled

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import select
 import signal
 import socket
 import threading
@@ -29,6 +30,7 @@ from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder, EncodedBatch, Refusal, encode_failure, encode_refusal
 from hetero.wire.limits import Limits
+from hetero.wire.streams import Stream
 
 import grpc  # isort: skip
 
@@ -119,6 +121,8 @@ def opened() -> Iterator[Callable[[EndpointRecord], Link]]:
 def fetch(
     link: Link, request: bytes = b"request", *, timeout_s: float = 60.0, on_call: Callable[[Call], None] | None = None
 ) -> Any:
+    if not link._end:
+        link.attend()
     decoder = BatchDecoder()
     link.fetch(request, decoder, timeout_s=timeout_s, on_call=on_call or (lambda call: None))
     return decoder.result()
@@ -219,6 +223,7 @@ def test_fetch_cancelled_in_the_middle_of_its_payload_leaves_the_next_one_alone(
     decoder = BatchDecoder(allocate=allocate)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetero.wire.framing._allocate", allocate)
+        link.attend()
         fault, _ = fault_of(lambda: link.fetch(b"a", decoder, timeout_s=60.0, on_call=calls.append))
     assert fault is Fault.CANCELLED
     assert (fetch(link, b"b")["large"] == ord("b")).all()
@@ -313,7 +318,8 @@ def test_close_while_fetching_fails_the_fetches_and_ends_every_thread(serve: Any
     for join in joins:
         assert fault_of(join) == (Fault.UNREACHABLE, "the connection was closed")
     link.close()  # idempotent
-    assert fault_of(lambda: fetch(link))[0] is Fault.UNREACHABLE
+    assert fault_of(lambda: fetch(link)) == (Fault.UNSENT, "the connection was closed")
+    assert fault_of(link.attend) == (Fault.UNREACHABLE, "the connection was closed")
     tools.wait_for(lambda: not endpoint.delivery._tickets)
     tools.wait_for(lambda: endpoint.delivery._num_connections == 0)
     assert not link._streams
@@ -353,7 +359,9 @@ def test_endpoint_that_stops_ends_the_link(serve: Any, opened: Any, tools: Any, 
     if state == "computing":
         assert fault_of(join)[0] is Fault.UNREACHABLE
     tools.wait_for(lambda: link._end)
-    assert "the endpoint ended" in fault_of(lambda: fetch(link))[1]
+    fault, details = fault_of(lambda: fetch(link))
+    assert fault is Fault.UNSENT
+    assert "the endpoint ended" in details
 
 
 def test_endpoint_on_ipv6_is_reached(serve: Any, opened: Any) -> None:
@@ -369,7 +377,174 @@ def test_attendance_that_is_never_confirmed_is_given_up(opened: Any, monkeypatch
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         link = opened(EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address=address, incarnation="a"))
-        assert fault_of(link.attend)[0] is Fault.UNREACHABLE
+        assert fault_of(link.attend) == (Fault.LATE, "no answer to Attend within 0.3 s")
+
+
+def port_of_nobody() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Where connections stay pending: nobody accepts, and there is no room to wait."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        is_full = False
+        while not is_full:
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+            is_full = not select.select([], [waiting], [], 0.2)[1]
+        yield listener.getsockname()[1]
+
+
+def ends_of(endpoint: Endpoint) -> list[Stream]:
+    """Return the endpoint's ends of the connections."""
+    return [stream for streams in endpoint.delivery._tickets.values() for stream in streams]
+
+
+def test_endpoint_without_a_way_for_batches_cannot_be_attended(serve: Any, opened: Any, tools: Any) -> None:
+    endpoint = serve()
+    endpoint.delivery.port = port_of_nobody()
+    link = opened(endpoint.record)
+    for _ in range(2):
+        fault, details = fault_of(link.attend)
+        assert fault is Fault.UNREACHABLE
+        assert "no connection for batches: " in details
+        assert "refused" in details
+    assert fault_of(lambda: fetch(link))[0] is Fault.UNSENT
+    tools.wait_for(lambda: not endpoint.delivery._tickets)
+
+
+def test_request_that_was_never_sent_is_no_loss(serve: Any, opened: Any, tools: Any) -> None:
+    has_answered = threading.Event()
+
+    def answer(request: bytes, has_left: HasLeft) -> Any:
+        assert has_answered.wait(30)
+        return echo(request, has_left)
+
+    endpoint = serve(answer)
+    link = opened(endpoint.record)
+    assert fault_of(lambda: link.fetch(b"", BatchDecoder(), timeout_s=60.0, on_call=lambda call: None)) == (
+        Fault.UNSENT,
+        "there is no connection yet",
+    )
+    join = in_thread(lambda: fetch(link))
+    tools.wait_for(lambda: endpoint.delivery._num_busy == 1)
+    link._port = port_of_nobody()
+    fault, details = fault_of(lambda: fetch(link))
+    assert fault is Fault.UNSENT
+    assert "refused" in details
+    has_answered.set()
+    assert join() == {"request": b"request"}
+
+
+@pytest.mark.parametrize("end", ["cancel", "close", "deadline"])
+def test_fetch_that_waits_for_a_connection_can_be_ended(
+    serve: Any, opened: Any, silent_port: int, tools: Any, end: str
+) -> None:
+    link = opened(serve().record)
+    link.attend()
+    link._port = silent_port
+    with link._lock:
+        (_, idle) = link._idle.pop()
+        link._streams.discard(idle)
+    idle.close()
+    calls: list[Any] = []
+    join = in_thread(lambda: fetch(link, timeout_s=0.1 if end == "deadline" else 60.0, on_call=calls.append))
+    if end != "deadline":
+        tools.wait_for(lambda: calls and calls[0]._stream is not None)
+        calls[0].cancel() if end == "cancel" else link.close()
+    expected = {"cancel": Fault.CANCELLED, "close": Fault.UNSENT, "deadline": Fault.LATE}
+    assert fault_of(join)[0] is expected[end]
+    assert not link._streams
+
+
+@pytest.mark.parametrize("what", ["end", "data"])
+def test_idle_connection_on_which_something_came_is_not_used(serve: Any, opened: Any, tools: Any, what: str) -> None:
+    endpoint = serve()
+    link = opened(endpoint.record)
+    fetch(link, b"first")
+    (theirs,) = ends_of(endpoint)
+    theirs.shut_down() if what == "end" else theirs.send_raw(b"more than was asked for")
+    ((_, ours),) = link._idle
+    tools.wait_for(lambda: not ours.is_quiet())
+    for number in range(3):
+        assert fetch(link, b"%d" % number) == {"request": b"%d" % number}
+    assert endpoint.num_admitted == 2
+    assert len(link._streams) == 1
+
+
+@pytest.mark.parametrize("is_for_good", [False, True])
+def test_request_on_a_reused_connection_that_ends_is_sent_once_more(serve: Any, opened: Any, is_for_good: bool) -> None:
+    requests: list[bytes] = []
+
+    def answer(request: bytes, has_left: HasLeft) -> Any:
+        requests.append(request)
+        return None if is_for_good or len(requests) == 1 else echo(request, has_left)
+
+    link = opened(serve(answer).record)
+    if is_for_good:
+        assert fault_of(lambda: fetch(link)) == (Fault.UNREACHABLE, "the endpoint closed the connection")
+    else:
+        assert fetch(link) == {"request": b"request"}
+    assert requests == [b"request"] * 2
+    assert len(link._streams) == (not is_for_good)
+
+
+def test_request_that_ended_the_endpoint_counts_as_sent(serve: Any, opened: Any) -> None:
+    link: Link
+
+    def answer(_request: bytes, _has_left: HasLeft) -> None:
+        link._port = port_of_nobody()  # as if the process had died of it
+
+    link = opened(serve(answer).record)
+    fault, details = fault_of(lambda: fetch(link))
+    assert fault is Fault.UNREACHABLE
+    assert "refused" in details
+
+
+def test_draining_endpoint_finishes_answers_and_turns_new_requests_away(serve: Any, opened: Any, tools: Any) -> None:
+    proceed = threading.Event()
+
+    def answer(request: bytes, has_left: HasLeft) -> Any:
+        assert request != b"slow" or proceed.wait(30)
+        return echo(request, has_left)
+
+    endpoint = serve(answer)
+    link = opened(endpoint.record)
+    slow = [in_thread(lambda: fetch(link, b"slow")) for _ in range(2)]
+    tools.wait_for(lambda: endpoint.delivery._num_busy == 2)
+    fetch(link)  # leaves an idle connection
+    stopped = in_thread(lambda: endpoint.delivery.stop(60.0))
+    tools.wait_for(lambda: endpoint.delivery._is_draining)
+    for _ in range(3):  # on the idle one, and on new ones
+        assert fault_of(lambda: fetch(link)) == (Fault.BUSY, "the endpoint is about to end")
+    proceed.set()
+    assert [join() for join in slow] == [{"request": b"slow"}] * 2
+    stopped()
+
+
+def test_connections_that_were_idle_for_long_are_closed(
+    serve: Any, opened: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(4)
+
+    def answer(request: bytes, has_left: HasLeft) -> Any:
+        if request == b"together":
+            together.wait(30)
+        return echo(request, has_left)
+
+    endpoint = serve(answer)
+    link = opened(endpoint.record)
+    for join in [in_thread(lambda: fetch(link, b"together")) for _ in range(4)]:
+        join()
+    assert len(link._idle) == len(link._streams) == 4
+    monkeypatch.setattr(link_module, "_KEEP_IDLE_S", 0.0)
+    fetch(link)
+    assert len(link._idle) == len(link._streams) == 1
+    tools.wait_for(lambda: endpoint.delivery._num_connections == 1)
 
 
 def connected(job: Any, tools: Any, **arguments: Any) -> tuple[EndpointConnection, Any, int]:
@@ -394,15 +569,17 @@ def test_endpoint_killed_while_idle_ends_the_link(job: Any, tools: Any) -> None:
     tools.wait_for(lambda: link._end)
     assert not link._idle
     assert not link._streams
-    assert fault_of(lambda: fetch_one(connection, wanted[1]))[0] is Fault.UNREACHABLE
+    assert fault_of(lambda: fetch_one(connection, wanted[1]))[0] is Fault.UNSENT
     connection.disconnect()
 
 
 @pytest.mark.integration
 def test_endpoint_killed_while_it_computes_fails_the_fetch(job: Any, tools: Any) -> None:
     connection, wanted, pid = connected(job, tools, sample_s=30.0)
-    join = in_thread(lambda: fetch_one(connection, wanted[0]))
-    tools.wait_for(lambda: connection._open_link()._streams)
+    calls: list[Any] = []
+    join = in_thread(lambda: connection.fetch(wanted[0], timeout_s=60.0, allocate=None, on_call=calls.append))
+    tools.wait_for(lambda: not connection._open_link()._idle)
+    tools.wait_for(lambda: calls[0].is_sent)
     os.kill(pid, signal.SIGKILL)
     assert fault_of(join)[0] is Fault.UNREACHABLE
     connection.disconnect()
@@ -441,7 +618,8 @@ def test_readers_beyond_the_bound_of_requests_are_all_served(job: Any, tools: An
     record = job.pool().records[0]
     wanted = tools.spec()
     connections = [EndpointConnection(record, job.token, job_id="test-job", limits=Limits()) for _ in range(80)]
-    connections[0].prepare(wanted, timeout_s=60.0)
+    for connection in connections:
+        connection.prepare(wanted, timeout_s=60.0)
     expected = tools.digest(tools.local(job.script, tools.requests(wanted)[:2]))
     for request, bytes_ in zip(tools.requests(wanted), expected, strict=False):
         batches = [fetch_one(connection, request) for connection in connections]  # each keeps its connection
