@@ -24,8 +24,6 @@ _ASK_INTERVAL_S = 0.005
 class ComputeStatistics:
     """What an endpoint's compute has done so far."""
 
-    num_tasks: int = 0
-    """Tasks finished, failures included."""
     num_cancelled: int = 0
     """Tasks dropped from the queue or stopped half way."""
     num_overruns: int = 0
@@ -53,8 +51,6 @@ class Task:
         self.emulated_s = emulated_s
         self._is_abandoned = is_abandoned
         self._ask_at_s = 0.0
-        self.compute_time_s = 0.0
-        """Time that the task took, emulated or real; valid once it is done."""
         self._cancelled = threading.Event()
         self._finished = threading.Event()
         self._value: Any = None
@@ -72,6 +68,11 @@ class Task:
                 self._ask_at_s = now_s + _ASK_INTERVAL_S
                 if self._is_abandoned():
                     self._cancelled.set()
+        return self._cancelled.is_set()
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether somebody has found that the result was given up; asks nobody."""
         return self._cancelled.is_set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -194,14 +195,12 @@ class Compute:
         remaining_s = taken_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)
-        task.compute_time_s = max(work_s, task.emulated_s)
         return work_s, overran
 
     def _count(self, task: Task, work_s: float, overran: bool) -> None:
         before = self._statistics
         self._statistics = ComputeStatistics(
-            num_tasks=before.num_tasks + (not task.is_cancelled()),
-            num_cancelled=before.num_cancelled + task.is_cancelled(),
+            num_cancelled=before.num_cancelled + task.was_cancelled,
             num_overruns=before.num_overruns + overran,
             compute_time_s=before.compute_time_s + work_s,
             emulated_time_s=before.emulated_time_s + task.emulated_s,

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar, cast
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
@@ -32,6 +33,7 @@ from hetero.wire.compression import is_installed
 from hetero.wire.framing import Refusal
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.trees import parse
 
 import grpc  # isort: skip
 
@@ -122,8 +124,8 @@ class DataService:
     # Prepare, Describe, Attend
 
     def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = _parse(pb.PrepareRequest, data, context)
-        served = self._start_build(_spec(request.dataset, context), context)
+        request = _parse(pb.PrepareRequest, data)
+        served = self._start_build(requests.spec_from_proto(request.dataset), context)
         assert served.build is not None
         if not _wait(served.build, lambda: not context.is_active()):
             return b""
@@ -165,9 +167,9 @@ class DataService:
         logger.info("built data set %s in %.1f s", spec, served.build_time_s)
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = _parse(pb.DescribeRequest, data, context)
+        request = _parse(pb.DescribeRequest, data)
         try:
-            served, built = self._find(_spec(request.dataset, context))
+            served, built = self._find(requests.spec_from_proto(request.dataset))
         except _UnpreparedError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise AssertionError("abort raises") from error
@@ -197,7 +199,7 @@ class DataService:
         return served, served.built
 
     def _attend(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        _parse(pb.AttendRequest, data, context)
+        _parse(pb.AttendRequest, data)
         ticket = self.delivery.admit()
         try:
             ended = threading.Event()
@@ -225,12 +227,7 @@ class DataService:
             return framing.encode_refusal(Refusal.BROKEN, self._log_incident(error))
 
     def _fetch(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | None:
-        message = pb.FetchRequest()
-        try:
-            message.ParseFromString(data)
-        except DecodeError:
-            raise ProtocolError("not a message of this protocol") from None
-        _check_protocol(message.protocol)
+        message = parse(pb.FetchRequest, data)
         request = requests.from_proto(message, self._limits)
         _, built = self._find(request.spec)
         limits = self._limits.within(message.max_batch_bytes)
@@ -248,22 +245,27 @@ class DataService:
         except Cancelled:
             return None
         if not isinstance(found, framing.EncodedBatch):
-            found = self._encode(found, request, limits, task.compute_time_s, copy=False)
+            batch, compute_time_s = found
+            found = self._encode(batch, request, limits, compute_time_s, copy=False)
         # Without the package the batch travels as it is, and says so: the reader warns. Every batch is the same
         # either way, and a job that runs slower than it could is worth more than one that does not.
         if request.compression is not None and is_installed(request.compression):
             found.compress(request.compression)
         return found
 
-    def _compute_batch(self, built: BuiltDataset, request: BatchRequest, limits: Limits, task: Task) -> Any:
+    def _compute_batch(
+        self, built: BuiltDataset, request: BatchRequest, limits: Limits, task: Task
+    ) -> framing.EncodedBatch | tuple[Any, float]:
+        """Return the batch encoded; or, if nobody will write to its memory, as it is, and how long it took."""
         begin_s = time.monotonic()
         try:
             batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled)
-            # torch's collation makes new memory, which a handler thread can encode and send from while the next batch
-            # is computed. What the user's own code returns may be a buffer that it fills again for the next batch.
-            if built.collate_fn is None and request.collate:
-                return batch
-            return self._encode(batch, request, limits, time.monotonic() - begin_s, copy=True)
+            compute_time_s = time.monotonic() - begin_s
+            # A handler thread can encode and send from new memory while the next batch is computed. What the user's own
+            # code returns may be a buffer that it fills again for the next batch.
+            if request.collate and _is_new_memory(built):
+                return batch, compute_time_s
+            return self._encode(batch, request, limits, compute_time_s, copy=True)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
@@ -339,31 +341,30 @@ def _wait(task: Task, has_left: Callable[[], bool]) -> bool:
     return True
 
 
-def _parse(kind: type[_Message], data: bytes, context: grpc.ServicerContext) -> _Message:
-    """Return the message; refuse other bytes and other protocols."""
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    except DecodeError:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol")
-    try:
-        _check_protocol(message.protocol)  # type: ignore[attr-defined]
-    except ProtocolError as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+def _parse(kind: type[_Message], data: bytes) -> _Message:
+    """Return the message.
+
+    Raises:
+        ProtocolError: These are other bytes, or it is of another protocol.
+    """
+    message = parse(kind, data)
+    protocol = message.protocol  # type: ignore[attr-defined]
+    if protocol != PROTOCOL:
+        raise ProtocolError(f"data plane protocol {protocol} was asked for, this endpoint has {PROTOCOL}")
     return message
 
 
-def _check_protocol(protocol: int) -> None:
-    if protocol != PROTOCOL:
-        raise ProtocolError(f"data plane protocol {protocol} was asked for, this endpoint has {PROTOCOL}")
+def _is_new_memory(built: BuiltDataset) -> bool:
+    """Tell whether a collated batch is new memory, whatever the user's code does.
 
-
-def _spec(message: pb.DatasetSpec, context: grpc.ServicerContext) -> DatasetSpec:
-    try:
-        return requests.spec_from_proto(message)
-    except ProtocolError as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, _one_line(error))
-        raise AssertionError("abort raises") from error
+    torch's collation makes it from samples that were computed one by one. What ``__getitems__`` returned it may pass
+    on: an array of numbers, a list of strings; so may functions that the user registered with it.
+    """
+    if built.collate_fn is not None or (built.seeding == "batch" and hasattr(built.dataset, "__getitems__")):
+        return False
+    collate: Any = sys.modules.get("torch.utils.data._utils.collate")
+    functions = getattr(collate, "default_collate_fn_map", {})
+    return all(getattr(function, "__module__", "") == collate.__name__ for function in functions.values())
 
 
 def _one_line(error: Exception) -> str:

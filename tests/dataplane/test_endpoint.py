@@ -145,6 +145,25 @@ def test_batch_requests_that_break_the_protocol_are_refused_and_harm_nothing(
     assert job.fleet().describe(tools.spec()).num_samples == 100
 
 
+@pytest.mark.parametrize("implementation", ["python", "upb"])
+def test_text_that_is_not_utf8_is_refused_by_every_protobuf(
+    job: Any, monkeypatch: pytest.MonkeyPatch, implementation: str
+) -> None:
+    monkeypatch.setenv("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", implementation)
+    address = job.pool().records[0].address
+    spec = pb.DatasetSpec(name="numbers", arguments_json="{}")
+    prepare = pb.PrepareRequest(protocol=PROTOCOL, dataset=spec).SerializeToString().replace(b"num", b"\xff\xfe\xfd")
+    fetch = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1]).SerializeToString()
+    found, _ = status(address, "/hetero.v1.Data/Prepare", prepare, call_metadata(job.token, JOB))
+    assert found is grpc.StatusCode.INVALID_ARGUMENT
+    with attended(job, address) as (place, ticket), contextlib.closing(connect(*place)) as stream:
+        stream.send_raw(GREETING + ticket)
+        with pytest.raises(RefusedError) as caught:
+            ask(stream, fetch.replace(b"num", b"\xff\xfe\xfd"))
+        assert caught.value.refusal is Refusal.REJECTED
+    assert not any("internal error" in line for line in job.lines)
+
+
 def test_connections_without_a_valid_ticket_are_closed_without_a_word(job: Any, address: str) -> None:
     with attended(job, address) as (place, ticket):
         for hello in (
