@@ -8,15 +8,14 @@ from typing import Any
 from hetero.batches.failures import dataset_error
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.connection import CallFailedError, EndpointConnection, Fault
+from hetero.dataplane.connection import EndpointConnection
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.errors import BatchTimeoutError, DataPlaneError, DatasetError, ProtocolError
 
-__all__ = ["LOST", "MAX_ATTEMPTS", "Attempt", "Item"]
+__all__ = ["MAX_ATTEMPTS", "Attempt", "Item"]
 
 MAX_ATTEMPTS = 3
 """Deaths, damaged arrivals, or late answers of one request before it fails by name."""
-LOST = (Fault.UNREACHABLE, Fault.CANCELLED)
-"""The endpoint may have died of the request."""
 _MAX_NAMED_INDICES = 64
 
 
@@ -33,17 +32,26 @@ class Item:
     """It may be what killed its endpoint: it runs alone."""
     attempts: list[Attempt] = field(default_factory=list)
     """In progress, at most two."""
+    num_lost: int = 0
+    """Calls that failed because the endpoint could not be reached, whether or not it had the request."""
+    first_lost_s: float = 0.0
+    """Monotonic: when the first of them failed."""
     num_damaged: int = 0
     num_late: int = 0
     num_broken: int = 0
 
-    def lost(self, connection: EndpointConnection, *, was_first: bool) -> None:
-        """Note that its endpoint could not be reached any more.
+    def lost(self, connection: EndpointConnection, fault: Fault, now_s: float, *, was_first: bool) -> None:
+        """Note that its endpoint could not be reached, or not any more. It is blamed only if it was sent.
 
         The one that the endpoint was probably computing runs alone at once; any other after its second loss. Thus a
         poisonous one dies alone the third time, and the loss of a host does not send everything that was queued there
         through a needle's eye.
         """
+        if not self.num_lost:
+            self.first_lost_s = now_s
+        self.num_lost += 1
+        if fault is Fault.UNSENT:
+            return
         self.lost_with.append(connection.identity)
         self.is_suspect = was_first or len(self.lost_with) > 1
 
@@ -71,6 +79,15 @@ class Item:
         damaged = ProtocolError(f"a batch arrived damaged {MAX_ATTEMPTS} times, last from {connection.name}: {error}")
         damaged.__cause__ = error
         return damaged
+
+    def lost_too_long_s(self, now_s: float, *, data_timeout_s: float) -> float | None:
+        """Return for how long endpoints have been lost with it, if that is too long; None if not.
+
+        It bounds what no count of deaths does: endpoints that come back whenever they are called, but through whose
+        connections no batch comes, or of which nobody can say whether they died.
+        """
+        lost_s = now_s - self.first_lost_s
+        return lost_s if self.num_lost >= MAX_ATTEMPTS and lost_s > data_timeout_s else None
 
     def killed_too_often(self) -> DatasetError:
         """Return the error that names its indices."""

@@ -13,7 +13,6 @@ from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.link import Call, Link
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
@@ -23,11 +22,12 @@ from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
-__all__ = ["CallFailedError", "ConnectionState", "EndpointConnection", "Fault", "Fetched"]
+__all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
 
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _DESCRIBE_TIMEOUT_S = 300.0
+_random = random.SystemRandom()  # the global generator is the trainer's, and ranks that are seeded alike draw alike
 
 
 class ConnectionState(enum.Enum):
@@ -57,7 +57,6 @@ class Fetched:
     """Whether the endpoint has not the package for what was asked of it."""
     num_queued: int
     """The endpoint's load when it sent the batch."""
-    compute_time_s: float
 
 
 class EndpointConnection:
@@ -118,13 +117,18 @@ class EndpointConnection:
         return self.state is ConnectionState.READY and spec in self.prepared and not self.is_retired
 
     def mark_ready(self) -> None:
-        """It answered."""
+        """It is prepared. Whether batches come through as well, only the first one tells: see `delivered`."""
         self.state = ConnectionState.READY
+        if not self._num_failures:
+            self.last_word = "answered"
+
+    def delivered(self) -> None:
+        """A batch came through: the next failure is a first one again."""
         self._num_failures = 0
         self.last_word = "answered"
 
     def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
-        """A call failed: try again after a random back-off.
+        """A call failed: try again after a random back-off, which grows until a batch was delivered.
 
         Args:
             why: Last word.
@@ -147,7 +151,7 @@ class EndpointConnection:
         bound_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**self._num_failures)
         self._num_failures += 1
         # Full jitter: ranks that lost the same host must not come back in step.
-        self.retry_at_s = now_s + random.uniform(0.0, bound_s)
+        self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
         self._retire_link()  # closing may wait for calls: not under the fleet's lock
         return True
 
@@ -250,7 +254,6 @@ class EndpointConnection:
             saved_bytes=decoder.saved_bytes,
             lacks_compression=decoder.lacks_compression,
             num_queued=decoder.num_queued,
-            compute_time_s=decoder.compute_time_s,
         )
 
     def _open_link(self) -> Link:

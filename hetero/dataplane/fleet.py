@@ -24,7 +24,8 @@ from hetero.control.directory import Directory
 from hetero.control.security import Token
 from hetero.dataplane import routing
 from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.connection import CallFailedError, ConnectionState, EndpointConnection, Fault
+from hetero.dataplane.connection import ConnectionState, EndpointConnection
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.hedging import Hedging
 from hetero.dataplane.roster import Roster
 from hetero.dataplane.statistics import FleetStatistics
@@ -255,7 +256,7 @@ class Fleet:
     def call_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
         """Draw the conclusions from a failed call. Needs the lock."""
         now_s = self.clock()
-        if error.fault in (Fault.UNREACHABLE, Fault.CANCELLED):
+        if error.fault in (Fault.UNREACHABLE, Fault.UNSENT):
             if connection.mark_down(str(error), now_s, generation):
                 self.stats.endpoint_losses += 1
                 logger.info("endpoint %s is down: %s", connection.name, error)

@@ -138,8 +138,6 @@ class Hedging:
             self._paces.setdefault(request.spec, Pace()).observe(time_s)
 
     def deadline_s(self, request: BatchRequest) -> float:
-        """Return how long this request may take before it is overdue; infinite if that is not known."""
+        """Return how long a request without purity check may take until it is overdue; infinite if not known."""
         pace = self._paces.get(request.spec)
-        if pace is None:
-            return math.inf
-        return pace.deadline_s * (2 if request.verify else 1)
+        return math.inf if pace is None else pace.deadline_s

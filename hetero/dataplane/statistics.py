@@ -34,7 +34,7 @@ class FleetStatistics:
     retries: int = 0
     """Requests sent again, for whatever reason."""
     failovers: int = 0
-    """Requests sent again because their endpoint could not be reached any more."""
+    """Requests given to another endpoint, or again, because theirs could not be reached, or not any more."""
     checksum_errors: int = 0
     """Batches that arrived damaged."""
     endpoint_losses: int = 0

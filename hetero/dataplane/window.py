@@ -18,11 +18,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from hetero.dataplane.attempts import LOST, MAX_ATTEMPTS, Attempt, Item
-from hetero.dataplane.connection import CallFailedError, Fault, Fetched
+from hetero.dataplane.attempts import MAX_ATTEMPTS, Attempt, Item
+from hetero.dataplane.connection import Fetched
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.stretch import Stretch
 from hetero.datasets import DatasetSpec
@@ -34,6 +35,9 @@ __all__ = ["Arrived", "Window"]
 
 _POLL_S = 0.5
 _JOIN_S = 5.0
+
+_LOST = (Fault.UNREACHABLE, Fault.UNSENT)
+"""The endpoint is not there, or not any more."""
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +136,10 @@ class Window:
     def hedge_if_overdue(self) -> float:
         """Ask for the next batch a second time if it is overdue and that may help. For the consumer that waits for it.
 
-        Only this one is hedged: the trainer waits for no other. Its bytes have to fit into the window once more.
+        Only this one is hedged: the trainer waits for no other. Those that wait behind it on the same endpoint are
+        overdue as well when their turn comes. A hedge may exceed the window's bytes, by one batch: a window that is
+        full of batches that wait for this one has no other place for it, and one of the two attempts is soon ended.
+        What exceeds the window by itself is not hedged, nor is a purity check, which would be lost with its attempt.
 
         Returns:
             Seconds until it will be overdue; infinite if there is nothing to watch.
@@ -140,13 +147,15 @@ class Window:
         fleet, hedging = self.fleet, self.fleet.hedging
         self._wants_place = False
         attempt = next((found for found in self._attempts if found.item.sequence == self.next_sequence), None)
-        if attempt is None or len(attempt.item.attempts) > 1 or attempt.item.is_suspect or attempt.is_given_up:
+        if attempt is None or attempt.is_given_up:
             return math.inf
         item, now_s = attempt.item, fleet.clock()
+        if len(item.attempts) > 1 or item.is_suspect or item.request.verify:
+            return math.inf
         remaining_s = attempt.since_s + hedging.deadline_s(item.request) - now_s
         if remaining_s > 0:
             return remaining_s
-        if not hedging.budget.allows or self._expected_bytes(item) > self._window_bytes:
+        if not hedging.budget.allows or self._expected_bytes(item, num_more=0) > self._window_bytes:
             return math.inf
         other = fleet.choose_other(item.request.spec, attempt.connection)
         if other is None:
@@ -260,31 +269,38 @@ class Window:
     def _is_askable(self, item: Item) -> bool:
         if item.sequence == self.next_sequence:
             return not self._awaits_verdict(item)
-        return self._expected_bytes(item) <= self._window_bytes and not self._awaits_verdict(item)
+        return self._expected_bytes(item, num_more=1) <= self._window_bytes and not self._awaits_verdict(item)
 
-    def _expected_bytes(self, item: Item) -> int:
-        """Return what the window will hold when everything in progress, and one attempt more, has arrived."""
-        return self._held_bytes + (len(self._attempts) + 1) * item.agreement.batch_bytes
+    def _expected_bytes(self, item: Item, *, num_more: int) -> int:
+        """Return what the window will hold when everything in progress, and so many attempts more, have arrived."""
+        return self._held_bytes + (len(self._attempts) + num_more) * item.agreement.batch_bytes
 
     def _awaits_verdict(self, item: Item) -> bool:
-        """Tell whether one more loss could be one death too many, and it is not yet known which losses were deaths."""
+        """Tell whether one more loss could be one death too many, and it is not yet known which losses were deaths.
+
+        If they were, or that does not become known in time, the item fails.
+        """
         item.lost_with = [
             identity for identity in item.lost_with if not self.fleet.is_back(identity, item.request.spec)
         ]
+        if len(item.lost_with) < MAX_ATTEMPTS:
+            return False
         deaths = sum(self.fleet.is_gone(identity) for identity in item.lost_with)
-        if deaths >= MAX_ATTEMPTS and item in self._missing:
+        error = item.killed_too_often() if deaths >= MAX_ATTEMPTS else self._lost_too_long(item)
+        if error is not None:
             self._missing.remove(item)
-            self.put(item.sequence, item.killed_too_often())
-            return True
-        return len(item.lost_with) >= MAX_ATTEMPTS
+            self.put(item.sequence, error)
+        return True
+
+    def _lost_too_long(self, item: Item) -> HeteroError | None:
+        """Return what to raise if endpoints have been lost with it for too long."""
+        lost_s = item.lost_too_long_s(self.fleet.clock(), data_timeout_s=self.data_timeout_s)
+        return None if lost_s is None else self.fleet.unavailable(item.request.spec, lost_s)
 
     def _make(self, attempt: Attempt) -> Fetched | Exception:
         """Ask the endpoint."""
         if attempt.is_given_up:  # before it began
             return CallFailedError(Fault.CANCELLED, "")
-        request = attempt.item.request
-        if attempt.is_hedge and request.verify:
-            request = replace(request, verify=False)  # one purity check of a batch is enough
 
         def started(call: Any) -> None:
             # Without the lock: others set a flag, then look for the call, this the other way round; one sees the other.
@@ -294,7 +310,7 @@ class Window:
 
         try:
             return attempt.connection.fetch(
-                request, timeout_s=self.data_timeout_s, allocate=self._allocate, on_call=started
+                attempt.item.request, timeout_s=self.data_timeout_s, allocate=self._allocate, on_call=started
             )
         except Exception as error:  # noqa: BLE001 - settled by the caller
             return error
@@ -332,6 +348,7 @@ class Window:
         fleet, connection, now_s = self.fleet, attempt.connection, self.fleet.clock()
         fleet.hedging.observe(attempt.item.request, now_s - attempt.since_s)
         fleet.hedging.laggards.answered(connection)
+        connection.delivered()
         connection.load, connection.load_at_s = fetched.num_queued, now_s
         fleet.stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         fleet.stats.saved_bytes += fetched.saved_bytes
@@ -377,7 +394,7 @@ class Window:
             self.put(item.sequence, final)
             return True
         fleet.stats.retries += 1
-        fleet.stats.failovers += isinstance(error, CallFailedError) and error.fault in LOST
+        fleet.stats.failovers += isinstance(error, CallFailedError) and error.fault in _LOST
         self._insert(item)
         self.work.notify_all()
         return False
@@ -388,9 +405,9 @@ class Window:
         if isinstance(error, CallFailedError):
             was_first = self._is_lowest_on(attempt)
             fleet.call_failed(connection, error, attempt.generation)
-            if error.fault in LOST:
-                item.lost(connection, was_first=was_first)
-                return None
+            if error.fault in _LOST:
+                item.lost(connection, error.fault, fleet.clock(), was_first=was_first)
+                return self._lost_too_long(item)
             return item.failed(connection, error, data_timeout_s=self.data_timeout_s)
         if isinstance(error, AuthenticationError):
             fleet.fail(error)

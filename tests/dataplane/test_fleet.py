@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -59,6 +60,29 @@ def test_fleet_subset_replaces_endpoints_that_are_down() -> None:
             connection.mark_down("gone", 0.0)
         used = routing.subset(fleet._roster, 0, 8)
         assert sum(connection.state is not ConnectionState.DOWN for connection in used) == 18
+
+
+def test_back_off_grows_until_a_batch_came_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.dataplane.connection._random.uniform", lambda _, bound_s: bound_s)
+    with offline_fleet(1, 1) as fleet:
+        (connection,) = fleet._used
+        backoffs_s = []
+        for number in range(8):
+            connection.mark_ready()
+            if number == 6:
+                connection.delivered()
+            connection.mark_down("reset", 0.0)
+            backoffs_s.append(connection.retry_at_s)
+            connection.mark_ready()
+            assert connection.last_word == "reset"
+        assert backoffs_s == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 0.2, 0.4])
+
+
+def test_back_off_leaves_the_trainers_generator_alone() -> None:
+    with offline_fleet(1, 1) as fleet:
+        before = random.getstate()
+        fleet._used[0].mark_down("reset", 0.0)
+        assert random.getstate() == before
 
 
 def test_fleet_chooses_least_outstanding_then_load_then_turns(tools: Any) -> None:

@@ -11,10 +11,11 @@ from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.connection import CallFailedError, ConnectionState, EndpointConnection, Fault, Fetched
+from hetero.dataplane.connection import ConnectionState, EndpointConnection, Fetched
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
-from hetero.errors import DatasetError, ProtocolError
+from hetero.errors import DatasetError, EndpointUnavailableError, ProtocolError
 
 NBYTES = 1000
 
@@ -35,7 +36,7 @@ class Call:
 
     def answer(self) -> None:
         batch = {"index": self.request.indices, "from": self.connection.record.endpoint_id}
-        self.end(Fetched(batch=batch, nbytes=NBYTES, num_queued=0, compute_time_s=0.1))
+        self.end(Fetched(batch=batch, nbytes=NBYTES, num_queued=0))
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -298,34 +299,60 @@ def test_suspect_runs_alone_and_is_not_hedged(stage: Stage, tools: Any) -> None:
     assert counters(reader) == {"retries": 1, "failovers": 1, "endpoint_losses": 1}
 
 
-def test_hedge_is_no_second_purity_check_and_is_given_twice_the_time(stage: Stage, tools: Any) -> None:
+def test_batch_that_was_never_sent_is_not_blamed(stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.dataplane.connection._random.uniform", lambda *_: 1e6)  # none comes back
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=4)
+    for _ in range(3):
+        stage.pending(0)[0].end(CallFailedError(Fault.UNSENT, "it is gone"))
+    tools.wait_for(lambda: reader._fleet.stats.retries == 3)
+    (call,) = stage.pending(0)
+    assert not any(attempt.is_alone for attempt in reader._window._attempts)
+    call.answer()
+    assert next(reader)["from"] == call.connection.record.endpoint_id
+    stage.settled(reader)
+    assert counters(reader) == {"retries": 3, "failovers": 3, "endpoint_losses": 3}
+
+
+def test_batch_whose_endpoints_neither_return_nor_leave_fails_in_time(
+    stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.dataplane.connection._random.uniform", lambda *_: 1e6)
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=4)
+    for _ in range(3):
+        stage.pending(0)[0].end(CallFailedError(Fault.UNREACHABLE, "reset"))
+    tools.wait_for(lambda: reader._fleet.stats.retries == 3)
+    with reader._fleet.lock:
+        assert reader._fleet.has_ready(tools.spec())
+    stage.now_s += 301.0
+    with pytest.raises(EndpointUnavailableError, match=r"for 301 s(?s:.)*the connection failed: reset"):
+        next(reader)
+
+
+def test_purity_check_is_not_hedged(stage: Stage, tools: Any) -> None:
     (request,) = tools.requests(tools.spec(), num_batches=1)
     reader = stage.read([replace(request, verify=True)])
-    (first,) = stage.pending(0)
-    assert stage.hedge(reader, 0.6) == pytest.approx(0.4)
-    stage.hedge(reader, 0.5)
-    _, second = stage.pending(0, 2)
-    assert first.request.verify
-    assert not second.request.verify
+    stage.pending(0)
+    assert stage.hedge(reader, 100.0) == float("inf")
+    stage.pending(0, 1)[0].answer()
+    next(reader)
+    assert counters(reader) == {}
 
 
-def test_hedge_counts_in_the_windows_bytes(stage: Stage, tools: Any) -> None:
-    def read(window_bytes: int) -> int:
-        reader = stage.read(tools.requests(tools.spec(), num_batches=2), window_bytes=window_bytes)
-        reader._agreement.has_size, reader._agreement.batch_bytes = True, NBYTES  # type: ignore[union-attr]
-        with reader._fleet.lock:
-            reader._window.on_fleet_change()
-        stage.pending(1)[0].answer()
-        tools.wait_for(lambda: reader._window._held_bytes == NBYTES)
-        stage.hedge(reader)
-        hedges = reader._fleet.stats.hedges
-        reader.close()
-        stage.settled(reader)
-        stage.calls.clear()
-        return hedges
-
-    assert read(3 * NBYTES - 1) == 0  # one held, one in progress, and no room for a third
-    assert read(3 * NBYTES) == 1
+@pytest.mark.parametrize(("window_bytes", "hedges"), [(2 * NBYTES, 1), (2 * NBYTES - 1, 0)])
+def test_hedge_has_a_place_in_a_full_window_but_not_in_one_that_is_exceeded(
+    stage: Stage, tools: Any, window_bytes: int, hedges: int
+) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=2))
+    window, agreement = reader._window, reader._agreement
+    assert agreement is not None
+    stage.pending(1)[0].answer()
+    tools.wait_for(lambda: window._held_bytes == NBYTES)
+    with reader._fleet.lock:
+        agreement.has_size, agreement.batch_bytes, window._window_bytes = True, NBYTES, window_bytes
+    stage.hedge(reader)  # one batch held, one in progress
+    assert reader._fleet.stats.hedges == hedges
+    reader.close()
+    stage.settled(reader)
 
 
 def test_close_with_a_hedge_in_progress_ends_both(stage: Stage, tools: Any) -> None:

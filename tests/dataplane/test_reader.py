@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import signal
+import textwrap
 import threading
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from hetero.batches.request import BatchRequest
+from hetero.control.directory import Directory
 from hetero.dataplane.connection import ConnectionState
 from hetero.dataplane.fleet import has_live_channels
 from hetero.dataplane.reader import Reader, default_window_bytes
@@ -23,6 +25,40 @@ from hetero.errors import (
     EndpointUnavailableError,
     HeteroError,
 )
+
+BUFFERS = """
+    class Buffered(Numbers):
+        def __init__(self):
+            super().__init__(100, -1, -1, "", 0.0, 1)
+            self.buffer = np.zeros(1_000_000, dtype=np.int64)
+
+        def __getitems__(self, indices):
+            return np.take(np.arange(100), np.repeat(indices, len(self.buffer)), out=self.buffer)
+
+    @hetero.dataset(seeding="batch", fingerprint="together")
+    def together():
+        return Buffered()
+
+    class Own:
+        pass
+
+    class Owner(Numbers):
+        def __getitem__(self, index):
+            own = Own()
+            own.index = index
+            return own
+
+    def fill(samples, *, collate_fn_map):
+        shared[:] = samples[0].index
+        return shared
+
+    @hetero.dataset(fingerprint="registered")
+    def registered():
+        from torch.utils.data._utils.collate import default_collate_fn_map
+
+        default_collate_fn_map[Own] = fill
+        return Owner(100, -1, -1, "", 0.0, 1)
+"""
 
 
 @pytest.mark.parametrize("num_endpoints", [1, 2, 3])
@@ -48,6 +84,18 @@ def test_reader_collation_that_reuses_its_buffer_delivers_each_batch_whole(job: 
         assert np.unique(batch).tolist() == request.indices.tolist()
 
 
+@pytest.mark.parametrize("name", ["together", "registered"])
+def test_reader_default_collation_that_passes_a_buffer_on_delivers_each_batch_whole(
+    job: Any, tools: Any, name: str
+) -> None:
+    pytest.importorskip("torch")
+    job.script.write_text(job.script.read_text() + textwrap.dedent(BUFFERS))
+    job.pool()
+    wanted = tools.requests(tools.spec(name), num_batches=24, batch_size=1)
+    for request, batch in zip(wanted, Reader(job.fleet(), iter(wanted), prefetch_factor=6), strict=True):
+        assert np.unique(batch).tolist() == request.indices.tolist()
+
+
 def test_reader_before_any_endpoint_waits_for_the_first(job: Any, tools: Any) -> None:
     fleet = job.fleet()
     wanted = tools.requests(tools.spec(), num_batches=3)
@@ -69,6 +117,34 @@ def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(job: Any, tools
     assert fleet.stats.endpoint_losses == 1
     tools.wait_for(lambda: len(pool.records) == 2)
     assert pool.num_restarts == 1
+
+
+def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -> None:
+    pool = job.pool(num_endpoints=5)
+    published, job.directory = job.directory, Directory(pool.records)  # nobody tells the reader
+    fleet = job.fleet()
+    job.directory = published
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    fleet.describe(tools.spec())
+    tools.wait_for(lambda: all(connection.serves(tools.spec()) for connection in fleet._used))
+    reader = Reader(fleet, iter(wanted))
+    found: list[Any] = []
+
+    def take() -> None:
+        """Take a batch, and wait for the one that is asked for instead."""
+        found.append(next(reader))
+        tools.wait_for(lambda: not reader._window._attempts and not reader._window._missing)
+
+    take()
+    for pid in pool.pids[:4]:
+        os.kill(pid, signal.SIGKILL)
+    tools.wait_for(lambda: pool.num_restarts == 4)
+    take()
+    take()  # one of the two was given to all that are gone, one after the other
+    assert fleet.stats.endpoint_losses == 4
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert fleet.stats.failovers >= 4
 
 
 def test_reader_loses_the_only_endpoint_and_goes_on_with_its_successor(job: Any, tools: Any) -> None:
