@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero import datasets
+from hetero.batches.build import BuiltDataset
 from hetero.datasets import DatasetSpec, dataset, get_factory, registered, set_describer
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, DatasetError
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,25 @@ def test_spec_len_without_describer_builds_once() -> None:
         return list(range(size))
 
     assert (len(counted(5)), len(counted(5)), calls) == (5, 5, [5])
+
+
+def test_spec_len_is_that_of_the_data_set_that_is_built_and_leaves_generators_alone() -> None:
+    @dataset
+    def drawn() -> range:
+        return range(random.randrange(10, 10**6))
+
+    before = random.getstate()
+    assert len(drawn()) == len(BuiltDataset.build(drawn()).dataset)
+    assert random.getstate() == before
+
+
+def test_spec_len_of_failing_factory_names_the_data_set() -> None:
+    @dataset
+    def broken() -> None:
+        raise OSError("gone")
+
+    with pytest.raises(DatasetError, match="data set 'broken' failed on local in build: OSError: gone"):
+        len(broken())
 
 
 def test_spec_len_with_describer_asks_it() -> None:

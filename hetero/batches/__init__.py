@@ -5,6 +5,7 @@
     request.py    everything that a batch depends on
     fetch.py      the pure function, and what a data set looks like on this host
     purity.py     bit-exact comparison and digest of nested batches
+    imported.py   modules that only the user's code imports
     failures.py   the user's exceptions as records that can travel
     structure.py  nested batch <-> tree and flat leaves
     leaves.py     arrays, tensors and long lists <-> bytes with dtype and shape

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib import import_module
 from typing import Any
 
 from hetero.batches.failures import dataset_error
-from hetero.batches.seeds import build_key, preserved_generators, seed_generators
+from hetero.batches.imported import imported
+from hetero.batches.seeds import (
+    build_key,
+    preserved_generators,
+    seed_generators,
+    torch_generator_is_untouched,
+)
 from hetero.batches.structure import type_name
 from hetero.datasets import DatasetSpec, Seeding, get_factory
 from hetero.errors import ConfigError
@@ -89,11 +95,10 @@ class BuiltDataset:
         key = build_key(spec.name, spec.arguments_json)
         with preserved_generators():
             try:
-                seed_generators(key)
-                dataset = factory.function(**arguments)
+                dataset = _run_seeded(functools.partial(factory.function, **arguments), key)
             except Exception as exc:
                 raise dataset_error(exc, dataset=spec.name, host=host, stage="build") from exc
-        if problem := _not_map_style(dataset):
+        if problem := _not_map_style(dataset, factory.seeding):
             raise dataset_error(
                 f"ConfigError: the factory returned {problem}", dataset=spec.name, host=host, stage="build"
             )
@@ -116,7 +121,7 @@ class BuiltDataset:
         Raises:
             ConfigError: If it is no map-style data set.
         """
-        if problem := _not_map_style(dataset):
+        if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
         return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding)
 
@@ -146,6 +151,9 @@ class BuiltDataset:
         function = worker_init_fn or self._worker_init_fn
         if function is None:
             return
+        # Here, not at its own import: worker info can be set, and torch's generator seeded, only if torch is there.
+        with suppress(ImportError):
+            import_module("torch.utils.data")
         with preserved_generators(), self.worker_info():
             try:
                 seed_generators(self._info_seed)
@@ -175,6 +183,22 @@ class BuiltDataset:
         except NotImplementedError:
             return None
 
+    def makes_new_memory(self, *, collate: bool) -> bool:
+        """Tell whether nobody else holds the memory of a batch, whatever the user's code does.
+
+        torch's collation makes it from samples that were computed one by one. What ``__getitems__`` returned it may
+        pass on: a list of strings, or of arrays; so may functions that the user registered with it.
+
+        Args:
+            collate: As in the request.
+        """
+        is_torchs = collate and self.collate_fn is None
+        if not is_torchs or (self.seeding == "batch" and hasattr(self.dataset, "__getitems__")):
+            return False
+        module = imported("torch.utils.data._utils.collate")
+        functions = getattr(module, "default_collate_fn_map", {})
+        return all(getattr(function, "__module__", "") == module.__name__ for function in functions.values())
+
     @property
     def seed(self) -> Callable[[int], None]:
         """A function of a key: seeds the global generators, and those of the data set through its ``on_seed(key)``."""
@@ -192,7 +216,7 @@ class BuiltDataset:
         tensors into shared memory. Inside torch's own worker that is right, and what was
         set there is back after this context.
         """
-        torch_data: Any = sys.modules.get("torch.utils.data")
+        torch_data = imported("torch.utils.data")
         if torch_data is None or not self.num_workers:
             return _NOTHING
         module = torch_data._utils.worker
@@ -230,7 +254,7 @@ def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
     if callable(hook):
         yield hook
         return
-    torch_data: Any = sys.modules.get("torch.utils.data")
+    torch_data = imported("torch.utils.data")
     if torch_data is None:
         return
     if isinstance(dataset, torch_data.Subset):
@@ -241,7 +265,20 @@ def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
             yield from _find_hooks(part)
 
 
-def _not_map_style(dataset: object) -> str:
+def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
+    """Return what the factory returns if all generators are seeded with the key."""
+    had_torch = imported("torch") is not None
+    seed_generators(key)
+    dataset = factory()
+    if had_torch or torch_generator_is_untouched():
+        return dataset
+    # It imported torch, whose generator had not been seeded for it, and drew from that.
+    del dataset
+    seed_generators(key)
+    return factory()
+
+
+def _not_map_style(dataset: object, seeding: Seeding) -> str:
     """Return what is wrong with the object as a map-style data set; empty if nothing is."""
     kind = type(dataset)
     name = type_name(kind)
@@ -249,12 +286,17 @@ def _not_map_style(dataset: object) -> str:
         return "None; return the data set from the decorated function"
     if isinstance(dataset, DatasetSpec):
         return f"a DatasetSpec; build {dataset.name!r} with get_factory({dataset.name!r}).function(...)"
-    torch_data: Any = sys.modules.get("torch.utils.data")
+    torch_data = imported("torch.utils.data")
     iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
     if iterable or not (hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
         what = "an iterable data set" if iterable or hasattr(kind, "__iter__") else "not a data set"
         return (
             f"{what} ({name}); only map-style data sets are supported for now: "
             "give it __getitem__(index) and __len__(), so that any host can compute any batch"
+        )
+    if seeding == "sample" and not hasattr(kind, "__getitem__"):
+        return (
+            f"a {name}, which has __getitems__ but no __getitem__, so it cannot be seeded for every sample: "
+            'register it with @hetero.dataset(seeding="batch")'
         )
     return ""

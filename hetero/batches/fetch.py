@@ -9,18 +9,20 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
-from hetero.batches.purity import IMPURITY_ADVICE, compare, outline, sketch
+from hetero.batches.imported import imported
+from hetero.batches.purity import IMPURITY_ADVICE, compare, freeze, outline, sketch
 from hetero.batches.request import BatchRequest, Indices, as_indices
-from hetero.batches.seeds import batch_key, preserved_generators, sample_keys
+from hetero.batches.seeds import batch_key, preserved_generators, sample_keys, seed_generators
 from hetero.datasets import DatasetSpec, Index
 from hetero.errors import ConfigError, DatasetError
 
@@ -29,8 +31,10 @@ __all__ = ["BatchRequest", "BuiltDataset", "Cancelled", "Description", "Indices"
 logger = logging.getLogger(__name__)
 
 _NUM_PROBES = 8
-_NUM_POLLS = 64
-"""How often ``cancelled()`` is asked in a large batch with one seed: 1,024 times took 2 % of a batch of table rows."""
+_MAX_POLLS = 64
+"""How often ``cancelled()`` is asked at most in a batch with one seed: 1,024 times took 2 % of one of table rows."""
+
+_T = TypeVar("_T")
 
 
 class Cancelled(Exception):
@@ -53,7 +57,8 @@ def fetch(
         built: The data set of ``request.spec``.
         request: What to compute.
         host: Named in errors.
-        cancelled: Polled before every sample; with one seed for the batch, before every 64th part of it.
+        cancelled: Polled before every sample. With one seed for the batch at most 64 times, at equal distances;
+            with ``__getitems__`` once, before it.
 
     Returns:
         What ``collate_fn`` returned; ``default_collate`` where the user gave none. Without
@@ -63,17 +68,24 @@ def fetch(
         Cancelled: If ``cancelled()`` was true between two samples.
         DatasetError: If the user's code raises, an index is out of range, or with
             ``request.verify`` if the batch differs from itself.
-        ConfigError: If seed, epoch or position are out of range.
+        ConfigError: If seed, epoch or position are out of range, or there is neither a ``collate_fn`` nor torch.
     """
-    samples = _compute_samples(built, request, host, cancelled)
-    batch = _collate(built, samples, request, host)
+    collate = built.collate_fn or _default_function(collate=request.collate)  # first: it may import torch
+
+    def compute() -> tuple[Sequence[Any], Any]:
+        samples = _compute_samples(built, request, host, cancelled)
+        return samples, _collate(built, collate, samples, request, host)
+
+    samples, batch = _with_torch_seeded(compute)
     if not request.verify:
         return batch
-    again = _compute_samples(built, request, host, cancelled)
-    difference = compare(batch, _collate(built, again, request, host))
+    # Frozen before the second time, which may reuse the memory of the first.
+    first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
+    samples, again = compute()
+    difference = compare(first, again)
     if difference is None:
         return batch
-    pairs = zip(_plain(request.indices), samples, again, strict=True) if isinstance(samples, list) else ()
+    pairs = zip(_plain(request.indices), first_samples, samples, strict=True) if first_samples else ()
     differing = [index for index, one, other in pairs if compare(one, other)]
     raise dataset_error(
         f"computed twice, {difference}. {IMPURITY_ADVICE}",
@@ -110,6 +122,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
+                seed_generators(0)  # it may look at samples that it draws: the same ones on all hosts
                 fingerprint = str(built.fingerprint(built.dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
@@ -125,14 +138,15 @@ def _compute_samples(
     indices = _plain(request.indices)
     _check_range(built, request.indices, indices, host)
     compute = _compute_together if built.seeding == "batch" else _compute_each
-    had_torch = "torch" in sys.modules
     with built.worker_info():
-        samples = compute(built, request, indices, host, cancelled)
-    if not had_torch and "torch" in sys.modules:
-        # A sample imported torch, whose generator had not been seeded for it.
-        with built.worker_info():
-            samples = compute(built, request, indices, host, cancelled)
-    return samples
+        return compute(built, request, indices, host, cancelled)
+
+
+def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
+    """Return what ``compute`` does; do it again if it imported torch, which was then neither seeded nor informed."""
+    had_torch = "torch" in sys.modules
+    result = compute()
+    return result if had_torch or "torch" not in sys.modules else compute()
 
 
 def _compute_each(
@@ -181,7 +195,7 @@ def _compute_together(
                 raise ValueError(f"__getitems__ returned {len(together)} samples for {len(indices)} indices")
             return together
         samples = []
-        stride = max(1, len(indices) // _NUM_POLLS)
+        stride = max(1, -(-len(indices) // _MAX_POLLS))
         for begin in range(0, len(indices), stride):
             if begin and cancelled is not None and cancelled():
                 raise Cancelled
@@ -201,7 +215,7 @@ def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[An
     ``Subset`` always has ``__getitems__``, whether or not the data set inside has; only a look
     inside tells whether samples can be computed one by one, cancelled and named in errors.
     """
-    torch_data: Any = sys.modules.get("torch.utils.data")
+    torch_data = imported("torch.utils.data")
     inner: list[Any] = list(indices)
     while torch_data is not None and type(dataset) is torch_data.Subset:
         inner = [dataset.indices[index] for index in inner]
@@ -209,14 +223,16 @@ def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[An
     return dataset, inner
 
 
-def _collate(built: BuiltDataset, samples: Sequence[Any], request: BatchRequest, host: str) -> Any:
+def _collate(
+    built: BuiltDataset, function: Callable[[Any], Any], samples: Sequence[Any], request: BatchRequest, host: str
+) -> Any:
     """Make the batch, under a key of its own if samples had theirs."""
-    function = built.collate_fn
+    key = None
+    if built.seeding == "sample":
+        key = batch_key(request.seed, request.epoch, request.position, request.indices)
     try:
-        if function is None:
-            function = _default_function(collate=request.collate)
-        if built.seeding == "sample":
-            built.seed(batch_key(request.seed, request.epoch, request.position, request.indices))
+        if key is not None:
+            built.seed(key)
         return function(samples if request.collate else samples[0])
     except Exception as exc:
         raise dataset_error(
@@ -228,7 +244,7 @@ def _default_function(*, collate: bool) -> Callable[[Any], Any]:
     """Return torch's function for users who gave none."""
     try:
         # The look into the table first: 2 us, where import_module takes 15 to 20 whose code has left the caches.
-        torch_data: Any = sys.modules.get("torch.utils.data") or import_module("torch.utils.data")
+        torch_data = imported("torch.utils.data") or import_module("torch.utils.data")
     except ImportError:
         if not collate:
             return lambda sample: sample
@@ -282,10 +298,11 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
         {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else ()
     ):
         request = BatchRequest(spec=spec, indices=np.array([probe]), seed=0, epoch=0, position=0)
+        compute = partial(_compute_samples, built, request, host, None)  # a list, or what __getitems__ returns
         try:
-            first = _compute_samples(built, request, host, None)[0]
-            mark = sketch(first)  # now: the second time may reuse the first one's memory
-            pure = compare(first, _compute_samples(built, request, host, None)[0]) is None
+            first = _with_torch_seeded(compute)
+            mark, frozen = sketch(first), freeze(first)  # now: the second time may reuse the first one's memory
+            pure = compare(frozen, compute()) is None
         except DatasetError as exc:
             logger.warning("sample %d of data set %r could not be probed: %s", probe, built.name, exc)
             hasher.update(b"raised")
@@ -302,10 +319,10 @@ def _environment() -> dict[str, str]:
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
     }
     for name in ("numpy", "torch", "torchvision", "cv2", "PIL"):
-        module = sys.modules.get(name)
+        module = imported(name)
         if module is not None:
             facts[name] = str(getattr(module, "__version__", "unknown"))
-    torch: Any = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is not None:
         facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         facts["torch_threads"] = str(torch.get_num_threads())

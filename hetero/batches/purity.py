@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -12,7 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["IMPURITY_ADVICE", "Difference", "compare", "outline", "sketch"]
+from hetero.batches.imported import imported
+
+__all__ = ["IMPURITY_ADVICE", "Difference", "Frozen", "compare", "freeze", "outline", "sketch"]
 
 IMPURITY_ADVICE = (
     "A sample may depend on its index and on the global generators of random, NumPy and torch only. Typical causes: "
@@ -40,18 +41,36 @@ class Difference:
         return f"batch{self.path}: {self.what}"
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a nested value was when it was frozen."""
+
+    parts: tuple[_Part, ...]
+    """As the walk yields them, contents copied."""
+
+
+def freeze(value: object) -> Frozen:
+    """Copy what `compare` looks at, so that the value's memory may be used for another one."""
+    return Frozen(tuple((path, head, _content(body)) for path, head, body in _walk(value, "", 0)))
+
+
 def compare(first: object, second: object) -> Difference | None:
     """Return where two nested values differ, or None if they are the same bit for bit.
 
     Types, dtypes, shapes, the order of dictionary keys, NaN payloads and the
     sign of zero all count. Objects of unknown types are compared as arrays if NumPy
     can view them, else by their attributes or their own ``repr``.
+
+    Args:
+        first: A value, or one that was frozen.
+        second: A value.
     """
+    parts = first.parts if isinstance(first, Frozen) else _walk(first, "", 0)
     # A container's part comes first and holds its length: the walks part where one ends early.
-    for (path, head, body), (_, other_head, other_body) in zip(_walk(first, "", 0), _walk(second, "", 0), strict=False):
+    for (path, head, body), (_, other_head, other_body) in zip(parts, _walk(second, "", 0), strict=False):
         if head != other_head:
             return Difference(path, f"{head} against {other_head}")
-        one, other = (part if isinstance(part, bytes) else part.tobytes() for part in (body, other_body))
+        one, other = _content(body), _content(other_body)
         if one != other:
             return Difference(path, f"{head}, {_describe_change(one, other)}")
     return None
@@ -130,7 +149,7 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
     """Yield what is neither of Python's nor of NumPy's basic types."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         yield from _walk_tensor(torch, value, path)
     elif dataclasses.is_dataclass(kind):
@@ -163,6 +182,10 @@ def _walk_tensor(torch: Any, value: Any, path: str) -> Iterator[_Part]:
     except TypeError:  # NumPy has no bfloat16
         # An empty tensor may have any stride, and then no view of another size.
         yield path, head, flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+
+
+def _content(body: bytes | np.ndarray[Any, Any]) -> bytes:
+    return body if isinstance(body, bytes) else body.tobytes()
 
 
 def _describe_change(first: bytes, second: bytes) -> str:

@@ -58,13 +58,15 @@ def as_indices(indices: Iterable[Any]) -> Indices:
         indices: Integers (Python's, NumPy's, or tensors without dimensions), strings, or tuples of integers.
 
     Returns:
-        An int64 array if all are integers, else a tuple.
+        A new int64 array if all are integers, else a tuple.
 
     Raises:
-        ConfigError: If one is of another type or does not fit 64 bits.
+        ConfigError: If one is of another type or does not fit a signed 64-bit integer.
     """
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
-        return indices.astype(np.int64, copy=False)
+        if indices.dtype.kind == "u" and indices.size and (largest := int(indices.max())) >= 2**63:
+            raise ConfigError(f"the sampler yielded an index beyond 64 bits: {largest}")
+        return indices.astype(np.int64)  # a copy: a sampler may fill one array again and again
     plain: list[Any] = list(indices)
     # Nearly all samplers yield Python's integers: nothing to convert, and 3 us instead of 12 for 64 of them.
     if set(map(type, plain)) != {int}:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
+from importlib import import_module
 from operator import index as to_integer
 from typing import Any
 
@@ -23,7 +24,15 @@ import numpy.typing as npt
 from hetero.datasets import Index
 from hetero.errors import ConfigError
 
-__all__ = ["batch_key", "build_key", "preserved_generators", "sample_key", "sample_keys", "seed_generators"]
+__all__ = [
+    "batch_key",
+    "build_key",
+    "preserved_generators",
+    "sample_key",
+    "sample_keys",
+    "seed_generators",
+    "torch_generator_is_untouched",
+]
 
 # Every message starts with a tag and a head of fixed size; one field of varying length may follow.
 _INTEGER = struct.Struct("<cqQIq").pack
@@ -141,25 +150,48 @@ def seed_generators(key: int) -> None:
     # NumPy and torch both expand 32 bits into the same Mersenne twister state: give each
     # the other half of the key, or the two would draw the same numbers.
     np.random.seed(key >> 32)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.manual_seed(key)
+    generator = _torch_generator()
+    if generator is not None:
+        generator.manual_seed(key)
 
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Put back the state of the three generators on exit: for a fetch inside the trainer."""
+    """Put back the state of the three generators on exit: for a fetch inside the trainer.
+
+    If torch is imported inside, its generator is seeded at random on exit, as importing torch does it.
+    """
     python_state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
-    torch = sys.modules.get("torch")
-    torch_state = None if torch is None else torch.default_generator.get_state()
+    generator = _torch_generator()
+    torch_state = None if generator is None else generator.get_state()
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        if torch is not None:
-            torch.default_generator.set_state(torch_state)
+        if (generator := _torch_generator()) is not None:
+            generator.seed() if torch_state is None else generator.set_state(torch_state)
+
+
+def torch_generator_is_untouched() -> bool:
+    """Return whether nothing was drawn from torch's default generator since it was seeded, or torch is not imported."""
+    generator = _torch_generator()
+    if generator is None:
+        return True
+    seeded = sys.modules["torch"].Generator().manual_seed(generator.initial_seed())
+    return bool((generator.get_state() == seeded.get_state()).all())
+
+
+def _torch_generator() -> Any:
+    """Return torch's default generator, None where torch is not imported."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    try:
+        return torch.default_generator
+    except AttributeError:  # another thread is importing it: wait
+        return import_module("torch").default_generator
 
 
 def _index_bytes(index: Index) -> bytes:

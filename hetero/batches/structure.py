@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hetero.batches.imported import imported
 from hetero.batches.leaves import Leaf, Refused, list_leaf, numpy_leaf, restore, tensor_leaf, text_leaf
 from hetero.errors import ConfigError, ProtocolError
 
@@ -179,7 +180,7 @@ class _Flattener:
             return self._text(value)
         if kind is np.ndarray or issubclass(kind, np.generic):
             return self._leaf(numpy_leaf(self._with_few_dimensions(value), self.bytes_left))
-        torch: Any = sys.modules.get("torch")
+        torch = imported("torch")
         if torch is not None and kind is torch.Tensor:
             return self._leaf(tensor_leaf(torch, self._with_few_dimensions(value), self.bytes_left))
         return self._container(value, kind, depth)

@@ -155,6 +155,84 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     assert outputs[0].startswith("[([0.")
 
 
+@pytest.mark.parametrize("importer", ["factory", "worker_init_fn", "sample", "collate_fn"])
+def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(importer: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            import hetero.datasets
+            from hetero.batches.fetch import BatchRequest, BuiltDataset, as_indices, describe, fetch
+            from hetero.datasets import dataset
+
+            importer, early = sys.argv[1:]
+            drawn = []
+
+            def draw(place):
+                if place == importer or place == 1:
+                    import torch, torch.utils.data
+                    info = torch.utils.data.get_worker_info()
+                    drawn.append([*torch.rand(2).tolist(), info and info.id])
+                    return drawn[-1]
+
+            class Samples:
+                def __len__(self): return 1
+                def __getitem__(self, index): return draw("sample")
+
+            @dataset(collate_fn=lambda samples: (samples, draw("collate_fn")),
+                     worker_init_fn=draw if importer == "worker_init_fn" else None)
+            def lazy():
+                draw("factory")
+                return Samples()
+
+            if early == "early":
+                import torch
+            assert ("torch" in sys.modules) == (early == "early")
+            built = BuiltDataset.build(lazy(), worker_index=1, num_workers=2)
+            batch = fetch(built, BatchRequest(spec=lazy(), indices=as_indices([0]), seed=1, epoch=0, position=0))
+            print(drawn[-1], batch, describe(built).fingerprint)
+        """)
+    )
+    outputs = [
+        subprocess.run([sys.executable, script, importer, early], capture_output=True, text=True, timeout=100)
+        for early in ("early", "late")
+    ]
+    assert [done.returncode for done in outputs] == [0, 0], outputs[1].stderr + outputs[0].stderr
+    assert outputs[0].stdout == outputs[1].stdout
+    assert "[0." in outputs[0].stdout
+
+
+def test_factory_that_imports_torch_is_run_again_only_if_it_drew_from_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            from hetero.batches.build import BuiltDataset
+            from hetero.datasets import dataset
+
+            @dataset
+            def lazy(draws: bool):
+                import torch
+                print(torch.rand(1).item() if draws else "built")
+                return [1]
+
+            BuiltDataset.build(lazy(sys.argv[1:] == ["draws"]))
+            import torch
+            print(torch.rand(1).item())  # not of the key: torch is seeded at random when it is imported
+        """)
+    )
+    plain, drawing, other = (
+        subprocess.run(
+            [sys.executable, script, *arguments], capture_output=True, text=True, timeout=100, check=True
+        ).stdout.split()
+        for arguments in ([], ["draws"], ["draws"])
+    )
+    assert plain[:-1] == ["built"]
+    assert len(set(drawing)) == 3
+    assert drawing[1] == other[1]
+    assert drawing[2] != other[2]
+
+
 def test_fetch_inside_preserved_generators_leaves_the_trainers_alone() -> None:
     built = BuiltDataset.from_object(Augmented())
     states = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index,union-attr]
@@ -195,6 +273,38 @@ def test_fetch_verified_with_impure_collate_names_no_sample() -> None:
     built = BuiltDataset.from_object(list(range(9)), collate_fn=lambda samples: next(counter))
     with pytest.raises(DatasetError, match=r"in purity: computed twice, batch: int"):
         fetch(built, request(verify=True))
+
+
+def test_fetch_verified_sees_a_difference_in_memory_that_is_used_again() -> None:
+    generator, buffer = np.random.default_rng(), np.zeros(1)
+
+    def into_buffer(samples: Any) -> Any:
+        buffer[0] = generator.random()
+        return {"noise": buffer}
+
+    class Reusing(Batched):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return into_buffer(indices)["noise"]
+
+    collated = BuiltDataset.from_object(list(range(9)), collate_fn=into_buffer)
+    whole = BuiltDataset.from_object(Reusing(), seeding="batch", collate_fn=lambda batch: batch)
+    for built in (collated, whole):
+        with pytest.raises(DatasetError, match="computed twice"):
+            fetch(built, request(verify=True))
+
+
+def test_fetch_verified_names_the_sample_in_memory_that_is_used_again() -> None:
+    generator = np.random.default_rng()
+
+    class Reusing(Augmented):
+        rows = np.zeros((20, 3))
+
+        def __getitem__(self, index: int) -> Any:
+            self.rows[index] = generator.random() if index == 4 else index
+            return self.rows[index]
+
+    with pytest.raises(DatasetError, match="in purity at sample 4: computed twice"):
+        fetch(BuiltDataset.from_object(Reusing()), request(verify=True))
 
 
 # -- seeding="batch" --------------------------------------------------------------------------------
@@ -247,6 +357,46 @@ def test_fetch_with_getitems_of_a_whole_batch_passes_it_to_collate() -> None:
 
     built = BuiltDataset.from_object(Whole(), seeding="batch", collate_fn=lambda batch: batch)
     assert fetch(built, request(verify=True)).tolist() == [3, 1, 4]
+
+
+@pytest.mark.parametrize("returned", [lambda indices: {"index": torch.tensor(indices)}, lambda indices: 3, iter])
+def test_describe_with_getitems_of_a_whole_batch_takes_any_object(returned: Any) -> None:
+    class Whole(Batched):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return returned(indices)
+
+    built = BuiltDataset.from_object(Whole(), seeding="batch", collate_fn=lambda batch: batch)
+    assert describe(built) == describe(built)
+
+
+def test_describe_with_getitems_into_used_memory_sees_that_it_is_impure() -> None:
+    generator = np.random.default_rng()
+
+    class Reusing(Batched):
+        buffer = np.zeros((1, 1))
+
+        def __getitems__(self, indices: list[int]) -> Any:
+            self.buffer[0] = generator.random()
+            return self.buffer
+
+    described = [describe(BuiltDataset.from_object(Reusing(), seeding="batch")) for _ in range(2)]
+    assert described[0] == described[1]  # as for all impure samples; their sketches would differ
+
+
+def test_build_with_getitems_alone_needs_batch_seeding() -> None:
+    class Together:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return indices
+
+    with pytest.raises(ConfigError, match=r"cannot be seeded for every sample: .*\(seeding=\"batch\"\)"):
+        BuiltDataset.from_object(Together())
+    with pytest.raises(DatasetError, match="in build: .*cannot be seeded for every sample"):
+        BuiltDataset.build(dataset(name="each")(lambda: Together())())
+    built = BuiltDataset.build(dataset(name="together", seeding="batch")(lambda: Together())())
+    assert fetch(built, request((2, 0))).tolist() == [2, 0]
 
 
 def test_fetch_with_batch_seeding_without_collation_takes_one_item() -> None:
@@ -315,6 +465,20 @@ def test_as_indices_of_other_types_raises(index: Any) -> None:
         as_indices([0, index])
 
 
+def test_as_indices_of_array_is_a_copy() -> None:
+    array = np.array([1, 2])
+    indices = as_indices(array)
+    array[:] = 7
+    assert indices.tolist() == [1, 2]  # type: ignore[union-attr]
+
+
+def test_as_indices_of_unsigned_array_beyond_64_bits_raises() -> None:
+    assert as_indices(np.array([2**63 - 1], np.uint64)).tolist() == [2**63 - 1]  # type: ignore[union-attr]
+    assert len(as_indices(np.array([], np.uint64))) == 0
+    with pytest.raises(ConfigError, match="beyond 64 bits: 9223372036854775808"):
+        as_indices(np.array([0, 2**63], np.uint64))
+
+
 def test_request_with_inconsistent_fields_raises() -> None:
     with pytest.raises(ConfigError, match="3 indices but 1 occurrences"):
         request(occurrences=np.zeros(1, np.uint32))
@@ -344,7 +508,7 @@ def test_fetch_with_collate_raising_shows_shapes() -> None:
 def test_fetch_without_torch_needs_a_collate_fn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.data", None)
     built = BuiltDataset.from_object(["a", "b"])
-    with pytest.raises(DatasetError, match=r"in collate: .*torch is not installed"):
+    with pytest.raises(ConfigError, match=r"torch is not installed"):
         fetch(built, request((1, 0)))
     assert fetch(built, request((1,), collate=False)) == "b"
 
@@ -410,6 +574,22 @@ def test_fetch_with_batch_seeding_cancelled_stops_within_a_64th() -> None:
     assert len(seen) == 110
     with pytest.raises(DatasetError, match="at sample 700: ZeroDivisionError"):
         fetch(built, request(range(999, 359, -1)), cancelled=lambda: False)
+
+
+def test_fetch_with_batch_seeding_asks_at_most_64_times_whether_it_is_cancelled() -> None:
+    for num_samples in (1, 64, 65, 127, 1_000):
+        asked: list[None] = []
+        built = BuiltDataset.from_object(range(num_samples), seeding="batch")
+        fetch(built, request(range(num_samples)), cancelled=lambda: bool(asked.append(None)))  # noqa: B023
+        assert num_samples // 2 < len(asked) <= 64 or num_samples > 128
+        assert len(asked) <= 64
+
+
+@pytest.mark.parametrize("change", [{"epoch": -1}, {"seed": 2**64}, {"position": -1}])
+def test_fetch_out_of_range_raises_config_error(change: dict[str, Any]) -> None:
+    for collate_fn in (None, list):
+        with pytest.raises(ConfigError, match="no key for"):
+            fetch(BuiltDataset.from_object([1, 2], collate_fn=collate_fn), request((0,), **change))
 
 
 # -- building ---------------------------------------------------------------------------------------
@@ -534,6 +714,25 @@ def test_fetch_inside_torchs_worker_keeps_its_shared_memory(monkeypatch: pytest.
     assert data.get_worker_info() is theirs
 
 
+@pytest.mark.parametrize(
+    ("options", "collate", "expected"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"collate_fn": list}, True, False),
+        ({"seeding": "batch"}, True, False),
+    ],
+)
+def test_batches_of_torchs_collation_alone_are_new_memory(options: Any, collate: bool, expected: bool) -> None:
+    assert BuiltDataset.from_object(Batched(), **options).makes_new_memory(collate=collate) == expected
+
+
+def test_batches_of_a_collation_that_the_user_changed_may_be_used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = data._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(functions, set, lambda batch, **options: batch)
+    assert not BuiltDataset.from_object(Augmented()).makes_new_memory(collate=True)
+
+
 def test_built_dataset_survives_pickling() -> None:
     built = pickle.loads(pickle.dumps(BuiltDataset.from_object(Seeded())))
     fetch(built, request((3,)))
@@ -597,6 +796,15 @@ def test_describe_with_own_fingerprint_fetches_nothing() -> None:
         spec = dataset(name="marked", fingerprint=given)(lambda: Untouchable())()
         assert describe(BuiltDataset.build(spec)).fingerprint == expected
         datasets._factories.clear()
+
+
+def test_describe_with_fingerprint_that_draws_is_the_same_everywhere() -> None:
+    drawing = dataset(name="drawing", fingerprint=lambda built: f"{random.random()} {np.random.rand()} {torch.rand(1)}")
+    built = BuiltDataset.build(drawing(lambda: Augmented())())
+    first = describe(built)
+    for draw in (random.random, np.random.rand, lambda: torch.rand(1)):
+        draw()
+    assert describe(built) == first
 
 
 def test_describe_with_length_raising_names_the_stage() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.batches.purity import compare, outline, sketch
+from hetero.batches.purity import compare, freeze, outline, sketch
 
 torch = pytest.importorskip("torch")
 
@@ -56,6 +56,7 @@ values = st.recursive(
 @given(values)
 def test_compare_of_value_with_itself_is_none(value: Any) -> None:
     assert compare(value, value) is None
+    assert compare(freeze(value), value) is None
     assert sketch(value) == sketch(value)
 
 
@@ -162,3 +163,14 @@ def test_outline_shows_types_and_shapes() -> None:
     text = outline({"image": torch.zeros(3, 4), "more": [1, (np.zeros(2, np.uint8), "x")]})
     assert "Tensor torch.float32[3, 4]" in text
     assert "list of 2 (int, tuple of 2 (ndarray uint8[2], str))" in text
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros, lambda size: torch.zeros(size).bfloat16()])
+def test_frozen_value_does_not_change_with_its_memory(make: Any) -> None:
+    array = make(3)
+    value = {"a": [Opaque(array)]}
+    frozen = freeze(value)
+    assert compare(frozen, value) is None
+    array[1] = 1
+    assert str(compare(frozen, value)).startswith("batch['a'][0].value: ")
+    assert str(compare(frozen, [1])) == "batch: dict of 1 against list of 1"
