@@ -64,12 +64,18 @@ def check_compression(compression: str | None) -> None:
 def check_functions(
     subject: Any, collate_fn: Callable[[Any], Any] | None, worker_init_fn: Callable[[int], object] | None
 ) -> None:
-    """Refuse functions that endpoints do not have: they know those of the decorator, by name."""
+    """Refuse functions that endpoints do not have: they know those of the decorator, by name.
+
+    Args:
+        subject: The data set.
+        collate_fn: As `user_collate_fn` returns it.
+        worker_init_fn: The user's.
+    """
     if not is_remote() or not isinstance(subject, DatasetSpec):
         return
     factory = get_factory(subject.name)
     for argument, passed, registered in (
-        ("collate_fn", user_collate_fn(collate_fn), factory.collate_fn),
+        ("collate_fn", collate_fn, factory.collate_fn),
         ("worker_init_fn", worker_init_fn, factory.worker_init_fn),
     ):
         if passed is None or (registered is not None and has_same_code(passed, registered)):
@@ -80,10 +86,10 @@ def check_functions(
         )
 
 
-def user_collate_fn(collate_fn: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """Return None for torch's own functions, which are what None stands for."""
-    default = (torch.utils.data.default_collate, torch.utils.data.default_convert)
-    return None if collate_fn in default else collate_fn
+def user_collate_fn(collate_fn: Callable[[Any], Any] | None, *, makes_batches: bool) -> Callable[[Any], Any] | None:
+    """Return None for the function that None stands for: one for batches, another one for single samples."""
+    default = torch.utils.data.default_collate if makes_batches else torch.utils.data.default_convert
+    return None if collate_fn is default else collate_fn
 
 
 def effective_seed(seed: int, generator: torch.Generator | None) -> int:

@@ -49,7 +49,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     **Ranks.** Under ``torch.distributed`` global batch k is elements [k R B, (k + 1) R B) of the epoch's order, and
     rank r takes every R-th of them, so no DistributedSampler is needed. A ``sampler`` or ``batch_sampler`` of
     the user's is drawn on every rank as it is, under generators seeded from (seed, epoch), the same on every rank;
-    a generator in its ``generator`` attribute is seeded anew for each epoch.
+    a generator in its ``generator`` attribute is seeded anew for each epoch, and left as it was. A sampler that keeps
+    its place (it has ``state_dict`` and ``load_state_dict``) goes on from what was delivered, also after a pass that
+    was left early.
 
     **Tools.** accelerate and Lightning may rebuild it: the batches stay these, sharded once, prefetched here (next to
     an Accelerator `num_workers` and its like read as if there were none). accelerate's ``gather_for_metrics`` keeps
@@ -126,10 +128,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(sampler, SamplerView):
             shuffle, sampler = sampler.shuffle, None
         check_subject(subject)
-        check_functions(subject, collate_fn, worker_init_fn)
+        user_function = user_collate_fn(collate_fn, makes_batches=batch_size is not None or batch_sampler is not None)
+        check_functions(subject, user_function, worker_init_fn)
         check_compression(compression)
         pin_memory = pin_memory and accelerator_is_available()
-        view = DatasetView(LocalDataset(subject, collate_fn=user_collate_fn(collate_fn), worker_init_fn=worker_init_fn))
+        view = DatasetView(LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn))
         key = effective_seed(seed, generator)
         user_sampler = sampler if batch_sampler is None else batch_sampler
         pipeline = Pipeline(

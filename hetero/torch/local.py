@@ -19,8 +19,9 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
+from hetero.torch.copies import copy_leaves
 
-__all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available"]
+__all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here", "has_same_code"]
 
 
 class LocalDataset:
@@ -42,6 +43,16 @@ class LocalDataset:
         self.subject = subject
         self._collate_fn = collate_fn
         self._worker_init_fn = worker_init_fn
+        self._start_failure: object = None
+
+    def __len__(self) -> int:
+        """Return the length of the data set: of the one built here, or else what its spec says.
+
+        Raises:
+            TypeError: If it has none.
+        """
+        is_built = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
+        return len(self.built if is_built else self.subject)
 
     @functools.cached_property
     def built(self) -> BuiltDataset:
@@ -54,28 +65,49 @@ class LocalDataset:
         return built
 
     def start_worker(self, worker_index: int) -> None:
-        """Make this process, one of torch's workers, a worker of the data set too."""
+        """Make this process, one of torch's workers, a worker of the data set too.
+
+        Raises:
+            DatasetError: If the factory or ``worker_init_fn`` raises.
+        """
         info = torch.utils.data.get_worker_info()
         assert info is not None
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
 
+    def start_own_worker(self, worker_index: int) -> None:
+        """Do the same for `LocalFetcher`; a failure is kept, to be returned for every batch."""
+        try:
+            self.start_worker(worker_index)
+        except DatasetError as exc:
+            self._start_failure = exc.record
+
     def fetch(self, request: BatchRequest) -> Any:
         """Compute a batch; leave the generators and the thread count of this process as they were.
+
+        Its tensors and arrays are its own, as if it had come from another process: one written to is not the
+        data set's, and one that the data set fills again does not change.
 
         Raises:
             DatasetError: If the user's code raises.
         """
         with preserved_generators(), _single_threaded():
-            return fetch(self.built, request)
+            return self._fetch_own(request)
 
     def __getitem__(self, request: BatchRequest) -> Any:
         """Compute a batch for torch's loader; in a worker a failure is returned, to be raised whole."""
         if torch.utils.data.get_worker_info() is None:
             return self.fetch(request)
+        if self._start_failure is not None:
+            return _Failure(self._start_failure)
         try:
-            return fetch(self.built, request)
+            # In a worker too: torch sends from another thread, and tensors by sharing their memory.
+            return self._fetch_own(request)
         except DatasetError as exc:
             return _Failure(exc.record)
+
+    def _fetch_own(self, request: BatchRequest) -> Any:
+        batch = fetch(self.built, request)
+        return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -141,7 +173,7 @@ class LocalFetcher:
             collate_fn=_as_it_is,
             pin_memory=options.pin_memory,
             timeout=options.timeout if options.num_workers else 0,
-            worker_init_fn=self._dataset.start_worker if options.num_workers else None,
+            worker_init_fn=self._dataset.start_own_worker if options.num_workers else None,
             multiprocessing_context=self._context,
             # Its own: torch would draw a base seed from the trainer's.
             generator=torch.Generator(),
@@ -182,6 +214,16 @@ def _deliver(loader: torch.utils.data.DataLoader[Any], slot: _Slot) -> Iterator[
             yield batch
     finally:
         slot.taken = False
+
+
+def builds_here(options: WorkerOptions, *, channel_is_live: bool) -> bool:
+    """Whether this process builds the data set that it fetches from, or that its workers are forked with.
+
+    Args:
+        options: For torch's loader.
+        channel_is_live: See `LocalFetcher`.
+    """
+    return not options.num_workers or _forks(_worker_context(options, channel_is_live=channel_is_live))
 
 
 def _worker_context(options: WorkerOptions, *, channel_is_live: bool) -> BaseContext | str | None:

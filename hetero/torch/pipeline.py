@@ -17,7 +17,7 @@ from hetero.datasets import DatasetSpec, set_describer
 from hetero.errors import ConfigError
 from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
 from hetero.torch.drawing import SamplerOrder
-from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions
+from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
 from hetero.torch.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.torch.state import LoaderState, Progress, Start
 
@@ -102,13 +102,21 @@ class Pipeline:
     def order(self) -> BuiltInOrder:
         """Return the loader's own order; asks for the length of the data set."""
         return BuiltInOrder(
-            num_samples=len(self.subject),
+            num_samples=self.num_samples(),
             batch_size=self.batch_size or 1,
             seed=self.seed,
             shuffle=self.shuffle,
             drop_last=self.drop_last,
             padding=self.padding,
         )
+
+    def num_samples(self) -> int:
+        """Return the length of the data set; of the very one that is fetched from, where this process builds it."""
+        session = control.current()
+        if is_remote() or not builds_here(self.workers, channel_is_live=session is not None):
+            return len(self.subject)
+        _ = self.local.built
+        return len(self.local)
 
     def num_batches(self) -> int:
         """Return the batches of an epoch on this rank."""
@@ -156,6 +164,16 @@ class Pipeline:
                 start = self.progress.skip_to_next_epoch()
                 planned = plan(start)
         return number, start, planned
+
+    def note_delivered(self, number: int, planned: PlannedBatch) -> None:
+        """Tell the user's sampler that the next batch of a pass was delivered."""
+        if self.sampler_order is not None and self.progress.is_latest(number):
+            self.sampler_order.delivered(planned)
+
+    def note_completed(self, number: int) -> None:
+        """Tell the user's sampler that a pass was delivered to its end."""
+        if self.sampler_order is not None and self.progress.is_latest(number):
+            self.sampler_order.completed()
 
     def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
         """Return the request for a planned batch."""
@@ -251,7 +269,7 @@ class Pipeline:
             batches=0,
             order=("shuffled" if self.shuffle else "sequential") if own else "sampler",
             seed=self.seed,
-            num_samples=len(self.subject) if own else None,
+            num_samples=self.num_samples() if own else None,
             global_batch=batch_size * current_shard().world_size
             if sampler_order is None or not sampler_order.is_batch_sampler
             else None,

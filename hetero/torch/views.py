@@ -65,7 +65,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         return self.local.subject
 
     def __len__(self) -> int:
-        return len(self.subject)
+        return len(self.local)
 
     def __getitem__(self, index: Any) -> Any:
         """Return a requested batch, or a sample of a data set object."""
