@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -36,9 +38,14 @@ class SamplerOrder:
     """Batches from a user's sampler or batch sampler, as it is: sharding is its own business.
 
     Drawing is reproducible from (seed, epoch) for samplers that use the global
-    generators, or a `torch.Generator` in their ``generator`` attribute: the
-    former are swapped for the time of the draw, the latter is seeded anew at
-    the start of every epoch. ``set_epoch`` is forwarded.
+    generators, or a `torch.Generator` in their ``generator`` attribute, whose
+    initial seed then counts too: all are seeded at the start of every epoch, and
+    are as the user left them outside of the draw. ``set_epoch`` is forwarded.
+
+    A sampler with ``state_dict`` and ``load_state_dict`` may keep its place from
+    one pass to the next. How far it was drawn ahead of what was delivered does not
+    count: after a pass that was left early it is put where it would be if only
+    the batches delivered had been drawn, as by torch's loader without workers.
 
     Args:
         sampler: Yields indices, or lists of indices if ``is_batch_sampler``.
@@ -60,6 +67,7 @@ class SamplerOrder:
         self._parts: tuple[Any, ...] = (sampler,) if inner is None else (sampler, inner)
         self._generator_seeds = [_generator_seed(part) for part in self._parts]
         self._forwarded_epoch = 0
+        self._left: _Left | None = None
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
         )
@@ -84,11 +92,22 @@ class SamplerOrder:
         return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Forward to every sampler that has ``set_epoch``."""
+        """Forward to every sampler that has ``set_epoch``, which may draw."""
         self._forwarded_epoch = epoch
-        for part in self._parts:
-            if callable(getattr(part, "set_epoch", None)):
-                part.set_epoch(epoch)
+        settable = [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
+        if settable:
+            with self._own_generators(epoch).swapped_in():
+                for part in settable:
+                    part.set_epoch(epoch)
+
+    def delivered(self, planned: PlannedBatch) -> None:
+        """Note that the user has received a batch of the latest pass, the next one in order."""
+        if self._left is not None:
+            self._left.states = (self._left.states[-1], planned.sampler_state)
+
+    def completed(self) -> None:
+        """Note that the latest pass was delivered to its end."""
+        self._left = None
 
     def batches(
         self, epoch: int, *, start: int = 0, state: object = None, num_drawn: int = 0
@@ -101,25 +120,22 @@ class SamplerOrder:
             state: What the sampler's ``state_dict()`` returned before batch ``start``.
             num_drawn: Indices drawn up to there.
         """
-        self.set_epoch(epoch)
-        key = _draw_key(self.seed, epoch)
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
-            generator = getattr(part, "generator", None)
-            if isinstance(generator, torch.Generator):
-                if generator_seed is None:  # accelerate's; without it the order is the same on every rank too
-                    part.generator = None
-                else:
-                    generator.manual_seed((key ^ generator_seed) % 2**63)
-        if state is not None:
-            self.sampler.load_state_dict(state)  # type: ignore[attr-defined]
-        own = _OwnGenerators(key, only_torch=_draws_from_torch_only(self.sampler))
+            if generator_seed is None and isinstance(getattr(part, "generator", None), torch.Generator):
+                part.generator = None  # accelerate's; without it the order is the same on every rank too
+        if state is None and self._left is not None:
+            self._put_back(self._left)
+        self.set_epoch(epoch)
+        if self.is_stateful:
+            self._left = _Left(epoch, (self._snapshot() if state is None else state,))
+        own = self._own_generators(epoch)
         with own.swapped_in():
-            elements = iter(self.sampler)
+            elements = self._iterate(state)
         counter = OccurrenceCounter()
         for position in itertools.count(0 if state is None else start):
             with own.swapped_in():
                 drawn = self._draw(elements)
-                snapshot = self.sampler.state_dict() if self.is_stateful else None  # type: ignore[attr-defined]
+                snapshot = self._snapshot()
             if drawn is None:
                 return
             indices = as_indices(drawn)
@@ -136,6 +152,42 @@ class SamplerOrder:
             if position >= start:
                 yield PlannedBatch(position, indices, occurrences, rank, snapshot, num_drawn)
 
+    def _put_back(self, left: _Left) -> None:
+        """Leave the sampler as if it had drawn only what was delivered of the pass before.
+
+        Loading the state after the last batch would not do: some samplers take a loaded state for where the next
+        iteration starts, though without it they start at the beginning. So that batch is drawn again; the first one
+        of the pass if none was delivered.
+        """
+        self.set_epoch(left.epoch)
+        with self._own_generators(left.epoch).swapped_in():
+            elements = self._iterate(left.states[0])
+            self._draw(elements)
+            is_last = self._draw(elements) is None  # which completes the pass
+            del elements
+            if not is_last:
+                self._draw(self._iterate(left.states[0]))
+
+    def _iterate(self, state: object) -> Iterator[Any]:
+        """Return an iterator over the sampler, from a state if it is not None."""
+        if state is not None:
+            self.sampler.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+        return iter(self.sampler)
+
+    def _snapshot(self) -> object:
+        """Return the state of the sampler, None if it has none; a copy: it may be what the sampler goes on changing."""
+        return copy.deepcopy(self.sampler.state_dict()) if self.is_stateful else None  # type: ignore[attr-defined]
+
+    def _own_generators(self, epoch: int) -> _OwnGenerators:
+        """Return those of an epoch, not seeded yet."""
+        key = _draw_key(self.seed, epoch)
+        more = [
+            (generator, (key ^ seed) % 2**63)
+            for part, seed in zip(self._parts, self._generator_seeds, strict=True)
+            if seed is not None and isinstance(generator := getattr(part, "generator", None), torch.Generator)
+        ]
+        return _OwnGenerators(key, only_torch=_draws_from_torch_only(self.sampler), more=more)
+
     def _draw(self, elements: Iterator[Any]) -> Iterable[Any] | None:
         """Return the next batch of indices, None at the end."""
         if self.is_batch_sampler:
@@ -148,8 +200,8 @@ class OccurrenceCounter:
     """Count how often each index came before; vectorised for integers."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(0, dtype=np.uint32)
-        self._others: Counter[Any] = Counter()
+        self._counts = np.zeros(0, dtype=np.uint32)  # of integers in [0, _MAX_COUNTED_INDEX)
+        self._others: Counter[Any] = Counter()  # of all other indices
 
     def count(self, indices: Indices) -> npt.NDArray[np.uint32] | None:
         """Return the occurrences of these indices before, within this batch included; None if all are 0."""
@@ -162,16 +214,23 @@ class OccurrenceCounter:
             plain = indices
         result = np.zeros(len(plain), dtype=np.uint32)
         for place, index in enumerate(plain):
-            result[place] = self._others[index]
-            self._others[index] += 1
+            counts: Any = self._others
+            if isinstance(index, int) and 0 <= index < _MAX_COUNTED_INDEX:
+                self._reserve(index)
+                counts = self._counts
+            result[place] = counts[index]
+            counts[index] += 1
         return result if result.any() else None
 
-    def _count_array(self, indices: npt.NDArray[np.int64], plain: list[int]) -> npt.NDArray[np.uint32] | None:
-        largest = max(plain)
+    def _reserve(self, largest: int) -> None:
+        """Make room for the count of ``largest``."""
         if largest >= len(self._counts):
             counts = np.zeros(max(largest + 1, 2 * len(self._counts)), dtype=np.uint32)
             counts[: len(self._counts)] = self._counts
             self._counts = counts
+
+    def _count_array(self, indices: npt.NDArray[np.int64], plain: list[int]) -> npt.NDArray[np.uint32] | None:
+        self._reserve(max(plain))
         if len(set(plain)) == len(plain) and not np.count_nonzero(self._counts[indices]):
             self._counts[indices] = 1  # nothing repeats, as with most samplers: 11 us instead of 26 for 64 indices
             return None
@@ -187,48 +246,60 @@ class OccurrenceCounter:
         return result if result.any() else None
 
 
+@dataclass
+class _Left:
+    """How far the latest pass of a stateful sampler was delivered."""
+
+    epoch: int
+    states: tuple[object, ...]
+    """The sampler's before the batch delivered last, and after it; that of the beginning alone if there is none."""
+
+
 class _OwnGenerators:
-    """States of the global generators that belong to one draw, kept between its pieces.
+    """States of generators that belong to one draw, kept between its pieces.
 
     Args:
-        key: Seeds them.
-        only_torch: Whether only torch's is drawn from. Of the 140 us that the exchange of all three takes for every
-            batch, NumPy's takes 112: its state is copied number by number.
+        key: Seeds the global generators.
+        only_torch: Whether of these only torch's is drawn from. Of the 140 us that the exchange of all three takes for
+            every batch, NumPy's takes 112: its state is copied number by number.
+        more: Other generators, and what seeds them.
     """
 
-    def __init__(self, key: int, *, only_torch: bool) -> None:
+    def __init__(self, key: int, *, only_torch: bool, more: Sequence[tuple[torch.Generator, int]]) -> None:
         self._key = key
         self._only_torch = only_torch
-        self._torch_state: torch.Tensor | None = None  # None: not seeded yet
+        self._torch = [(torch.default_generator, key), *more]
+        self._torch_states: list[torch.Tensor] | None = None  # None: not seeded yet
         self._other_states: tuple[Any, Any] | None = None
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Make these states current inside, and the trainer's again after."""
-        with _preserved_torch() if self._only_torch else preserved_generators():
-            if self._torch_state is not None:
-                torch.default_generator.set_state(self._torch_state)
-            elif self._only_torch:
-                torch.default_generator.manual_seed(self._key)
-            else:
-                seed_generators(self._key)
-            if self._other_states is not None:
-                random.setstate(self._other_states[0])
-                np.random.set_state(self._other_states[1])
-            yield
-            self._torch_state = torch.default_generator.get_state()
+        with nullcontext() if self._only_torch else preserved_generators():
+            # A generator's state includes its seed, so what initial_seed() says is the user's again too.
+            users = [generator.get_state() for generator, _ in self._torch]
+            try:
+                self._make_current()
+                yield
+                self._torch_states = [generator.get_state() for generator, _ in self._torch]
+                if not self._only_torch:
+                    self._other_states = random.getstate(), np.random.get_state(legacy=False)
+            finally:
+                for (generator, _), state in zip(self._torch, users, strict=True):
+                    generator.set_state(state)
+
+    def _make_current(self) -> None:
+        if self._torch_states is None:
             if not self._only_torch:
-                self._other_states = random.getstate(), np.random.get_state(legacy=False)
-
-
-@contextmanager
-def _preserved_torch() -> Iterator[None]:
-    """Put back the state of torch's default generator on exit."""
-    state = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
+                seed_generators(self._key)
+            for generator, seed in self._torch:
+                generator.manual_seed(seed)
+            return
+        for (generator, _), state in zip(self._torch, self._torch_states, strict=True):
+            generator.set_state(state)
+        if self._other_states is not None:
+            random.setstate(self._other_states[0])
+            np.random.set_state(self._other_states[1])
 
 
 def _draws_from_torch_only(sampler: object) -> bool:

@@ -42,6 +42,7 @@ class _Feed:
         self._pipeline.progress.advance(
             self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
         )
+        self._pipeline.note_delivered(self._number, planned)
         return len(planned.indices)
 
     def exhausted(self) -> None:
@@ -49,6 +50,7 @@ class _Feed:
         if self._pipeline.sampler_order is None:
             count = self._pipeline.order().num_global_batches(current_shard().world_size)
             self._pipeline.progress.advance(self._number, batches=count)
+        self._pipeline.note_completed(self._number)
 
 
 class Pass(Iterator[Any]):

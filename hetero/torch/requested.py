@@ -88,12 +88,14 @@ class ViewPass:
     def __iter__(self) -> Iterator[RequestedBatch]:
         pipeline = self._pipeline
         plan = pipeline.plan_of_all_ranks if self._all_ranks else pipeline.plan
-        _number, start, self._planned = pipeline.begin(plan)
+        number, start, self._planned = pipeline.begin(plan)
         self._begin(start)
         try:
             while (batch := self._get(self._num_handed_out)) is not None:
                 self._num_handed_out += 1
+                pipeline.note_delivered(number, batch.planned)
                 yield batch
+            pipeline.note_completed(number)
         finally:
             self._is_over = True
             self._close_reader()

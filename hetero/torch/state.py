@@ -174,8 +174,12 @@ class Progress:
 
     def advance(self, pass_number: int, *, batches: int, sampler: object = None, num_drawn: int = 0) -> None:
         """Note what pass ``pass_number`` has delivered so far; only the latest pass counts."""
-        if pass_number == self._passes:
+        if self.is_latest(pass_number):
             self._batches, self._sampler, self._num_drawn = batches, sampler, num_drawn
+
+    def is_latest(self, pass_number: int) -> bool:
+        """Whether no other pass has begun since."""
+        return pass_number == self._passes
 
     def position(self) -> Start:
         """Return what a checkpoint taken now has to resume: the latest pass, or the one that was chosen since."""

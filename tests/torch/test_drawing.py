@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from hetero.batches.request import as_indices
 from hetero.torch.drawing import OccurrenceCounter, SamplerOrder
 
 
@@ -173,6 +175,202 @@ def test_sampler_with_state_resumes_without_replay_and_draws_alike() -> None:
     assert [b.position for b in rest] == [1, 2]
 
 
+def test_sampler_generator_is_left_as_it_was_and_others_of_it_draw_the_same() -> None:
+    generator = torch.Generator().manual_seed(5)
+    torch.rand(3, generator=generator)
+    before = generator.get_state()
+    sampler = RandomSampler(range(10), generator=generator)
+    first, second = order_of(sampler), order_of(RandomSampler(range(10), generator=generator))
+    expected = [drawn(first, epoch) for epoch in range(3)]
+    assert torch.equal(generator.get_state(), before)
+    assert generator.initial_seed() == 5
+    assert [drawn(second, epoch) for epoch in range(3)] == expected
+    assert [drawn(order_of(sampler), epoch) for epoch in range(3)] == expected
+    assert expected[0] != expected[1]
+
+
+def test_sampler_generator_of_a_draw_that_raises_is_left_as_it_was() -> None:
+    generator = torch.Generator().manual_seed(5)
+    sampler = WeightedRandomSampler([1.0], 1, generator=generator)
+    sampler.weights = torch.tensor([-1.0])
+    before = generator.get_state()
+    with pytest.raises(RuntimeError):
+        drawn(order_of(sampler))
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_sampler_generator_serves_two_living_iterators(own: bool) -> None:
+    generator = torch.Generator().manual_seed(5) if own else torch.default_generator
+    order = order_of(RandomSampler(range(40), replacement=True, generator=generator))
+    expected = [drawn(order, epoch) for epoch in (0, 1)]
+    pairs = zip(order.batches(0), order.batches(1), strict=True)
+    both = [(one.indices.tolist(), other.indices.tolist()) for one, other in pairs]
+    assert [list(batches) for batches in zip(*both, strict=True)] == expected
+
+
+def test_batch_sampler_that_fills_one_array_again_leaves_batches_alone() -> None:
+    class Reusing(Sampler[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            buffer = np.zeros(2, dtype=np.int64)
+            for first in range(0, 6, 2):
+                buffer[:] = first, first + 1
+                yield buffer
+
+    batches = list(order_of(Reusing(), is_batch_sampler=True).batches(0))
+    assert [batch.indices.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_sampler_that_shuffles_in_set_epoch_is_reproducible_and_leaves_the_trainer_alone() -> None:
+    class Shuffling(Sampler[int]):
+        order: tuple[int, ...] = ()
+
+        def set_epoch(self, epoch: int) -> None:
+            self.order = tuple(random.sample(range(20), 20))
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.order)
+
+    before = random.getstate()
+    order = order_of(Shuffling())
+    order.set_epoch(1)
+    first = drawn(order, 1)
+    assert random.getstate() == before
+    random.random()
+    assert drawn(order_of(Shuffling()), 1) == first != drawn(order_of(Shuffling()), 2)
+
+
+class Aliasing(Sampler[int]):
+    """Hands out and takes over its very state."""
+
+    def __init__(self) -> None:
+        self.state = {"seen": [0]}
+
+    def __iter__(self) -> Iterator[int]:
+        while self.state["seen"][-1] < 6:
+            self.state["seen"].append(self.state["seen"][-1] + 1)
+            yield self.state["seen"][-1]
+        self.state = {"seen": [0]}
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def test_sampler_state_is_a_copy_both_ways() -> None:
+    whole = list(order_of(Aliasing(), batch_size=2).batches(0))
+    state = whole[0].sampler_state
+    assert state == {"seen": [0, 1, 2]}
+    rest = list(order_of(Aliasing(), batch_size=2).batches(0, start=1, state=state, num_drawn=2))
+    assert [batch.indices.tolist() for batch in rest] == [[3, 4], [5, 6]]
+    assert state == {"seen": [0, 1, 2]}
+
+
+class Endless(Sampler[int]):
+    """Goes on where it was, for ever."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.place += 1
+            yield self.place - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Restarting(Sampler[int]):
+    """Starts every iteration anew, but the first one after a state was loaded: as torchdata's distributed sampler."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.loaded: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.place, self.loaded = self.loaded or 0, None
+        while self.place < 10:
+            self.place += 1
+            yield self.place - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state["place"]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    ("make", "delivered", "expected"),
+    [
+        (Endless, 1, 4),
+        (Endless, 3, 12),
+        (Counting, 1, 5),
+        (Counting, 2, 9),
+        (Counting, 3, 1),  # that was all of the epoch
+        (Restarting, 1, 0),
+        (Restarting, 2, 0),
+        (Restarting, 3, 0),
+    ],
+)
+def test_sampler_with_state_left_early_goes_on_from_what_was_delivered(
+    make: Any, delivered: int, expected: int, ahead: int
+) -> None:
+    order = order_of(make())
+    for batch in list(itertools.islice(order.batches(0), delivered + ahead))[:delivered]:
+        order.delivered(batch)
+    assert drawn_first(order, epoch=1)[0] == expected
+
+
+def drawn_first(order: SamplerOrder, epoch: int) -> Any:
+    return next(order.batches(epoch)).indices.tolist()
+
+
+def test_sampler_with_state_resumed_and_left_early_goes_on_from_what_was_delivered() -> None:
+    order = order_of(Endless())
+    resumed = order.batches(0, start=2, state={"place": 8}, num_drawn=8)
+    first, *_ahead = itertools.islice(resumed, 3)
+    assert first.indices.tolist() == [8, 9, 10, 11]
+    order.delivered(first)
+    assert drawn_first(order, epoch=1) == [12, 13, 14, 15]
+
+
+def test_sampler_with_state_that_completed_a_pass_keeps_what_it_changed() -> None:
+    class Alternating(Counting):
+        """Has an epoch of its own."""
+
+        turn = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for index in super().__iter__():
+                yield index + 100 * self.turn
+            self.turn += 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"place": self.place, "turn": self.turn}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.place, self.turn = state["place"], state["turn"]
+
+    order = order_of(Alternating())
+    for completes in (True, False):  # the latter: the last batch was taken, and no more asked for
+        for epoch in range(2):
+            batches = list(order.batches(epoch))
+            assert len(batches) == 3
+            assert batches[0].indices[0] // 100 == epoch + 2 * (not completes)
+            for batch in batches:
+                order.delivered(batch)
+            if completes:
+                order.completed()
+
+
 @given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=9), max_size=8), st.booleans())
 def test_occurrences_equal_a_plain_count(batches: list[list[int]], shift: bool) -> None:
     counter = OccurrenceCounter()
@@ -188,3 +386,11 @@ def test_occurrences_equal_a_plain_count(batches: list[list[int]], shift: bool) 
         assert (found is None) == (not any(expected))
         if found is not None:
             assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("far", [[2**31], [-1], ["key"], [(1, 2)]])
+def test_occurrences_do_not_depend_on_what_else_is_in_the_batch(far: list[Any]) -> None:
+    counter = OccurrenceCounter()
+    batches: list[list[Any]] = [[5], [5, *far], [5, 70], [70, *far], [5, 5]]
+    found = [counter.count(as_indices(batch)) for batch in batches]
+    assert [None if one is None else one.tolist() for one in found] == [None, [1, 0], [2, 0], [1, 1], [3, 4]]

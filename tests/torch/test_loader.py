@@ -566,3 +566,158 @@ def test_training_in_a_script_that_is_only_imported_is_refused(name: str) -> Non
     with pytest.raises(ConfigError, match=r"line 1 of train\.py trains while .*\n.*behind if __name__"):
         exec(script, {"__name__": name, "loader": loader})
     exec(script, {"__name__": "__main__", "loader": loader})
+
+
+# Memory
+
+
+class Stored(torch.utils.data.Dataset[Any]):
+    """Hands out its own memory."""
+
+    def __init__(self) -> None:
+        self.rows = torch.arange(6.0).reshape(6, 1)
+        self.array = self.rows.numpy()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index], self.array[index]
+
+
+class Reusing:
+    """Collates into one buffer."""
+
+    def __init__(self) -> None:
+        self.buffer, self.array = torch.zeros(2), np.zeros(2)
+
+    def __call__(self, samples: Any) -> Any:
+        self.array[:] = self.buffer[:] = torch.cat([sample[0] for sample in samples])
+        return {"tensor": self.buffer, "array": self.array}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loader_batches_share_no_memory_with_each_other(num_workers: int) -> None:
+    batches = list(DataLoader(Stored(), batch_size=2, num_workers=num_workers, collate_fn=Reusing()))
+    for name in ("tensor", "array"):
+        assert [batch[name].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 1, "collate_fn": list}])
+def test_loader_batches_written_to_leave_the_data_set_alone(options: dict[str, Any], num_workers: int) -> None:
+    loader = DataLoader(Stored(), num_workers=num_workers, persistent_workers=num_workers > 0, **options)
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            tensor, array = batch if options["batch_size"] is None else batch[0]
+            assert (tensor.item(), array.item()) == (number, number)
+            tensor.zero_()
+            array[:] = 0
+
+
+# Collation
+
+
+@pytest.mark.parametrize("function", [torch.utils.data.default_convert, torch.utils.data.default_collate, None])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_loader_with_torchs_collation_functions_does_as_torch(function: Any, batch_size: int | None) -> None:
+    def collected(kind: Any) -> list[str]:
+        return [repr(batch) for batch in kind([1.5, 2.5], batch_size=batch_size, collate_fn=function)]
+
+    if batch_size is None and function is torch.utils.data.default_collate:
+        for kind in (DataLoader, torch.utils.data.DataLoader):
+            with pytest.raises((DatasetError, TypeError), match="not subscriptable"):
+                collected(kind)
+    else:
+        assert collected(DataLoader) == collected(torch.utils.data.DataLoader)
+
+
+def test_loader_with_the_other_default_function_in_a_job_with_endpoints_raises(join: Any) -> None:
+    join(FakeSession(remote=True))
+    DataLoader(loader_test_noisy(), collate_fn=torch.utils.data.default_collate)
+    DataLoader(loader_test_noisy(), batch_size=None, collate_fn=torch.utils.data.default_convert)
+    with pytest.raises(ConfigError, match="collate_fn"):
+        DataLoader(loader_test_noisy(), collate_fn=torch.utils.data.default_convert)
+
+
+# Factories
+
+_num_built = 0
+
+
+@hetero.dataset
+def loader_test_random_length() -> Any:
+    global _num_built
+    _num_built += 1
+    return range(random.randrange(10, 1000))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loader_length_is_that_of_the_data_set_it_fetches_from(num_workers: int) -> None:
+    global _num_built
+    before, _num_built = random.getstate(), 0
+    loader = DataLoader(loader_test_random_length(), batch_size=None, num_workers=num_workers)
+    assert len(loader) == len(loader.dataset) == len(list(loader))  # type: ignore[arg-type]
+    assert _num_built == 1
+    assert random.getstate() == before
+    assert len(loader_test_random_length()) == len(loader)  # built again, the same
+    assert random.getstate() == before
+
+
+def test_loader_data_set_that_fails_in_a_spawned_worker_is_reported_whole() -> None:
+    loader = DataLoader(
+        loader_test_noisy(4), num_workers=1, multiprocessing_context="spawn", worker_init_fn=_fail_to_start
+    )
+    with pytest.raises(DatasetError) as caught:
+        list(loader)
+    record: Any = caught.value.record
+    assert (record.dataset, record.stage) == ("loader_test_noisy", "build")
+    assert record.exception == "ZeroDivisionError: division by zero (in worker_init_fn)"
+
+
+def _fail_to_start(worker_index: int) -> None:
+    raise ZeroDivisionError("division by zero")
+
+
+# Samplers
+
+
+class Keeping(Stateful):
+    """Goes on for ever."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.place += 1
+            yield (self.place - 1) % 10
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "prefetch_factor": 3}])
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_loader_left_early_goes_on_from_what_was_delivered(options: dict[str, Any], rebuild: bool) -> None:
+    loader: Any = DataLoader(Noisy(10), batch_size=2, sampler=Keeping(), **options)
+    if rebuild:  # as a tool does
+        loader = torch.utils.data.DataLoader(
+            loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
+        )
+    found = [indices(batch for _, batch in zip(range(3), loader, strict=False)) for _ in range(2)]
+    assert found == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9], [0, 1]]]
+
+
+def test_loader_with_a_generator_that_its_sampler_has_too_can_be_resumed_and_rebuilt() -> None:
+    generator = torch.Generator().manual_seed(9)
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(
+            Noisy(8), batch_size=2, sampler=RandomSampler(range(8), generator=generator), generator=generator
+        )
+
+    first = make()
+    epochs = [plain(first), plain(first)]
+    again = make()
+    assert [plain(again), plain(again)] == epochs
+    first.set_epoch(1)
+    iterator = iter(first)
+    next(iterator)
+    resumed = make()
+    resumed.load_state_dict(first.state_dict())
+    assert plain(resumed) == epochs[1][1:]
