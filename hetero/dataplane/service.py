@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -263,7 +262,7 @@ class DataService:
             compute_time_s = time.monotonic() - begin_s
             # A handler thread can encode and send from new memory while the next batch is computed. What the user's own
             # code returns may be a buffer that it fills again for the next batch.
-            if request.collate and _is_new_memory(built):
+            if built.makes_new_memory(collate=request.collate):
                 return batch, compute_time_s
             return self._encode(batch, request, limits, compute_time_s, copy=True)
         except (DatasetError, Cancelled):
@@ -352,19 +351,6 @@ def _parse(kind: type[_Message], data: bytes) -> _Message:
     if protocol != PROTOCOL:
         raise ProtocolError(f"data plane protocol {protocol} was asked for, this endpoint has {PROTOCOL}")
     return message
-
-
-def _is_new_memory(built: BuiltDataset) -> bool:
-    """Tell whether a collated batch is new memory, whatever the user's code does.
-
-    torch's collation makes it from samples that were computed one by one. What ``__getitems__`` returned it may pass
-    on: an array of numbers, a list of strings; so may functions that the user registered with it.
-    """
-    if built.collate_fn is not None or (built.seeding == "batch" and hasattr(built.dataset, "__getitems__")):
-        return False
-    collate: Any = sys.modules.get("torch.utils.data._utils.collate")
-    functions = getattr(collate, "default_collate_fn_map", {})
-    return all(getattr(function, "__module__", "") == collate.__name__ for function in functions.values())
 
 
 def _one_line(error: Exception) -> str:
