@@ -8,8 +8,9 @@ receiving threads take too) or in torch (one thread of matrix products, which do
 is found once, before anything else runs, and is the same for all rows. The loop takes one batch every 50 ms, no
 sooner, sized so that this makes the stated rate for every competitor alike: a step that is slowed down leaves less of a
 pause, not fewer bytes, until there is no pause left, which the MB/s column shows. The batch is read through before the
-step, as the copy to an accelerator would. The step's time excludes that and the wait. ``cached`` hands over the same
-batch again and again: the step alone.
+step, as the copy to an accelerator would. The step's time excludes that and the wait; the loop's has all three, and
+only the pause is not in it: what one competitor does beside the step, another does before it. ``cached`` hands over the
+same batch again and again: the step alone.
 
 By default the processes share all cores of this machine, so with few cores the supply's work also costs
 the step; ``--pin`` keeps the trainer process on the first core and everything else on the others, as if
@@ -47,6 +48,7 @@ COLUMNS = (
     Column(title="step ms, mean", metric="step_time_mean_s", form="{:.2f}", scale=1e3),
     Column(title="step ms, p95", metric="step_time_p95_s", form="{:.2f}", scale=1e3),
     Column(title="wait for the batch ms, mean", metric="data_wait_mean_s", form="{:.2f}", scale=1e3),
+    Column(title="loop ms, median", metric="loop_time_s", form="{:.2f}", scale=1e3),
     Column(title="MB/s", metric="gb_per_s", form="{:,.0f}", scale=1e3),
     Column(title="trainer CPU-s/GB, step included", metric="trainer_cpu_s_per_gb"),
     Column(title="supply CPU-s/GB", metric="supply_cpu_s_per_gb"),
@@ -103,6 +105,7 @@ class _Loop(Competitor):
         self._num_units: int = self.config["num_units"]
         self._step_times_s: list[float] = []
         self._wait_times_s: list[float] = []
+        self._loop_times_s: list[float] = []
         self._begun_s = self._due_s = time.perf_counter()
         self.start_feed()
 
@@ -120,6 +123,7 @@ class _Loop(Competitor):
         now_s = time.perf_counter()
         self._step_times_s.append(now_s - step_s)
         self._wait_times_s.append(arrived_s - self._begun_s)
+        self._loop_times_s.append(now_s - self._begun_s)
         # A late batch is made up for, but not by a burst of more than one.
         self._due_s = max(self._due_s + PERIOD_S, now_s - PERIOD_S)
         time.sleep(max(0.0, self._due_s - now_s))
@@ -129,6 +133,7 @@ class _Loop(Competitor):
     def begin_run(self) -> None:
         self._step_times_s.clear()
         self._wait_times_s.clear()
+        self._loop_times_s.clear()
 
     def facts(self) -> dict[str, Any]:
         steps_s = sorted(self._step_times_s)
@@ -137,6 +142,7 @@ class _Loop(Competitor):
             "step_time_mean_s": statistics.mean(steps_s),
             "step_time_p95_s": steps_s[int(0.95 * len(steps_s))],
             "data_wait_mean_s": statistics.mean(self._wait_times_s),
+            "loop_time_s": statistics.median(self._loop_times_s),
         }
 
     def nbytes(self) -> int:
@@ -224,6 +230,8 @@ def figures(rows: Sequence[harness.Row]) -> list[str]:
     ]
     step = harness.ratio(rows, "hetero", "torch-worker", "step_time_s")
     lines.append(harness.target("step beside hetero / step beside a torch worker", step, 1.0, at_most=True))
+    loop = harness.ratio(rows, "hetero", "torch-worker", "loop_time_s")
+    lines.append(f"- loop fed by hetero / loop fed by a torch worker: {loop:.3f}")
     wanted = rows[0].trial.config["rate_mb_s"] / 1e3
     lines += [
         f"- {row.trial.name} delivered {row.median('gb_per_s') / wanted:.0%} of the rate: not the same bytes"

@@ -122,12 +122,13 @@ def test_scaling_rate_is_that_of_whole_turns(load: Load, phase_s: float, is_burs
 
 def test_interference_compares_step_times_and_says_who_was_too_slow(load: Load) -> None:
     config = {"rate_mb_s": 100}
-    rows = [make_row(load, "cached", "g", 100, config, step_time_s=0.040)]
-    rows += [make_row(load, "hetero", "g", 99, config, step_time_s=0.042)]
-    rows += [make_row(load, "torch-worker", "g", 90, config, step_time_s=0.041)]
-    alone, _, figure, slow = load("bench_interference").figures(rows)
+    rows = [make_row(load, "cached", "g", 100, config, step_time_s=0.040, loop_time_s=0.041)]
+    rows += [make_row(load, "hetero", "g", 99, config, step_time_s=0.042, loop_time_s=0.043)]
+    rows += [make_row(load, "torch-worker", "g", 90, config, step_time_s=0.041, loop_time_s=0.050)]
+    alone, _, figure, loop, slow = load("bench_interference").figures(rows)
     assert alone.endswith("1.050")
     assert "1.024, at most 1 wanted: **MISSED**" in figure
+    assert loop.endswith("0.860")
     assert slow == "- torch-worker delivered 90% of the rate: not the same bytes"
 
 
