@@ -269,7 +269,8 @@ class Window:
     def _is_askable(self, item: Item) -> bool:
         if item.sequence == self.next_sequence:
             return not self._awaits_verdict(item)
-        return self._expected_bytes(item, num_more=1) <= self._window_bytes and not self._awaits_verdict(item)
+        bound = min(self._window_bytes, self.size * item.agreement.batch_bytes + Stretch.MAX_BYTES)
+        return self._expected_bytes(item, num_more=1) <= bound and not self._awaits_verdict(item)
 
     def _expected_bytes(self, item: Item, *, num_more: int) -> int:
         """Return what the window will hold when everything in progress, and so many attempts more, have arrived."""

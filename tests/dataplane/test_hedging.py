@@ -23,7 +23,8 @@ NBYTES = 1000
 class Call:
     """A fetch that the test answers."""
 
-    def __init__(self, connection: EndpointConnection, request: BatchRequest) -> None:
+    def __init__(self, connection: EndpointConnection, request: BatchRequest, nbytes: int) -> None:
+        self._nbytes = nbytes
         self.connection = connection
         self.request = request
         self.is_cancelled = False
@@ -36,7 +37,7 @@ class Call:
 
     def answer(self) -> None:
         batch = {"index": self.request.indices, "from": self.connection.record.endpoint_id}
-        self.end(Fetched(batch=batch, nbytes=NBYTES, num_queued=0))
+        self.end(Fetched(batch=batch, nbytes=self._nbytes, num_queued=0))
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -55,6 +56,7 @@ class Stage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
         self.now_s = 1000.0
+        self.nbytes = NBYTES
         self.calls: list[Call] = []
         self.fleets: list[Fleet] = []
         self.tools = tools
@@ -68,7 +70,7 @@ class Stage:
                 return Description(num_samples=100, fingerprint="f", environment={})
 
             def fetch(self, request: BatchRequest, *, on_call: Callable[[Any], None], **_: Any) -> Fetched:
-                call = Call(self, request)
+                call = Call(self, request, stage.nbytes)
                 stage.calls.append(call)
                 on_call(call)
                 return call.result()
@@ -444,19 +446,28 @@ def test_batch_that_holds_up_the_others_stretches_the_window_and_order_is_kept(s
     assert reader._window._held_bytes == 0
 
 
-def test_stretched_window_keeps_to_its_bytes(stage: Stage, tools: Any) -> None:
-    reader = stage.read(tools.requests(tools.spec(), num_batches=60), num_observed=0, window_bytes=6 * NBYTES)
+@pytest.mark.parametrize(
+    ("nbytes", "options", "num_batches"),
+    [(1000, {"window_bytes": 6 * 1000}, 6), (8 * 2**20, {}, 4 + 4)],
+    ids=["window_bytes", "32 MiB beyond the size"],
+)
+def test_stretched_window_keeps_to_its_bytes(
+    stage: Stage, tools: Any, nbytes: int, options: dict[str, int], num_batches: int
+) -> None:
+    stage.nbytes = nbytes
+    reader = stage.read(tools.requests(tools.spec(), num_batches=60), num_observed=0, **options)
+    assert reader._window.size == 4
     with reader._fleet.lock:
         assert reader._agreement is not None
-        reader._agreement.has_size, reader._agreement.batch_bytes = True, NBYTES
+        reader._agreement.has_size, reader._agreement.batch_bytes = True, nbytes
         reader._window.on_fleet_change()
     consumer = threading.Thread(target=lambda: next(reader))
     consumer.start()
-    for position in range(1, 6):
+    for position in range(1, num_batches):
         stage.pending(position)[0].answer()
-    tools.wait_for(lambda: reader._window._held_bytes == 5 * NBYTES)
-    tools.wait_for(lambda: reader._num_taken > 6)
+    tools.wait_for(lambda: reader._window._held_bytes == (num_batches - 1) * nbytes)
+    tools.wait_for(lambda: reader._num_taken > num_batches)
     assert [call.request.position for call in stage.calls if not call._ended.is_set()] == [0]
     stage.pending(0)[0].answer()
     consumer.join(60)
-    stage.pending(6)
+    stage.pending(num_batches)
