@@ -183,9 +183,9 @@ def report(rows: Sequence[Row]) -> str:
 
 def is_ahead(rows: Sequence[Row]) -> bool:
     """Return whether hetero delivers no less than any remote peer that ran; False if either is missing."""
-    peers = [row.median("samples_per_s") for row in rows if row.trial.competitor in REMOTE_PEERS and row.runs]
-    own = [row.median("samples_per_s") for row in rows if row.trial.competitor == "hetero" and row.runs]
-    return bool(own and peers) and own[0] >= max(peers)
+    peers = [row.trial.name for row in rows if row.trial.competitor in REMOTE_PEERS and row.runs]
+    ratios = [harness.ratio(rows, "hetero", name, "samples_per_s") for name in peers]
+    return bool(ratios) and all(ratio >= 1 for ratio in ratios)
 
 
 def pipeline_targets(group: str, rows: Sequence[Row]) -> list[str]:

@@ -1,6 +1,6 @@
 """Draw results: ``results/NAME.json`` to ``results/NAME.png``; ``--results`` names another folder.
 
-Points and bars are medians, the thin lines reach from the lowest to the highest run.
+Points and bars are medians, the thin lines reach from the lowest to the highest run, or ratio within a round.
 
     python benchmarks/plots.py
     python benchmarks/plots.py --results benchmarks/results/short
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -75,21 +76,18 @@ def by_competitor(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def relative(rows: Sequence[Row], reference: str, metric: str) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """Return median, lowest and highest of each row over the median of its group's reference.
+    """Return median, lowest and highest of each row's ratios to its group's reference.
 
     Returns:
         By group and competitor; groups without the reference are left out.
     """
-    bases = {row.trial.group: row.median(metric) for row in rows if row.trial.competitor == reference}
-    return {
-        (row.trial.group, row.trial.competitor): (
-            row.median(metric) / bases[row.trial.group],
-            min(row.values(metric)) / bases[row.trial.group],
-            max(row.values(metric)) / bases[row.trial.group],
-        )
-        for row in rows
-        if row.trial.group in bases
-    }
+    bases = {row.trial.group: row for row in rows if row.trial.competitor == reference}
+    found = {}
+    for row in rows:
+        if row.trial.group in bases:
+            ratios = row.ratios(bases[row.trial.group], metric)
+            found[row.trial.group, row.trial.competitor] = (statistics.median(ratios), min(ratios), max(ratios))
+    return found
 
 
 def _line(axes: Axes, places: Sequence[float], rows: Sequence[Row], metric: str, name: str) -> None:

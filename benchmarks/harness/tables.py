@@ -40,8 +40,8 @@ def table(rows: Sequence[Row], columns: Sequence[Column], *, ratio_metric: str, 
         cells += [column.form.format(row.median(column.metric) * column.scale) for column in columns]
         cells.append(f"{100 * row.spread(ratio_metric):.0f} %")
         if base is not None:
-            own = row.median(ratio_metric)
-            cells.append(f"{base.median(ratio_metric) / own:.2f}" if own and base.runs else "")
+            found = base.over(row, ratio_metric)
+            cells.append("" if math.isnan(found) else f"{found:.2f}")
         cells.append(row.trial.basis)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -56,9 +56,9 @@ def grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def ratio(rows: Sequence[Row], name: str, other: str, metric: str) -> float:
-    """Return the median of one name over that of another; NaN if either has none."""
-    found = {row.trial.name: row.median(metric) for row in rows if row.runs}
-    return found[name] / found[other] if name in found and found.get(other) else float("nan")
+    """Return one name over another, see `Row.over`; NaN if either has no runs."""
+    found = {row.trial.name: row for row in rows}
+    return found[name].over(found[other], metric) if name in found and other in found else float("nan")
 
 
 def target(what: str, found: float, bound: float, *, at_most: bool = False) -> str:

@@ -151,6 +151,25 @@ class Row:
         """Return an attribute or fact of each run."""
         return [run.value(metric) for run in self.runs]
 
+    def ratios(self, other: Row, metric: str) -> list[float]:
+        """Return this row's value over the other's in the same round, for every round.
+
+        Where the machine becomes slower and faster from one minute to the next, that is what stays. Rows without the
+        same rounds are compared by their medians.
+        """
+        if not self.runs or not other.runs:
+            return []
+        if len(self.runs) != len(other.runs):
+            pairs = [(self.median(metric), other.median(metric))]
+        else:
+            pairs = list(zip(self.values(metric), other.values(metric), strict=True))
+        return [own / theirs for own, theirs in pairs if theirs]
+
+    def over(self, other: Row, metric: str) -> float:
+        """Return the median of the `ratios`; NaN if there are none."""
+        found = self.ratios(other, metric)
+        return statistics.median(found) if found else float("nan")
+
     def spread(self, metric: str) -> float:
         """Return (highest - lowest) / median."""
         values = self.values(metric)

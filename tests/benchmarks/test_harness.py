@@ -80,7 +80,13 @@ def test_row_without_runs_has_no_median(harness: ModuleType) -> None:
     assert row.metrics() == []
 
 
-def test_ratio_is_that_of_medians_and_nan_where_one_is_missing(harness: ModuleType) -> None:
+def test_ratio_is_the_median_of_those_within_a_round(harness: ModuleType) -> None:
+    rows = [make_row(harness, "a", batches=(30, 120, 60)), make_row(harness, "b", batches=(30, 40, 120))]
+    assert rows[0].ratios(rows[1], "batches_per_s") == pytest.approx([1.0, 3.0, 0.5])
+    assert harness.ratio(rows, "a", "b", "batches_per_s") == pytest.approx(1.0)  # of medians: 1.5
+
+
+def test_ratio_without_the_same_rounds_is_that_of_medians_and_nan_where_one_is_missing(harness: ModuleType) -> None:
     rows = [
         make_row(harness, "a", batches=(30, 90, 60)),
         make_row(harness, "b", batches=(40,)),
