@@ -1,5 +1,7 @@
 """Ray Data: an actor pool of two maps batches of indices, `iter_torch_batches` delivers.
 
+Two Ray nodes, as in a cluster: the trainer's has no CPUs to give away, the other one computes. On a single node
+batches would go through shared memory, which no other machine's can.
 Batches of fixed shapes travel as columns, one row per sample. Where shapes vary a batch travels as
 one row of pickled bytes, which is what users do when nested samples do not fit a table.
 """
@@ -16,10 +18,14 @@ import ray
 import torch
 import torch.utils.data
 from pipelines import load
+from ray.cluster_utils import Cluster
 
 from peers import NUM_PROCESSES, PipelineCompetitor
 
-_OBJECT_STORE_BYTES = 2 * 2**30
+_OBJECT_STORE_BYTES = 2**30
+"""Of each node."""
+_EPOCHS = 10
+"""In one: it computes ahead as far as its stores hold batches, and would see the end of one."""
 
 
 class Fetch:
@@ -29,10 +35,11 @@ class Fetch:
         torch.set_num_threads(1)
         self._pipeline = load(name)
         self._dataset = self._pipeline.build(length, root)
+        self._length = length
         self._in_columns = in_columns
 
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, Any]:
-        samples = [self._dataset[int(index)] for index in rows["id"]]
+        samples = [self._dataset[int(index) % self._length] for index in rows["id"]]
         batch = (self._pipeline.collate or torch.utils.data.default_collate)(samples)
         if self._in_columns:
             leaves = batch if isinstance(batch, list | tuple) else [batch]
@@ -41,25 +48,23 @@ class Fetch:
 
 
 class RayData(PipelineCompetitor):
-    """One local Ray with a CPU for each actor, and one for its own tasks."""
+    """A CPU for each actor, and one for Ray's own tasks."""
 
     min_warmup_s = 7.0  # it starts actors, and works itself up to full speed meanwhile
 
     def start(self) -> None:
-        """Start Ray."""
-        ray.init(
-            num_cpus=NUM_PROCESSES + 1,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            object_store_memory=_OBJECT_STORE_BYTES,
-        )
+        """Start both nodes."""
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster.add_node(num_cpus=NUM_PROCESSES + 1, object_store_memory=_OBJECT_STORE_BYTES)
+        ray.init(address=self._cluster.address, logging_level=logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         self._in_columns = self.pipeline.has_fixed_shapes
 
     def epoch(self) -> Iterator[Any]:
         """Yield one epoch."""
         batch_size = self.pipeline.batch_size
-        rows = ray.data.range(self.length).map_batches(
+        rows = ray.data.range(_EPOCHS * self.length).map_batches(
             Fetch,
             fn_constructor_args=(self.pipeline.name, self.root, self.length, self._in_columns),
             batch_size=batch_size,
@@ -73,5 +78,6 @@ class RayData(PipelineCompetitor):
                 yield pickle.loads(row["batch"][0])  # noqa: S301 - made by our own actor
 
     def stop(self) -> None:
-        """End Ray."""
+        """End both nodes."""
         ray.shutdown()
+        self._cluster.shutdown()
