@@ -1,88 +1,25 @@
-"""The pure function, its failures, and descriptions."""
+"""The pure function: purity, seeding, indices, collation, failures."""
 
 from __future__ import annotations
 
-import pickle
 import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from subjects import Augmented, Batched, Keyless, Seeded, failure, request, same
 
-from hetero import datasets
-from hetero.batches.fetch import BatchRequest, BuiltDataset, Cancelled, as_indices, describe, fetch
-from hetero.batches.purity import compare
+from hetero.batches.fetch import BuiltDataset, Cancelled, as_indices, describe, fetch
 from hetero.batches.seeds import batch_key, preserved_generators, sample_key
-from hetero.datasets import DatasetSpec, dataset
-from hetero.errors import ConfigError, DatasetError, SampleFailure
+from hetero.datasets import dataset
+from hetero.errors import ConfigError, DatasetError
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data
-
-
-@pytest.fixture(autouse=True)
-def empty_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(datasets, "_factories", {})
-    with preserved_generators():
-        yield
-
-
-class Augmented(data.Dataset[Any]):
-    """Draws from all three global generators."""
-
-    def __init__(self, size: int = 20) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return {"index": index, "noise": torch.rand(3), "numpy": np.random.rand(2), "flip": random.random()}
-
-
-class Batched(Augmented):
-    """Has torch's batched protocol."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [(index, float(np.random.rand()), len(indices)) for index in indices]
-
-
-class Seeded:
-    """Holds a generator of its own."""
-
-    def __init__(self) -> None:
-        self.keys: list[int] = []
-        self.generator = np.random.default_rng()
-
-    def on_seed(self, key: int) -> None:
-        self.keys.append(key)
-        self.generator = np.random.default_rng(key)
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> float:
-        return float(self.generator.random())
-
-
-def request(indices: Any = (3, 1, 4), **options: Any) -> BatchRequest:
-    options = {"seed": 17, "epoch": 2, "position": 5, **options}
-    return BatchRequest(spec=DatasetSpec("any"), indices=as_indices(indices), **options)
-
-
-def failure(raised: pytest.ExceptionInfo[DatasetError]) -> SampleFailure:
-    record = pickle.loads(pickle.dumps(raised.value)).record
-    assert isinstance(record, SampleFailure)
-    return record
-
-
-def same(first: Any, second: Any) -> bool:
-    return compare(first, second) is None
 
 
 # -- purity -----------------------------------------------------------------------------------------
@@ -447,11 +384,6 @@ def test_fetch_without_length_checks_no_range() -> None:
         len(built)
 
 
-class Keyless:
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def test_as_indices_of_samplers_yields_plain_forms() -> None:
     assert as_indices([1, np.int32(2), torch.tensor(3), True]).dtype == np.int64  # type: ignore[union-attr]
     assert as_indices(np.array([1, 2], np.int16)).tolist() == [1, 2]  # type: ignore[union-attr]
@@ -590,227 +522,3 @@ def test_fetch_out_of_range_raises_config_error(change: dict[str, Any]) -> None:
     for collate_fn in (None, list):
         with pytest.raises(ConfigError, match="no key for"):
             fetch(BuiltDataset.from_object([1, 2], collate_fn=collate_fn), request((0,), **change))
-
-
-# -- building ---------------------------------------------------------------------------------------
-
-
-def test_build_passes_arguments_and_decorations() -> None:
-    @dataset(seeding="batch", collate_fn=sum)
-    def numbers(values: list[int]) -> list[int]:
-        return values
-
-    built = BuiltDataset.build(numbers((5, 6, 7)))
-    assert (len(built), built.name, built.seeding) == (3, "numbers", "batch")
-    assert fetch(built, request((0, 2))) == 12
-
-
-def test_build_with_random_factory_is_the_same_everywhere_and_leaves_generators_alone() -> None:
-    @dataset
-    def split() -> Any:
-        return data.random_split(list(range(100)), [50, 50])[0]
-
-    state = torch.get_rng_state()
-    first = BuiltDataset.build(split()).dataset.indices
-    assert torch.equal(state, torch.get_rng_state())
-    torch.manual_seed(3)
-    assert BuiltDataset.build(split()).dataset.indices == first
-
-
-def test_build_with_factory_raising_names_stage_and_host() -> None:
-    @dataset
-    def broken(root: str) -> Any:
-        raise FileNotFoundError(root)
-
-    with pytest.raises(
-        DatasetError, match="data set 'broken' failed on algo-1/0 in build: FileNotFoundError: /x"
-    ) as raised:
-        BuiltDataset.build(broken("/x"), host="algo-1/0")
-    assert "in broken" in failure(raised).traceback
-
-
-class Stream(data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (Stream, "an iterable data set .*only map-style"),
-        (lambda: iter([1]), "an iterable data set .*only map-style"),
-        (lambda: None, "None; return the data set"),
-        (lambda: DatasetSpec("other"), "a DatasetSpec; build 'other'"),
-        (lambda: 3, "not a data set"),
-    ],
-)
-def test_build_with_unfit_result_says_what_to_do(make: Callable[[], Any], expected: str) -> None:
-    spec = dataset(name="unfit")(make)() if not isinstance(make, type) else dataset(name="unfit")(lambda: make())()
-    with pytest.raises(DatasetError, match=f"in build: ConfigError: the factory returned {expected}"):
-        BuiltDataset.build(spec)
-    with pytest.raises(ConfigError, match=expected):
-        BuiltDataset.from_object(make())
-
-
-def test_build_as_worker_calls_worker_init_fn_once_with_info() -> None:
-    calls: list[Any] = []
-
-    @dataset(worker_init_fn=lambda index: calls.append((index, data.get_worker_info())))
-    def numbers() -> list[int]:
-        return [1]
-
-    BuiltDataset.build(numbers())
-    assert calls == []
-    built = BuiltDataset.build(numbers(), worker_index=1, num_workers=3)
-    ((index, info),) = calls
-    assert (index, info.id, info.num_workers, info.dataset) == (1, 1, 3, built.dataset)
-    with pytest.raises(ConfigError, match="worker index 3 is out of range"):
-        BuiltDataset.build(numbers(), worker_index=3, num_workers=3)
-
-
-def test_build_with_worker_init_fn_raising_names_it() -> None:
-    @dataset(worker_init_fn=lambda index: 1 // index)
-    def numbers() -> list[int]:
-        return [1]
-
-    with pytest.raises(DatasetError, match=r"in build: ZeroDivisionError.* \(in worker_init_fn\)"):
-        BuiltDataset.build(numbers(), num_workers=1)
-
-
-def test_prebuilt_dataset_becomes_worker_later() -> None:
-    informed = dataset(name="informed", worker_init_fn=lambda index: calls.append(index))(lambda: Informed())
-    calls: list[int] = []
-    built = BuiltDataset.prebuild(informed())
-    assert calls == []
-    built.become_worker(2, 5)
-    assert calls == [2]
-    assert fetch(built, request((0,))).tolist() == [[2, 5]]
-
-
-class Informed(Augmented):
-    def __getitem__(self, index: int) -> Any:
-        info = data.get_worker_info()
-        return torch.tensor([-1, -1] if info is None else [info.id, info.num_workers])
-
-
-@pytest.mark.parametrize("num_workers", [0, 4])
-def test_fetch_gives_worker_info_and_no_shared_memory(num_workers: int) -> None:
-    informed = dataset(name="informed")(lambda: Informed())
-    built = BuiltDataset.build(informed(), worker_index=min(2, num_workers), num_workers=num_workers)
-    batch = fetch(built, request((0, 1)))
-    assert batch.tolist() == [[2, 4] if num_workers else [-1, -1]] * 2
-    assert not batch.is_shared()
-    assert data.get_worker_info() is None
-
-
-def test_fetch_inside_torchs_worker_keeps_its_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    informed = dataset(name="informed")(lambda: Informed())
-    built = BuiltDataset.build(informed(), worker_index=2, num_workers=4)
-    theirs = data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None)
-    monkeypatch.setattr(data._utils.worker, "_worker_info", theirs)
-    batch = fetch(built, request((0, 1)))
-    assert batch.tolist() == [[2, 4]] * 2
-    assert batch.is_shared()
-    assert data.get_worker_info() is theirs
-
-
-@pytest.mark.parametrize(
-    ("options", "collate", "expected"),
-    [
-        ({}, True, True),
-        ({}, False, False),
-        ({"collate_fn": list}, True, False),
-        ({"seeding": "batch"}, True, False),
-    ],
-)
-def test_batches_of_torchs_collation_alone_are_new_memory(options: Any, collate: bool, expected: bool) -> None:
-    assert BuiltDataset.from_object(Batched(), **options).makes_new_memory(collate=collate) == expected
-
-
-def test_batches_of_a_collation_that_the_user_changed_may_be_used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = data._utils.collate.default_collate_fn_map
-    monkeypatch.setitem(functions, set, lambda batch, **options: batch)
-    assert not BuiltDataset.from_object(Augmented()).makes_new_memory(collate=True)
-
-
-def test_built_dataset_survives_pickling() -> None:
-    built = pickle.loads(pickle.dumps(BuiltDataset.from_object(Seeded())))
-    fetch(built, request((3,)))
-    assert len(built.dataset.keys) == 2
-
-
-# -- descriptions -----------------------------------------------------------------------------------
-
-
-def fingerprint(dataset_object: Any) -> str:
-    return describe(BuiltDataset.from_object(dataset_object)).fingerprint
-
-
-def test_describe_of_equal_data_is_equal() -> None:
-    description = describe(BuiltDataset.from_object(Augmented()))
-    assert description == describe(BuiltDataset.from_object(Augmented()))
-    assert description.num_samples == 20
-    assert {"python", "numpy", "torch", "cpu_capability", "PYTHONHASHSEED"} <= description.environment.keys()
-
-
-def test_describe_of_other_length_or_order_differs() -> None:
-    names = [f"{number}.jpg" for number in range(100)]
-    prints = [fingerprint(each) for each in (names, names[::-1], names[:99], [])]
-    assert len(set(prints)) == 4
-
-
-def test_describe_leaves_generators_alone() -> None:
-    state = random.getstate()
-    fingerprint(Augmented())
-    assert random.getstate() == state
-
-
-def test_describe_of_impure_data_is_equal_still() -> None:
-    class Impure(Augmented):
-        def __getitem__(self, index: int) -> Any:
-            return np.random.default_rng().random()
-
-    assert fingerprint(Impure()) == fingerprint(Impure()) != fingerprint(Augmented())
-
-
-def test_describe_of_raising_sample_is_a_fact_like_others() -> None:
-    class Broken(Augmented):
-        def __getitem__(self, index: int) -> Any:
-            if index == 0:
-                raise OSError
-            return super().__getitem__(index)
-
-    assert fingerprint(Broken()) == fingerprint(Broken()) != fingerprint(Augmented())
-
-
-def test_describe_without_length_says_so() -> None:
-    assert describe(BuiltDataset.from_object(Keyless())).num_samples is None
-
-
-def test_describe_with_own_fingerprint_fetches_nothing() -> None:
-    class Untouchable(Augmented):
-        def __getitem__(self, index: int) -> Any:
-            raise AssertionError
-
-    for given, expected in (("v1", "v1"), (lambda built: f"size {len(built)}", "size 20")):
-        spec = dataset(name="marked", fingerprint=given)(lambda: Untouchable())()
-        assert describe(BuiltDataset.build(spec)).fingerprint == expected
-        datasets._factories.clear()
-
-
-def test_describe_with_fingerprint_that_draws_is_the_same_everywhere() -> None:
-    drawing = dataset(name="drawing", fingerprint=lambda built: f"{random.random()} {np.random.rand()} {torch.rand(1)}")
-    built = BuiltDataset.build(drawing(lambda: Augmented())())
-    first = describe(built)
-    for draw in (random.random, np.random.rand, lambda: torch.rand(1)):
-        draw()
-    assert describe(built) == first
-
-
-def test_describe_with_length_raising_names_the_stage() -> None:
-    class Broken(Augmented):
-        def __len__(self) -> int:
-            raise OSError("gone")
-
-    with pytest.raises(DatasetError, match="in describe: OSError: gone"):
-        describe(BuiltDataset.from_object(Broken()))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
 import select
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,12 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import LARGE, fault_of, in_thread
 
 from hetero.control.directory import EndpointRecord
-from hetero.control.security import call_metadata
 from hetero.dataplane import link as link_module
 from hetero.dataplane.compute import Compute
-from hetero.dataplane.connection import EndpointConnection
 from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.link import Call, Link
 from hetero.dataplane.service import DataService
@@ -36,7 +33,6 @@ import grpc  # isort: skip
 
 HasLeft = Callable[[], bool]
 FAILURE = SampleFailure(dataset="d", host="h", stage="sample", sample_index="1", exception="KeyError", traceback="")
-LARGE = 2**26  # bytes: more than all buffers on the way hold
 
 
 def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch | bytes | None:
@@ -126,35 +122,6 @@ def fetch(
     decoder = BatchDecoder()
     link.fetch(request, decoder, timeout_s=timeout_s, on_call=on_call or (lambda call: None))
     return decoder.result()
-
-
-def fault_of(work: Callable[[], object]) -> tuple[Fault, str]:
-    with pytest.raises(CallFailedError) as caught:
-        work()
-    return caught.value.fault, caught.value.details
-
-
-def in_thread(work: Callable[[], object]) -> Callable[[], Any]:
-    """Run it in a thread; return a function that waits for what it returned or raised."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised by join
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def join() -> Any:
-        thread.join(30)
-        (outcome,) = found
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    return join
 
 
 def test_fetches_one_after_the_other_use_one_connection(serve: Any, opened: Any) -> None:
@@ -545,84 +512,3 @@ def test_connections_that_were_idle_for_long_are_closed(
     fetch(link)
     assert len(link._idle) == len(link._streams) == 1
     tools.wait_for(lambda: endpoint.delivery._num_connections == 1)
-
-
-def connected(job: Any, tools: Any, **arguments: Any) -> tuple[EndpointConnection, Any, int]:
-    """Connect to a real endpoint that serves; return its process id too."""
-    pool = job.pool()
-    connection = EndpointConnection(pool.records[0], job.token, job_id="test-job", limits=Limits())
-    wanted = tools.spec(**arguments)
-    connection.prepare(wanted, timeout_s=60.0)
-    return connection, tools.requests(wanted), pool.pids[0]
-
-
-def fetch_one(connection: EndpointConnection, request: Any, allocate: Any = None) -> Any:
-    return connection.fetch(request, timeout_s=60.0, allocate=allocate, on_call=lambda call: None).batch
-
-
-@pytest.mark.integration
-def test_endpoint_killed_while_idle_ends_the_link(job: Any, tools: Any) -> None:
-    connection, wanted, pid = connected(job, tools)
-    fetch_one(connection, wanted[0])
-    link = connection._open_link()
-    os.kill(pid, signal.SIGKILL)
-    tools.wait_for(lambda: link._end)
-    assert not link._idle
-    assert not link._streams
-    assert fault_of(lambda: fetch_one(connection, wanted[1]))[0] is Fault.UNSENT
-    connection.disconnect()
-
-
-@pytest.mark.integration
-def test_endpoint_killed_while_it_computes_fails_the_fetch(job: Any, tools: Any) -> None:
-    connection, wanted, pid = connected(job, tools, sample_s=30.0)
-    calls: list[Any] = []
-    join = in_thread(lambda: connection.fetch(wanted[0], timeout_s=60.0, allocate=None, on_call=calls.append))
-    tools.wait_for(lambda: not connection._open_link()._idle)
-    tools.wait_for(lambda: calls[0].is_sent)
-    os.kill(pid, signal.SIGKILL)
-    assert fault_of(join)[0] is Fault.UNREACHABLE
-    connection.disconnect()
-
-
-@pytest.mark.integration
-def test_endpoint_killed_in_the_middle_of_an_answer_fails_the_fetch(
-    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection, wanted, pid = connected(job, tools, width=LARGE // 32)
-
-    def allocate(nbytes: int) -> memoryview:
-        if nbytes > 1000:
-            os.kill(pid, signal.SIGKILL)
-        return memoryview(bytearray(nbytes))
-
-    monkeypatch.setattr("hetero.wire.framing._allocate", allocate)
-    assert fault_of(lambda: fetch_one(connection, wanted[0]))[0] is Fault.UNREACHABLE
-    connection.disconnect()
-
-
-@pytest.mark.integration
-def test_endpoint_killed_while_a_reader_begins_to_attend_fails_the_call(job: Any, tools: Any) -> None:
-    pool = job.pool()
-    os.kill(pool.pids[0], signal.SIGSTOP)
-    pid = pool.pids[0]
-    link = Link(pool.records[0], call_metadata(job.token, "test-job"), Limits())
-    join = in_thread(link.attend)
-    os.kill(pid, signal.SIGKILL)
-    assert fault_of(join)[0] is Fault.UNREACHABLE
-    link.close()
-
-
-@pytest.mark.integration
-def test_readers_beyond_the_bound_of_requests_are_all_served(job: Any, tools: Any) -> None:
-    record = job.pool().records[0]
-    wanted = tools.spec()
-    connections = [EndpointConnection(record, job.token, job_id="test-job", limits=Limits()) for _ in range(80)]
-    for connection in connections:
-        connection.prepare(wanted, timeout_s=60.0)
-    expected = tools.digest(tools.local(job.script, tools.requests(wanted)[:2]))
-    for request, bytes_ in zip(tools.requests(wanted), expected, strict=False):
-        batches = [fetch_one(connection, request) for connection in connections]  # each keeps its connection
-        assert set(tools.digest(batches)) == {bytes_}
-    for connection in connections:
-        connection.disconnect()

@@ -1,0 +1,92 @@
+"""What hosts compare before they serve the same data set."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from subjects import Augmented, Keyless
+
+from hetero import datasets
+from hetero.batches.fetch import BuiltDataset, describe
+from hetero.datasets import dataset
+from hetero.errors import DatasetError
+
+torch = pytest.importorskip("torch")
+data = torch.utils.data
+
+
+def fingerprint(dataset_object: Any) -> str:
+    return describe(BuiltDataset.from_object(dataset_object)).fingerprint
+
+
+def test_describe_of_equal_data_is_equal() -> None:
+    description = describe(BuiltDataset.from_object(Augmented()))
+    assert description == describe(BuiltDataset.from_object(Augmented()))
+    assert description.num_samples == 20
+    assert {"python", "numpy", "torch", "cpu_capability", "PYTHONHASHSEED"} <= description.environment.keys()
+
+
+def test_describe_of_other_length_or_order_differs() -> None:
+    names = [f"{number}.jpg" for number in range(100)]
+    prints = [fingerprint(each) for each in (names, names[::-1], names[:99], [])]
+    assert len(set(prints)) == 4
+
+
+def test_describe_leaves_generators_alone() -> None:
+    state = random.getstate()
+    fingerprint(Augmented())
+    assert random.getstate() == state
+
+
+def test_describe_of_impure_data_is_equal_still() -> None:
+    class Impure(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            return np.random.default_rng().random()
+
+    assert fingerprint(Impure()) == fingerprint(Impure()) != fingerprint(Augmented())
+
+
+def test_describe_of_raising_sample_is_a_fact_like_others() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            if index == 0:
+                raise OSError
+            return super().__getitem__(index)
+
+    assert fingerprint(Broken()) == fingerprint(Broken()) != fingerprint(Augmented())
+
+
+def test_describe_without_length_says_so() -> None:
+    assert describe(BuiltDataset.from_object(Keyless())).num_samples is None
+
+
+def test_describe_with_own_fingerprint_fetches_nothing() -> None:
+    class Untouchable(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError
+
+    for given, expected in (("v1", "v1"), (lambda built: f"size {len(built)}", "size 20")):
+        spec = dataset(name="marked", fingerprint=given)(lambda: Untouchable())()
+        assert describe(BuiltDataset.build(spec)).fingerprint == expected
+        datasets._factories.clear()
+
+
+def test_describe_with_fingerprint_that_draws_is_the_same_everywhere() -> None:
+    drawing = dataset(name="drawing", fingerprint=lambda built: f"{random.random()} {np.random.rand()} {torch.rand(1)}")
+    built = BuiltDataset.build(drawing(lambda: Augmented())())
+    first = describe(built)
+    for draw in (random.random, np.random.rand, lambda: torch.rand(1)):
+        draw()
+    assert describe(built) == first
+
+
+def test_describe_with_length_raising_names_the_stage() -> None:
+    class Broken(Augmented):
+        def __len__(self) -> int:
+            raise OSError("gone")
+
+    with pytest.raises(DatasetError, match="in describe: OSError: gone"):
+        describe(BuiltDataset.from_object(Broken()))

@@ -1,0 +1,42 @@
+"""Calls that fail, or end later, for the test modules of this folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hetero.dataplane.failures import CallFailedError, Fault
+
+LARGE = 2**26  # bytes: more than all buffers on the way hold
+
+
+def fault_of(work: Callable[[], object]) -> tuple[Fault, str]:
+    with pytest.raises(CallFailedError) as caught:
+        work()
+    return caught.value.fault, caught.value.details
+
+
+def in_thread(work: Callable[[], object]) -> Callable[[], Any]:
+    """Run it in a thread; return a function that waits for what it returned or raised."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised by join
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(30)
+        (outcome,) = found
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    return join
