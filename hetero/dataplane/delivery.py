@@ -35,7 +35,7 @@ _HELLO_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 128
 _MAX_CONNECTIONS = 1024  # each has a thread, also while its reader wants nothing: readers keep few that are idle
 _TURN_AWAY_S = 5.0  # for a connection beyond them to ask, and hear that it has to come back
-_ACCEPT_AGAIN_S = 0.05
+_ACCEPT_AGAIN_S = 0.05  # nothing tells when a descriptor is free again
 _LOG_INTERVAL_S = 10.0
 _POLL_S = 0.5
 

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -39,6 +40,7 @@ import grpc  # isort: skip
 __all__ = ["EndpointOptions", "main", "run_endpoint"]
 
 _REPORT_INTERVAL_S = 1.0
+_EVENT_TIMEOUT_S = 5.0
 _MAX_CALLS = 1024
 """Each holds a thread, that of a rank which attends for as long as it does."""
 _MAX_DESCRIPTORS = 2**16
@@ -188,14 +190,15 @@ def allow_descriptors() -> None:
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:
     """Send one event to the pool; a pool that is gone or does not read is no reason to stop serving."""
     message = json.dumps({"event": event, **facts}).encode()
-    for _ in range(50):
+    deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
+    while time.monotonic() < deadline_s:
         try:
             reports.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             return
         except BlockingIOError:
             if event == "statistics":
                 return  # the next one says more
-            time.sleep(0.1)
+            select.select([], [reports], [], _EVENT_TIMEOUT_S)
         except OSError:
             return
 
