@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import xxhash
+from damage import mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -262,22 +263,6 @@ def test_decoder_header_of_compressed_gigabyte_allocates_nothing(name: str) -> N
         decode(of_block(name, b"\0" * 100, 2**31), name)
 
 
-def _mutate(data: bytes, rng: random.Random) -> bytes:
-    mutable = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        at = rng.randrange(len(mutable) + 1)
-        action = rng.randrange(4)
-        if action == 0 and at < len(mutable):
-            mutable[at] ^= 1 << rng.randrange(8)
-        elif action == 1 and at < len(mutable):
-            mutable[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
-        elif action == 2:
-            del mutable[at : at + rng.choice((1, 2, 8))]
-        else:
-            mutable[at:at] = rng.randbytes(rng.choice((1, 2, 8)))
-    return bytes(mutable)
-
-
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_decoder_mutated_compressed_answers_raise_nothing_but_protocol_errors(name: str) -> None:
     rng = random.Random(17)
@@ -288,7 +273,7 @@ def test_decoder_mutated_compressed_answers_raise_nothing_but_protocol_errors(na
         hostile = [message, payload]
         for _ in range(rng.choice((1, 1, 3))):
             at = rng.randrange(4) > 0
-            hostile[at] = _mutate(hostile[at], rng)
+            hostile[at] = mutate(hostile[at], rng)
         try:
             found = decode((hostile[0], hostile[1]), name, LIMITS)
             assert compare(batch, found) is None  # in what neither checksum nor codec looks at

@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import xxhash
+from damage import mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -307,25 +308,6 @@ def test_decoder_damaged_inline_number_is_a_checksum_error() -> None:
         decode((message.replace(np.float64(1234.5).tobytes(), np.float64(1234.25).tobytes()), payload))
 
 
-def _mutate(data: bytes, rng: random.Random) -> bytes:
-    """Flip, cut, double, insert, or replace by a telling value."""
-    mutable = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        at = rng.randrange(len(mutable) + 1)
-        action = rng.randrange(5)
-        if action == 0 and at < len(mutable):
-            mutable[at] ^= 1 << rng.randrange(8)
-        elif action == 1 and at < len(mutable):
-            mutable[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
-        elif action == 2:
-            del mutable[at : at + rng.choice((1, 2, 8))]
-        elif action == 3:
-            mutable[at:at] = rng.randbytes(rng.choice((1, 2, 8)))
-        else:
-            mutable[at:at] = mutable[at : at + rng.choice((1, 4, 16))]
-    return bytes(mutable)
-
-
 def test_decoder_mutated_answers_raise_nothing_but_protocol_errors() -> None:
     rng = random.Random(17)
     message, payload = encode(BATCH)
@@ -334,7 +316,7 @@ def test_decoder_mutated_answers_raise_nothing_but_protocol_errors() -> None:
         hostile = [message, payload]
         for _ in range(rng.choice((1, 1, 3))):
             at = rng.randrange(2)
-            hostile[at] = _mutate(hostile[at], rng)
+            hostile[at] = mutate(hostile[at], rng)
         try:
             decode((hostile[0], hostile[1]))
             # What follows the payload is found by the connection, see `hetero.dataplane.link`.
@@ -356,9 +338,9 @@ def test_decoder_mutated_and_signed_batches_raise_nothing_but_protocol_errors() 
     for _ in range(6_000):
         try:
             if rng.random() < 0.8:
-                decode(signed(_mutate(structure, rng), payload))
+                decode(signed(mutate(structure, rng), payload))
             else:
-                decode(signed(structure, _mutate(payload, rng)[: len(payload)].ljust(len(payload), b"\1")))
+                decode(signed(structure, mutate(payload, rng)[: len(payload)].ljust(len(payload), b"\1")))
             outcomes[True] += 1
         except ProtocolError:
             outcomes[False] += 1
