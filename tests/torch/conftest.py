@@ -1,0 +1,32 @@
+"""A world and a job around a loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from loaders import FakeSession
+
+import hetero
+from hetero.control import session as control
+from hetero.torch import pipeline
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def choose(rank: int, world_size: int) -> None:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+    return choose
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def choose(session: FakeSession) -> FakeSession:
+        monkeypatch.setattr(control, "_session", session)
+        monkeypatch.setattr(pipeline, "_num_verified", 0)
+        return session
+
+    yield choose
+    hetero.datasets.set_describer(None)

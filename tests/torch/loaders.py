@@ -1,0 +1,59 @@
+"""What the tests of the loader share: a data set that draws, batches as plain lists, a session."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+import hetero
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    """Draws from every global generator."""
+
+    def __init__(self, num_samples: int = 23) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, float]:
+        return index, torch.rand(2), random.random() + float(np.random.rand())
+
+
+@hetero.dataset
+def loader_test_noisy(num_samples: int = 23) -> Noisy:
+    return Noisy(num_samples)
+
+
+def plain(batches: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in batches]
+
+
+def indices(batches: Any) -> list[list[int]]:
+    return [batch[0].tolist() for batch in batches]
+
+
+class FakeSession:
+    rank = 0
+    world_size = 1
+
+    def __init__(self, *, remote: bool = False, purity_checks: int = 0) -> None:
+        self.remote = remote
+        self.options = SimpleNamespace(purity_checks=purity_checks, warmup_steps=0, emulate_step_s=None)
+        self.timers: list[Any] = []
+        self.stops = 0
+        self.stops_at = 0
+
+    def register_timer(self, timer: Any) -> None:
+        self.timers.append(timer)
+
+    def check_stop(self, timer: object) -> None:
+        self.stops += 1
+        if self.stops_at == self.stops:
+            raise SystemExit(143)

@@ -1,0 +1,81 @@
+"""The loader in a job, local and with endpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from loaders import FakeSession, loader_test_noisy
+
+import hetero
+from hetero.errors import ConfigError, DatasetError
+from hetero.torch import DataLoader
+
+
+def test_loader_registers_its_timer_and_stops_between_steps(join: Any) -> None:
+    session = join(FakeSession())
+    session.stops_at = 4
+    loader = DataLoader(range(10), name="train")
+    with pytest.raises(SystemExit):
+        list(loader)
+    assert loader.state_dict()["batches"] == 3
+    assert [timer.name for timer in session.timers] == ["train"]
+    assert session.timers[0].summary().num_steps == 3
+
+
+def test_loader_first_batches_are_checked_for_purity(join: Any) -> None:
+    class Impure(torch.utils.data.Dataset[int]):
+        calls = 0
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            self.calls += 1
+            return self.calls
+
+    join(FakeSession(purity_checks=1))
+    with pytest.raises(DatasetError, match="purity"):
+        list(DataLoader(Impure()))
+    assert len(list(zip(range(3), DataLoader(Impure()), strict=False))) == 3
+
+
+def test_loader_object_in_a_job_with_endpoints_raises(join: Any) -> None:
+    join(FakeSession(remote=True))
+    with pytest.raises(ConfigError, match=r"@hetero\.dataset"):
+        DataLoader(range(10))
+
+
+@hetero.dataset(collate_fn=sum)
+def loader_test_summed() -> range:
+    return range(10)
+
+
+def test_loader_collate_fn_in_a_job_with_endpoints_must_be_the_decorators(join: Any) -> None:
+    join(FakeSession(remote=True))
+    DataLoader(loader_test_summed(), collate_fn=sum)
+    with pytest.raises(ConfigError, match=r"@hetero\.dataset\(collate_fn=\.\.\.\)"):
+        DataLoader(loader_test_noisy(), collate_fn=sum)
+    with pytest.raises(ConfigError, match="worker_init_fn"):
+        DataLoader(loader_test_noisy(), worker_init_fn=print)
+
+
+def test_loader_with_the_other_default_function_in_a_job_with_endpoints_raises(join: Any) -> None:
+    join(FakeSession(remote=True))
+    DataLoader(loader_test_noisy(), collate_fn=torch.utils.data.default_collate)
+    DataLoader(loader_test_noisy(), batch_size=None, collate_fn=torch.utils.data.default_convert)
+    with pytest.raises(ConfigError, match="collate_fn"):
+        DataLoader(loader_test_noisy(), collate_fn=torch.utils.data.default_convert)
+
+
+def test_loader_beside_a_live_channel_does_not_fork(join: Any) -> None:
+    join(FakeSession())
+    with pytest.raises(ConfigError, match="fork"):
+        list(DataLoader(range(10), num_workers=1, multiprocessing_context="fork"))
+
+
+def test_loader_beside_a_live_channel_starts_workers_from_a_server(join: Any) -> None:
+    join(FakeSession())
+    assert [batch.tolist() for batch in DataLoader(range(5), batch_size=2, num_workers=1)] == [[0, 1], [2, 3], [4]]
