@@ -379,8 +379,8 @@ class Fleet:
 
     def _prepare(self, connection: EndpointConnection, spec: DatasetSpec) -> None:
         """Bring one endpoint to serve one data set; runs in a thread of its own."""
-        generation = connection.generation
         with self.lock:
+            generation = connection.generation
             agreement = self._agreements[spec]
             if connection.state is ConnectionState.DOWN:
                 connection.state = ConnectionState.CONNECTING
@@ -400,9 +400,9 @@ class Fleet:
     def _conclude(
         self, connection: EndpointConnection, agreement: Agreement, outcome: Description | Exception, generation: int
     ) -> None:
-        """Take in what became of a preparation."""
+        """Take in what became of a preparation; if its link has been replaced, only what holds for every link."""
         if isinstance(outcome, Description):
-            if connection.state is not ConnectionState.REFUSED:
+            if connection.generation == generation and connection.state is not ConnectionState.REFUSED:
                 connection.mark_ready()
                 connection.descriptions[agreement.spec] = outcome
         elif isinstance(outcome, DatasetError):
@@ -420,10 +420,10 @@ class Fleet:
             self.fail(ProtocolError(f"{connection.name} speaks another protocol: {error.details}"))
         elif error.fault is Fault.REFUSED:
             self.call_failed(connection, error, generation)
-        elif error.fault is Fault.BUSY:
+        elif error.fault is Fault.BUSY and connection.generation == generation:
             connection.retry_at_s = self.clock() + 0.5
         else:
-            connection.mark_down(str(error), self.clock())
+            connection.mark_down(str(error), self.clock(), generation)
 
 
 _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from hetero.batches.fetch import Description
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane import routing
-from hetero.dataplane.connection import ConnectionState
+from hetero.dataplane.agreement import Agreement
+from hetero.dataplane.connection import ConnectionState, EndpointConnection
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
+from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetMismatchError, EndpointUnavailableError, HeteroError
 
 
@@ -30,6 +35,18 @@ def ready(fleet: Fleet, wanted: Any) -> None:
     for connection in fleet._used:
         connection.mark_ready()
         connection.prepared.add(wanted)
+
+
+def preparing(
+    fleet: Fleet, spec: DatasetSpec, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[EndpointConnection], object]
+) -> EndpointConnection:
+    """Have the first endpoint prepare, with this happening meanwhile."""
+    (connection, *_) = fleet._used
+    fleet._agreements[spec] = Agreement(spec)
+    monkeypatch.setattr(connection, "prepare", lambda *_, **__: meanwhile(connection))
+    monkeypatch.setattr(connection, "describe", lambda _: Description(num_samples=1, fingerprint="f", environment={}))
+    fleet._prepare(connection, spec)
+    return connection
 
 
 @pytest.mark.parametrize(
@@ -83,6 +100,35 @@ def test_back_off_leaves_the_trainers_generator_alone() -> None:
         before = random.getstate()
         fleet._used[0].mark_down("reset", 0.0)
         assert random.getstate() == before
+
+
+def test_preparation_that_outlives_its_link_does_not_end_the_back_off(
+    tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with offline_fleet(1, 1) as fleet:
+        connection = preparing(fleet, tools.spec(), monkeypatch, lambda own: own.mark_down("reset", 0.0))
+        assert connection.state is ConnectionState.DOWN
+        assert connection.last_word == "reset"
+        assert not connection.descriptions
+        assert not connection.preparing
+
+
+@pytest.mark.parametrize("fault", [Fault.UNREACHABLE, Fault.LATE, Fault.BUSY])
+def test_preparation_that_fails_with_its_link_says_nothing_of_the_next_one(
+    tools: Any, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    def meanwhile(connection: EndpointConnection) -> None:
+        connection.mark_down("reset", 0.0)
+        connection.retry_at_s = 1e9
+        connection.mark_ready()  # another data set was prepared on the next link
+        connection.prepared.add(tools.spec(length=7))
+        raise CallFailedError(fault, "the connection was closed")
+
+    with offline_fleet(1, 1) as fleet:
+        connection = preparing(fleet, tools.spec(), monkeypatch, meanwhile)
+        assert connection.serves(tools.spec(length=7))
+        assert connection.retry_at_s == 1e9
+        assert not connection.preparing
 
 
 def test_fleet_chooses_least_outstanding_then_load_then_turns(tools: Any) -> None:
