@@ -13,6 +13,7 @@ from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.link import Call, Link
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
@@ -99,6 +100,7 @@ class EndpointConnection:
         self._limits = limits
         self._link_lock = threading.Lock()
         self._link: Link | None = None
+        self._is_closed = False
         self._stale: list[Link] = []
         self._generation = 0
 
@@ -168,7 +170,9 @@ class EndpointConnection:
         return self._generation
 
     def disconnect(self) -> None:
-        """Close the link; calls in progress fail. The next call makes a new one."""
+        """Close the link for good: calls in progress and later ones fail. Idempotent, blocks as `close_stale`."""
+        with self._link_lock:
+            self._is_closed = True  # a preparation that is about to begin must not open what nobody would close
         self._retire_link()
         self.close_stale()
 
@@ -204,11 +208,12 @@ class EndpointConnection:
         """Return length, fingerprint and environment of a prepared data set.
 
         Raises:
-            DatasetError, CallFailedError, AuthenticationError: As `prepare`.
+            CallFailedError: The call failed, or the link on which it was prepared is not there any more.
+            DatasetError, AuthenticationError: As `prepare`.
         """
         request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
         reply = pb.DescribeReply()
-        self._open_link().call("Describe", request, reply, _DESCRIBE_TIMEOUT_S)
+        self._present_link(Fault.UNREACHABLE).call("Describe", request, reply, _DESCRIBE_TIMEOUT_S)
         if reply.HasField("failure"):
             raise DatasetError(requests.failure_from_proto(reply.failure))
         return Description(
@@ -237,7 +242,8 @@ class EndpointConnection:
             DatasetError: The user's code raised there.
             ProtocolError: The answer breaks the protocol or arrived damaged.
             ConfigError: The request is too large.
-            CallFailedError, AuthenticationError: As `prepare`.
+            CallFailedError: The call failed; `Fault.UNSENT` if there is no link.
+            AuthenticationError: As `prepare`.
         """
         message = requests.to_proto(request, self._limits).SerializeToString()
         if len(message) > MAX_REQUEST_BYTES:
@@ -247,7 +253,8 @@ class EndpointConnection:
             )
         options = {} if allocate is None else {"allocate": allocate}
         decoder = BatchDecoder(self._limits, compression=request.compression, **options)
-        nbytes = self._open_link().fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
+        link = self._present_link(Fault.UNSENT)
+        nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
         return Fetched(
             batch=decoder.result(),
             nbytes=nbytes,
@@ -258,9 +265,18 @@ class EndpointConnection:
 
     def _open_link(self) -> Link:
         with self._link_lock:
+            if self._is_closed:
+                raise CallFailedError(Fault.UNREACHABLE, "the connection was closed")
             if self._link is None:
                 self._link = Link(self.record, self._metadata, self._limits)
             return self._link
+
+    def _present_link(self, otherwise: Fault) -> Link:
+        """Return the link that `prepare` opened: no other one attends."""
+        link = self._link
+        if link is None:
+            raise CallFailedError(otherwise, "there is no connection to it")
+        return link
 
     def _retire_link(self) -> None:
         with self._link_lock:
