@@ -16,7 +16,7 @@ from hetero.control.security import Token, call_metadata
 from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.link import Call, Link
 from hetero.datasets import DatasetSpec
-from hetero.errors import ConfigError, DatasetError
+from hetero.errors import ConfigError, DatasetError, ProtocolError
 from hetero.wire import requests
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.framing import BatchDecoder
@@ -197,12 +197,11 @@ class EndpointConnection:
             AuthenticationError: The endpoint refuses the token.
         """
         request = pb.PrepareRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
-        reply = pb.PrepareReply()
         link = self._open_link()
         link.attend()
-        link.call("Prepare", request, reply, timeout_s)
+        reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
         if reply.HasField("failure"):
-            raise DatasetError(requests.failure_from_proto(reply.failure))
+            raise _failed(reply.failure)
 
     def describe(self, spec: DatasetSpec) -> Description:
         """Return length, fingerprint and environment of a prepared data set.
@@ -212,10 +211,10 @@ class EndpointConnection:
             DatasetError, AuthenticationError: As `prepare`.
         """
         request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
-        reply = pb.DescribeReply()
-        self._present_link(Fault.UNREACHABLE).call("Describe", request, reply, _DESCRIBE_TIMEOUT_S)
+        link = self._present_link(Fault.UNREACHABLE)
+        reply = link.call("Describe", request, pb.DescribeReply, _DESCRIBE_TIMEOUT_S)
         if reply.HasField("failure"):
-            raise DatasetError(requests.failure_from_proto(reply.failure))
+            raise _failed(reply.failure)
         return Description(
             num_samples=reply.num_samples if reply.HasField("num_samples") else None,
             fingerprint=reply.fingerprint[:256],
@@ -284,3 +283,11 @@ class EndpointConnection:
                 self._stale.append(self._link)
                 self._link = None
             self._generation += 1
+
+
+def _failed(failure: pb.Failure) -> Exception:
+    """Return what to raise for the failure of the user's code in an answer to Prepare or Describe."""
+    try:
+        return DatasetError(requests.failure_from_proto(failure))
+    except ProtocolError as error:  # of this endpoint's; raised as it is, it would end all reading
+        return CallFailedError(Fault.BROKEN, str(error))

@@ -7,13 +7,14 @@ fetch has a connection to itself; connections are kept for the next one, for a m
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.delivery import GREETING, TICKET_BYTES
@@ -25,6 +26,7 @@ from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.streams import DeadlineError, Stream, connect
+from hetero.wire.trees import parse
 
 import grpc  # isort: skip
 
@@ -32,6 +34,7 @@ __all__ = ["Call", "Link"]
 
 _ATTEND_TIMEOUT_S = 60.0
 _KEEP_IDLE_S = 60.0
+_Reply = TypeVar("_Reply", bound=Message)
 
 _STATUS_FAULTS = {
     grpc.StatusCode.UNAVAILABLE: Fault.UNREACHABLE,
@@ -82,24 +85,18 @@ class Link:
         self._idle: list[tuple[float, Stream]] = []  # since when; the last one is taken first
         self._end = ""  # why there is nothing to be had any more
 
-    def call(self, method: str, request: Message, reply: Message, timeout_s: float) -> None:
-        """Call a method of the service, and parse its answer into ``reply``; blocks.
+    def call(self, method: str, request: Message, reply: type[_Reply], timeout_s: float) -> _Reply:
+        """Call a method of the service, and return its answer; blocks.
 
         Raises:
             CallFailedError: The call failed.
             AuthenticationError: The endpoint refuses the token.
         """
-        try:
+        with self._grpc_errors():
             data = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)(
                 request.SerializeToString(), timeout=timeout_s, metadata=self._metadata
             )
-            reply.ParseFromString(data)
-        except grpc.RpcError as error:
-            self._raise_status(error)
-        except DecodeError as error:
-            raise CallFailedError(Fault.BROKEN, f"its answer to {method} is no message of the protocol") from error
-        except ValueError as error:  # gRPC's way to say that the channel was closed meanwhile
-            raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
+        return _parse(reply, data, method)
 
     def attend(self) -> None:
         """Tell the endpoint that this process uses it, once; blocks until a connection for batches is there.
@@ -118,28 +115,28 @@ class Link:
                 is_late.set()
                 call.cancel()
 
+            timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call itself has no bound
+            timer.daemon = True
             try:
-                call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
-                    pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
-                )
-                timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call itself has no bound
-                timer.daemon = True
-                timer.start()
-                try:
-                    reply = pb.AttendReply.FromString(next(call))
-                finally:
-                    timer.cancel()
-            except grpc.RpcError as error:
+                with self._grpc_errors():
+                    call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
+                        pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
+                    )
+                    timer.start()
+                    data = next(call, b"")
+            except CallFailedError as error:
                 if is_late.is_set():
                     raise CallFailedError(Fault.LATE, f"no answer to Attend within {_ATTEND_TIMEOUT_S:g} s") from error
-                self._raise_status(error)
-            except (DecodeError, StopIteration) as error:
-                raise CallFailedError(Fault.BROKEN, "its answer to Attend is no message of the protocol") from error
-            except ValueError as error:
-                raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
-            if not 0 < reply.port < 2**16 or len(reply.ticket) != TICKET_BYTES:
+                raise
+            finally:
+                timer.cancel()
+            try:
+                reply = _parse(pb.AttendReply, data, "Attend")
+                if not 0 < reply.port < 2**16 or len(reply.ticket) != TICKET_BYTES:
+                    raise CallFailedError(Fault.BROKEN, "its answer to Attend names no port or no ticket")
+            except CallFailedError:
                 call.cancel()
-                raise CallFailedError(Fault.BROKEN, "its answer to Attend names no port or no ticket")
+                raise
             self._attendance, self._port, self._hello = call, reply.port, GREETING + reply.ticket
             # At once if it has ended meanwhile.
             call.add_done_callback(lambda ended: self._drop(f"the endpoint ended: {ended.details() or ended.code()}"))
@@ -293,14 +290,27 @@ class Link:
         for stream in idle:
             stream.close()
 
-    def _raise_status(self, error: grpc.RpcError) -> NoReturn:
-        """Raise this side's exception for gRPC's: the only place that does."""
-        code = error.code()  # type: ignore[attr-defined, unused-ignore]
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            raise AuthenticationError(
-                f"{self._name} refuses this job's token: give every host of the job the same one"
-            ) from error
-        raise CallFailedError(_STATUS_FAULTS.get(code, Fault.BROKEN), channels.short_details(error)) from error
+    @contextlib.contextmanager
+    def _grpc_errors(self) -> Iterator[None]:
+        """Raise this side's exceptions for gRPC's: the only place that does. For nothing but the call."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            code = error.code()  # type: ignore[attr-defined, unused-ignore]
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                raise AuthenticationError(
+                    f"{self._name} refuses this job's token: give every host of the job the same one"
+                ) from error
+            raise CallFailedError(_STATUS_FAULTS.get(code, Fault.BROKEN), channels.short_details(error)) from error
+        except ValueError as error:  # its way to say that the channel was closed meanwhile
+            raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
+
+
+def _parse(kind: type[_Reply], data: bytes, method: str) -> _Reply:
+    try:
+        return parse(kind, data)
+    except ProtocolError as error:
+        raise CallFailedError(Fault.BROKEN, f"its answer to {method} is no message of the protocol") from error
 
 
 class _StreamCall:

@@ -13,14 +13,16 @@ from hetero.dataplane.connection import EndpointConnection
 from hetero.dataplane.failures import Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.wire.limits import Limits
+from hetero.wire.proto import data_pb2 as pb
 
 RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
 
 
 class FakeLink:
-    """Answers every call with nothing, and is counted."""
+    """Answers every call with nothing, or the failure that is set, and is counted."""
 
     opened: list[FakeLink]
+    failure: pb.Failure | None = None
 
     def __init__(self, *_: Any) -> None:
         self.calls: list[str] = []
@@ -30,8 +32,9 @@ class FakeLink:
     def attend(self) -> None:
         self.calls.append("Attend")
 
-    def call(self, method: str, *_: Any) -> None:
+    def call(self, method: str, _request: Any, reply: Any, _timeout_s: float) -> Any:
         self.calls.append(method)
+        return reply(failure=self.failure)
 
     def close(self) -> None:
         self.is_closed = True
@@ -83,6 +86,18 @@ def test_disconnected_for_good_opens_no_link(connection: EndpointConnection, lin
         assert fault == (Fault.UNREACHABLE, "the connection was closed")
     assert [link.is_closed for link in links] == [True]
     assert not connection.is_connected
+
+
+@pytest.mark.parametrize("method", ["prepare", "describe"])
+def test_failure_that_no_endpoint_would_send_is_this_endpoints(
+    connection: EndpointConnection, links: list[FakeLink], tools: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    connection.prepare(tools.spec(), timeout_s=1.0)
+    monkeypatch.setattr(links[0], "failure", pb.Failure(stage="nonsense"))
+    options = {"timeout_s": 1.0} if method == "prepare" else {}
+    fault, details = fault_of(lambda: getattr(connection, method)(tools.spec(), **options))
+    assert fault is Fault.BROKEN
+    assert "nonsense" in details
 
 
 def test_preparation_that_begins_after_its_fleet_was_closed_opens_no_link(links: list[FakeLink], tools: Any) -> None:
