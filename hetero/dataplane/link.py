@@ -178,7 +178,7 @@ class Link:
             is_in_step = True
             raise
         except RefusedError as error:
-            is_in_step = error.refusal is Refusal.UNPREPARED
+            is_in_step = True
             raise CallFailedError(_REFUSAL_FAULTS[error.refusal], error.details) from error
         except DeadlineError as error:
             raise CallFailedError(Fault.LATE, f"none within {timeout_s:g} s") from error

@@ -259,8 +259,9 @@ def test_late_answer_is_not_taken_for_that_of_the_next_request(serve: Any, opene
     [
         (encode_failure(FAILURE), DatasetError, True),
         (encode_refusal(Refusal.UNPREPARED, "x"), CallFailedError, True),
-        (encode_refusal(Refusal.BUSY, "x"), CallFailedError, False),
-        (encode_refusal(Refusal.BROKEN, "x"), CallFailedError, False),
+        (encode_refusal(Refusal.BUSY, "x"), CallFailedError, True),
+        (encode_refusal(Refusal.REJECTED, "x"), CallFailedError, True),
+        (encode_refusal(Refusal.BROKEN, "x"), CallFailedError, True),
         (b"nonsense", ProtocolError, False),
     ],
 )
@@ -274,6 +275,18 @@ def test_connection_is_used_again_only_while_both_sides_are_in_step(
             fetch(link, b"fail")
         assert fetch(link) == {"request": b"request"}
         assert endpoint.num_admitted == (1 if is_kept else number + 1)
+
+
+def test_connection_that_is_turned_away_for_good_is_replaced(
+    serve: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.dataplane.delivery._MAX_CONNECTIONS", 0)
+    endpoint = serve()
+    link = opened(endpoint.record)
+    for _ in range(3):
+        assert fault_of(lambda: fetch(link)) == (Fault.BUSY, "0 connections are open already")
+    monkeypatch.setattr("hetero.dataplane.delivery._MAX_CONNECTIONS", 1024)
+    assert fetch(link) == {"request": b"request"}
 
 
 def test_close_while_fetching_fails_the_fetches_and_ends_every_thread(serve: Any, opened: Any, tools: Any) -> None:
