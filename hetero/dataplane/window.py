@@ -228,8 +228,8 @@ class Window:
             if num_lanes >= self.size + len(self._attempts) - len(wanted):
                 return
         lane = threading.Thread(target=self._run_lane, name=f"hetero-lane-{num_lanes}", daemon=True)
-        self._lanes.append(lane)
         lane.start()
+        self._lanes.append(lane)  # not before: one that could not be started cannot be joined
 
     def _run_lane(self) -> None:
         while True:
