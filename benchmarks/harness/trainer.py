@@ -77,8 +77,11 @@ def _be_trainer(competitor: Competitor, replies: IO[str]) -> None:
                 batches.close()
                 batches = None
             _reply(replies, dataclasses.asdict(run))
-    finally:
-        competitor.stop()
+    except BaseException:
+        with contextlib.suppress(Exception):  # it may lack what it would stop: the parent is to be told the cause
+            competitor.stop()
+        raise
+    competitor.stop()
 
 
 def _warm_up(competitor: Competitor, batches: Iterator[Any], num_batches: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -213,3 +214,15 @@ def test_result_file_says_basis_configuration_and_protocol_of_each_row(
     assert len(found["runs"]) == 2
     assert {"commit", "versions", "hardware", "date", "scope"} <= set(content)
     assert (tmp_path / "question.md").read_text().startswith("# Title\n\nShort form.")
+
+
+def test_trainer_that_cannot_start_tells_the_cause_and_not_what_stopping_found(load: Load) -> None:
+    class Broken(load("harness").Competitor):  # type: ignore[misc]
+        def start(self) -> None:
+            raise ConnectionError("nobody listens there")
+
+        def stop(self) -> None:
+            self.server.stop()
+
+    with pytest.raises(ConnectionError, match="nobody listens there"):
+        load("harness.trainer")._be_trainer(Broken({}), io.StringIO())
