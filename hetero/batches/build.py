@@ -187,7 +187,8 @@ class BuiltDataset:
         """Tell whether nobody else holds the memory of a batch, whatever the user's code does.
 
         torch's collation makes it from samples that were computed one by one. What ``__getitems__`` returned it may
-        pass on: a list of strings, or of arrays; so may functions that the user registered with it.
+        pass on: a list of strings, or of arrays; so may functions that the user registered with it. A torch that
+        keeps these functions elsewhere is taken for one that has such.
 
         Args:
             collate: As in the request.
@@ -196,8 +197,10 @@ class BuiltDataset:
         if not is_torchs or (self.seeding == "batch" and hasattr(self.dataset, "__getitems__")):
             return False
         module = imported("torch.utils.data._utils.collate")
-        functions = getattr(module, "default_collate_fn_map", {})
-        return all(getattr(function, "__module__", "") == module.__name__ for function in functions.values())
+        functions = getattr(module, "default_collate_fn_map", None)
+        return isinstance(functions, dict) and all(
+            getattr(function, "__module__", "") == module.__name__ for function in functions.values()
+        )
 
     @property
     def seed(self) -> Callable[[int], None]:

@@ -155,6 +155,13 @@ def test_batches_of_a_collation_that_the_user_changed_may_be_used_memory(monkeyp
     assert not BuiltDataset.from_object(Augmented()).makes_new_memory(collate=True)
 
 
+def test_batches_of_a_torch_that_keeps_its_collation_elsewhere_may_be_used_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(data._utils.collate, "default_collate_fn_map")
+    assert not BuiltDataset.from_object(Augmented()).makes_new_memory(collate=True)
+
+
 def test_built_dataset_survives_pickling() -> None:
     built = pickle.loads(pickle.dumps(BuiltDataset.from_object(Seeded())))
     fetch(built, request((3,)))
