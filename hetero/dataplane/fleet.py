@@ -267,6 +267,7 @@ class Fleet:
             connection.descriptions.clear()
         elif error.fault is Fault.REFUSED:
             connection.mark_refused(str(error))
+            self._roster.count_slots()
             logger.warning("endpoint %s is refused: %s", connection.name, error)
         self._notify()
 
@@ -287,11 +288,11 @@ class Fleet:
 
     def num_slots(self) -> int:
         """Return how many batches all endpoints together compute at the same time. Needs the lock."""
-        return sum(
-            connection.record.num_slots
-            for connection in self._roster
-            if connection.state is not ConnectionState.REFUSED
-        )
+        return self._roster.num_slots
+
+    def next_free_s(self) -> float:
+        """Return in how many seconds an endpoint may be asked again that was busy, or infinity. Needs the lock."""
+        return routing.next_free_s(self._used, now_s=self.clock())
 
     def has_ready(self, spec: DatasetSpec) -> bool:
         """Tell whether any endpoint of this rank serves ``spec``. Needs the lock."""

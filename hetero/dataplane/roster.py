@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.connection import EndpointConnection
+from hetero.dataplane.connection import ConnectionState, EndpointConnection
 
 __all__ = ["Roster"]
 
@@ -22,6 +22,8 @@ class Roster:
         self._connections: dict[str, EndpointConnection] = {}
         self._retired: list[EndpointConnection] = []  # calls may still be in progress
         self._last_words: dict[str, str] = {}
+        self.num_slots = 0
+        """Batches that the endpoints together compute at the same time, those that are refused left out."""
 
     def __iter__(self) -> Iterator[EndpointConnection]:
         return iter(tuple(self._connections.values()))
@@ -45,6 +47,13 @@ class Roster:
             gone.reserved_by = None
             self._last_words[gone.record.endpoint_id] = f"left ({gone.last_word})"
             self._retired.append(gone)
+        self.count_slots()
+
+    def count_slots(self) -> None:
+        """Take in that an endpoint is refused. Kept, because readers ask several times per batch."""
+        self.num_slots = sum(
+            connection.record.num_slots for connection in self if connection.state is not ConnectionState.REFUSED
+        )
 
     def take_ended(self) -> list[EndpointConnection]:
         """Return, once, the connections that left and have no call in progress: they are to be closed."""

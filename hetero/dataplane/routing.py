@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable
 
 from hetero.dataplane.connection import ConnectionState, EndpointConnection
 from hetero.datasets import DatasetSpec
 
-__all__ = ["least_loaded", "less_loaded", "subset"]
+__all__ = ["least_loaded", "less_loaded", "next_free_s", "subset"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
@@ -114,6 +115,20 @@ def less_loaded(
         key=lambda connection: (connection.record.host == overdue_on.record.host, *_burden(connection, now_s)),
         default=None,
     )
+
+
+def next_free_s(connections: Iterable[EndpointConnection], *, now_s: float) -> float:
+    """Return in how many seconds the first of those that had too much to do may be asked again.
+
+    Args:
+        connections: Those in use.
+        now_s: Monotonic seconds.
+
+    Returns:
+        More than 0; infinite if none had.
+    """
+    busy_until_s = [each.busy_until_s for each in connections if each.busy_until_s > now_s]
+    return min(busy_until_s, default=math.inf) - now_s
 
 
 def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float, int]:

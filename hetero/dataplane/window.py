@@ -21,12 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.attempts import MAX_ATTEMPTS, Attempt, Item
 from hetero.dataplane.connection import Fetched
 from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.stretch import Stretch
-from hetero.datasets import DatasetSpec
 from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
 from hetero.wire.compression import package_of
 from hetero.wire.framing import ChecksumError
@@ -130,7 +130,7 @@ class Window:
         self._stretch.delivered()
         if isinstance(outcome, Arrived):
             self._held_bytes -= outcome.nbytes
-        self._wake_lanes()  # room in bytes, and whoever is next may exceed the bound
+        self._wake_lane()  # room in bytes, and whoever is next may exceed the bound
         return outcome
 
     def hedge_if_overdue(self) -> float:
@@ -155,7 +155,7 @@ class Window:
         remaining_s = attempt.since_s + hedging.deadline_s(item.request) - now_s
         if remaining_s > 0:
             return remaining_s
-        if not hedging.budget.allows or self._expected_bytes(item, num_more=0) > self._window_bytes:
+        if not hedging.budget.allows or self._expected_bytes(item.agreement, num_more=0) > self._window_bytes:
             return math.inf
         other = fleet.choose_other(item.request.spec, attempt.connection)
         if other is None:
@@ -177,10 +177,14 @@ class Window:
         self.work.notify_all()  # of one notified lane nobody knows whether it was woken for a missing request
         return math.inf
 
-    def _wake_lanes(self) -> None:
-        """Have lanes look for work again: only if there is any, since nearly always each request has its lane."""
+    def _wake_lane(self) -> None:
+        """Have one more lane look for work: only if there is any, since nearly always each request has its lane.
+
+        A lane looks before it waits, and wakes the next one if it has found something. So it is enough that whatever
+        makes room wakes one lane, or happens in one, which looks next: there follow as many as there is work for.
+        """
         if self._missing:
-            self.work.notify_all()
+            self.work.notify()
 
     def on_fleet_change(self) -> None:
         """See `hetero.dataplane.fleet.Listener`."""
@@ -242,18 +246,22 @@ class Window:
         """Return the hedge that was issued, or the lowest request that can be asked for now; None to leave."""
         with self.fleet.lock:
             while not self.is_closed:
-                if self._hedges:
-                    return self._hedges.popleft()
-                attempt = self._first_askable()
+                attempt = self._hedges.popleft() if self._hedges else self._first_askable()
                 if attempt is not None:
+                    self._wake_lane()
                     return attempt
-                self.work.wait(_POLL_S)
+                self.work.wait(min(_POLL_S, self.fleet.next_free_s()) if self._missing else _POLL_S)
         return None
 
     def _first_askable(self) -> Attempt | None:
-        unserved: set[DatasetSpec] = set()
+        passed: set[Agreement] = set()  # whose other requests get the same answer: there is no room, or no endpoint
         for item in tuple(self._missing):
-            if item.request.spec in unserved or not self._is_askable(item):
+            if item.agreement in passed:
+                continue
+            if item.sequence != self.next_sequence and not self._has_room(item.agreement):
+                passed.add(item.agreement)
+                continue
+            if self._awaits_verdict(item):
                 continue
             connection = self.fleet.choose(item.request.spec, alone_for=item if item.is_suspect else None)
             if connection is not None:
@@ -263,18 +271,16 @@ class Window:
                 self.fleet.hedging.budget.earn()
                 return attempt
             if not item.is_suspect:
-                unserved.add(item.request.spec)  # the same answer for all the others
+                passed.add(item.agreement)
         return None
 
-    def _is_askable(self, item: Item) -> bool:
-        if item.sequence == self.next_sequence:
-            return not self._awaits_verdict(item)
-        bound = min(self._window_bytes, self.size * item.agreement.batch_bytes + Stretch.MAX_BYTES)
-        return self._expected_bytes(item, num_more=1) <= bound and not self._awaits_verdict(item)
+    def _has_room(self, agreement: Agreement) -> bool:
+        bound = min(self._window_bytes, self.size * agreement.batch_bytes + Stretch.MAX_BYTES)
+        return self._expected_bytes(agreement, num_more=1) <= bound
 
-    def _expected_bytes(self, item: Item, *, num_more: int) -> int:
+    def _expected_bytes(self, agreement: Agreement, *, num_more: int) -> int:
         """Return what the window will hold when everything in progress, and so many attempts more, have arrived."""
-        return self._held_bytes + (len(self._attempts) + num_more) * item.agreement.batch_bytes
+        return self._held_bytes + (len(self._attempts) + num_more) * agreement.batch_bytes
 
     def _awaits_verdict(self, item: Item) -> bool:
         """Tell whether one more loss could be one death too many, and it is not yet known which losses were deaths.
@@ -317,7 +323,10 @@ class Window:
             return error
 
     def _settle(self, attempt: Attempt, outcome: Fetched | Exception) -> None:
-        """Put the outcome of an attempt where it belongs: delivery, the attempt beside it, or another one."""
+        """Put the outcome of an attempt where it belongs: delivery, the attempt beside it, or another one.
+
+        What has room then this lane finds, which looks for work next.
+        """
         item = attempt.item
         with self.fleet.lock:
             self._end(attempt)
@@ -326,7 +335,6 @@ class Window:
             if isinstance(outcome, Fetched):
                 self._answered(attempt, outcome)
             if attempt.is_given_up:  # its end says nothing of the endpoint: it may be cancelled, or late by a hair
-                self._wake_lanes()
                 return
             if isinstance(outcome, Fetched):
                 self._won(attempt, outcome)
@@ -382,7 +390,6 @@ class Window:
             for other in attempt.item.attempts:
                 self.fleet.hedging.laggards.overtaken(other.connection, kept_s=now_s - other.since_s, now_s=now_s)
         self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes))
-        self._wake_lanes()  # it may be smaller than was expected of it
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
         """Settle a failed attempt: the item fails, is asked for again, or has another attempt to wait for."""
@@ -397,7 +404,6 @@ class Window:
         fleet.stats.retries += 1
         fleet.stats.failovers += isinstance(error, CallFailedError) and error.fault in _LOST
         self._insert(item)
-        self.work.notify_all()
         return False
 
     def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:

@@ -1,17 +1,116 @@
-"""The window and its lanes, without a consumer and without a network."""
+"""The window and its lanes: endpoints do what the test says, and nothing is left to the lanes' own polling."""
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from hetero.control.directory import Directory
+from hetero.batches.fetch import Description
+from hetero.batches.request import BatchRequest
+from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.attempts import Item
+from hetero.dataplane.connection import EndpointConnection, Fetched
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
+from hetero.dataplane.window import Window
+
+Outcome = int | CallFailedError
+
+
+class Calls:
+    """The fetches in progress, by position; each ends when the test says how."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Callable[[Outcome], None]] = {}
+        self._is_over = False
+
+    def fetch(self, request: BatchRequest) -> Fetched:
+        ended = threading.Event()
+        found: list[Outcome] = []
+
+        def end(outcome: Outcome) -> None:
+            found.append(outcome)
+            ended.set()
+
+        self.pending[request.position] = end
+        if self._is_over:
+            end(0)
+        assert ended.wait(60)
+        (outcome,) = found
+        if isinstance(outcome, CallFailedError):
+            raise outcome
+        return Fetched(batch=request.position, nbytes=outcome, num_queued=0)
+
+    def end(self, position: int, outcome: Outcome) -> None:
+        """Answer with so many bytes, or fail."""
+        self.pending.pop(position)(outcome)
+
+    def end_all(self) -> None:
+        """Answer those, and whatever else is asked for."""
+        self._is_over = True
+        for position in list(self.pending):
+            self.end(position, 0)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    calls = Calls()
+
+    class Connection(EndpointConnection):
+        def prepare(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def describe(self, *_: Any, **__: Any) -> Description:
+            return Description(num_samples=100, fingerprint="f", environment={})
+
+        def fetch(self, request: BatchRequest, **_: Any) -> Fetched:
+            return calls.fetch(request)
+
+    monkeypatch.setattr("hetero.dataplane.fleet.EndpointConnection", Connection)
+    monkeypatch.setattr("hetero.dataplane.window._POLL_S", 1e6)
+    yield calls
+    calls.end_all()
+
+
+@pytest.fixture
+def read(calls: Calls, tools: Any) -> Iterator[Callable[..., Reader]]:
+    """Return a function that opens a reader of so many batches, for which four endpoints are ready."""
+    fleets: list[Fleet] = []
+    records = [
+        EndpointRecord(endpoint_id=f"algo-{n}/0", host=f"algo-{n}", address="127.0.0.1:9", incarnation="a")
+        for n in range(1, 5)
+    ]
+
+    def read(num_batches: int, **options: Any) -> Reader:
+        fleet = Fleet(Directory(records), None, job_id="x")
+        fleets.append(fleet)
+        wanted = tools.requests(tools.spec(), num_batches=num_batches)
+        fleet.describe(wanted[0].spec)
+        tools.wait_for(lambda: len(fleet._used) == 4 and all(each.serves(wanted[0].spec) for each in fleet._used))
+        return Reader(fleet, iter(wanted), **options)
+
+    yield read
+    for fleet in fleets:
+        threading.Thread(target=fleet.close, daemon=True).start()  # blocks until the calls have ended
+        tools.wait_for(lambda fleet=fleet: fleet._is_closed)
+
+
+def is_at_rest(window: Window) -> bool:
+    """Tell whether every lane fetches, or waits and has not been woken; then nothing may be left that has room."""
+    with window.fleet.lock:
+        if len(window.work._waiters) + len(window._attempts) < len(window._lanes):  # type: ignore[attr-defined]
+            return False
+        for item in window._missing:
+            if window.fleet.has_ready(item.request.spec):
+                assert item.sequence != window.next_sequence
+                assert not window._has_room(item.agreement)
+        return True
 
 
 def test_window_whose_lane_could_not_be_started_can_be_closed(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +129,66 @@ def test_window_whose_lane_could_not_be_started_can_be_closed(tools: Any, monkey
             reader._window.add(Item(0, request, Agreement(request.spec)))
         reader.close()
         assert not reader._window._lanes
+
+
+def test_no_request_that_has_room_is_forgotten_while_lanes_wait(
+    read: Callable[..., Reader], calls: Calls, tools: Any
+) -> None:
+    reader, rng = read(400, prefetch_factor=4, window_bytes=4000), random.Random(3)
+    window = reader._window
+    delivered = 0
+    while delivered < 400:
+        tools.wait_for(lambda: calls.pending or window.deliverable() is not None, 10.0)
+        tools.wait_for(lambda: is_at_rest(window), 10.0)
+        for position in rng.sample(sorted(calls.pending), rng.randint(0, len(calls.pending))):
+            outcome: Outcome = rng.choice((1, 10, 1000))  # one that is small makes room for several
+            if rng.random() < 0.1:
+                outcome = CallFailedError(Fault.UNPREPARED, "")  # asked for again, when the endpoint is prepared again
+            calls.end(position, outcome)
+        tools.wait_for(lambda: is_at_rest(window), 10.0)
+        while window.deliverable() is not None and rng.random() < 0.8:
+            assert next(reader) == delivered
+            delivered += 1
+
+
+def test_a_place_that_is_free_wakes_the_lanes_that_it_has_work_for(
+    read: Callable[..., Reader], calls: Calls, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    look = Window._first_askable
+
+    def counting(window: Window) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(window)
+
+    reader = read(100, prefetch_factor=8, window_bytes=4000)
+    for delivered in range(60):
+        if delivered == 20:  # every lane is there, and the size is known
+            assert len(reader._window._lanes) == 32
+            monkeypatch.setattr(Window, "_first_askable", counting)
+        tools.wait_for(lambda delivered=delivered: delivered in calls.pending)
+        calls.end(delivered, 1000)
+        assert next(reader) == delivered
+    tools.wait_for(lambda: is_at_rest(reader._window))
+    # Per batch: the lane that had it, the one that is woken for its place and the next one, one for the new request.
+    assert looks <= 40 * 5
+
+
+def test_busy_endpoint_is_asked_again_as_soon_as_it_may(read: Callable[..., Reader], calls: Calls, tools: Any) -> None:
+    reader = read(1)
+    tools.wait_for(lambda: 0 in calls.pending)
+    with reader._fleet.lock:
+        for connection in reader._fleet._used:
+            connection.busy_until_s = reader._fleet.clock() + 0.2
+    calls.end(0, CallFailedError(Fault.BUSY, ""))
+    tools.wait_for(lambda: 0 in calls.pending, 10.0)
+
+
+def test_refused_endpoint_has_no_place_in_the_window(read: Callable[..., Reader]) -> None:
+    reader = read(1, prefetch_factor=2)
+    fleet = reader._fleet
+    assert reader._window.size == 8
+    with fleet.lock:
+        fleet.call_failed(fleet._used[0], CallFailedError(Fault.REFUSED, ""), fleet._used[0].generation)
+        assert reader._window.size == 6
