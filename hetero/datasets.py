@@ -121,8 +121,6 @@ class DatasetFactory:
     """Called with the worker's index, once per process, after the data set was built."""
     fingerprint: Callable[[Any], str] | str | None = None
     """Identity of the data instead of probed samples: a text, or a function of the data set."""
-    fork_built: bool = False
-    """Whether a host may build it once and share it with forked endpoints."""
     place: str = field(default="", compare=False)
     """File and line of the function, for messages."""
 
@@ -160,7 +158,6 @@ def dataset(
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
-    fork_built: bool = False,
 ) -> Callable[[Callable[..., Any]], DatasetFactory]: ...
 
 
@@ -173,7 +170,6 @@ def dataset(
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
-    fork_built: bool = False,
 ) -> DatasetFactory | Callable[[Callable[..., Any]], DatasetFactory]:
     """Register a function that builds a map-style data set.
 
@@ -195,8 +191,6 @@ def dataset(
         worker_init_fn: As torch's.
         fingerprint: A text, or a function of the data set, that identifies the data on
             a host. By default a few samples are fetched and hashed.
-        fork_built: Allow a host to build the data set once and fork its endpoints from
-            there. Only for data sets without open files, threads or connections.
 
     Returns:
         The registered factory; calling it returns a `DatasetSpec`.
@@ -212,7 +206,6 @@ def dataset(
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
             fingerprint=fingerprint,
-            fork_built=fork_built,
         )
     return _register(function, name=name)
 
@@ -257,7 +250,6 @@ def _register(
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
-    fork_built: bool = False,
 ) -> DatasetFactory:
     """Check the function and put it into the registry."""
     if isinstance(function, type) or not callable(function):
@@ -281,7 +273,6 @@ def _register(
         collate_fn=collate_fn,
         worker_init_fn=worker_init_fn,
         fingerprint=fingerprint,
-        fork_built=fork_built,
         place=place,
     )
     DatasetSpec(factory.name)  # checks the name

@@ -173,12 +173,12 @@ def test_spec_arguments_round_trip(value: Any) -> None:
 
 
 def test_dataset_with_options_registers_them() -> None:
-    @dataset(name="mine", seeding="batch", collate_fn=list, worker_init_fn=print, fingerprint="v1", fork_built=True)
+    @dataset(name="mine", seeding="batch", collate_fn=list, worker_init_fn=print, fingerprint="v1")
     def anything() -> None: ...
 
     factory = get_factory("mine")
     assert factory == anything
-    assert (factory.seeding, factory.collate_fn, factory.fingerprint, factory.fork_built) == ("batch", list, "v1", True)
+    assert (factory.seeding, factory.collate_fn, factory.fingerprint) == ("batch", list, "v1")
     assert registered() == ("mine",)
 
 
