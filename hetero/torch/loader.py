@@ -160,7 +160,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 timeout=timeout,
                 multiprocessing_context=multiprocessing_context,
             ),
-            window=prefetch_factor,
             compression=compression,
             name=name or (subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__),
         )

@@ -49,8 +49,7 @@ class Pipeline:
         padding: Whether ranks get equally many samples.
         seed: Signed 64-bit.
         local: Answers requests in this process.
-        workers: For local fetching.
-        window: Batches in flight per active endpoint; None: the reader decides.
+        workers: How to fetch: locally, and of endpoints how far ahead and into which memory.
         compression: Of batches from endpoints; None: none.
         name: For reports.
     """
@@ -67,7 +66,6 @@ class Pipeline:
         seed: int,
         local: LocalDataset,
         workers: WorkerOptions,
-        window: int | None,
         compression: str | None,
         name: str,
     ) -> None:
@@ -80,7 +78,6 @@ class Pipeline:
         self.seed = seed
         self.local = local
         self.workers = workers
-        self.window = window
         self.compression = compression
         self.name = name
         self.progress = Progress()
@@ -197,7 +194,8 @@ class Pipeline:
         if session is not None and session.remote:
             from hetero.torch import remote  # the data plane, of no use locally
 
-            return remote.open_reader(session, requests, window=self.window, pin_memory=self.workers.pin_memory)
+            workers = self.workers
+            return remote.open_reader(session, requests, window=workers.prefetch_factor, pin_memory=workers.pin_memory)
         if self._fetcher is None:
             self._fetcher = LocalFetcher(self.local, self.workers, channel_is_live=session is not None)
         return self._fetcher.open(requests)
