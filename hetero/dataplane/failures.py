@@ -21,6 +21,11 @@ class Fault(enum.Enum):
     CANCELLED = "the call was given up"
     BROKEN = "it failed internally"
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether the endpoint is not there, or not any more."""
+        return self in (Fault.UNREACHABLE, Fault.UNSENT)
+
 
 class CallFailedError(Exception):
     """A call to one endpoint failed; the fleet decides what that means."""

@@ -256,7 +256,7 @@ class Fleet:
     def call_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
         """Draw the conclusions from a failed call. Needs the lock."""
         now_s = self.clock()
-        if error.fault in (Fault.UNREACHABLE, Fault.UNSENT):
+        if error.fault.is_loss:
             if connection.mark_down(str(error), now_s, generation):
                 self.stats.endpoint_losses += 1
                 logger.info("endpoint %s is down: %s", connection.name, error)

@@ -36,9 +36,6 @@ __all__ = ["Arrived", "Window"]
 _POLL_S = 0.5
 _JOIN_S = 5.0
 
-_LOST = (Fault.UNREACHABLE, Fault.UNSENT)
-"""The endpoint is not there, or not any more."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -371,7 +368,7 @@ class Window:
     def _note_uncompressed(self, attempt: Attempt) -> None:
         """Count a batch whose endpoint cannot compress; say so once per host: their machines are often set up alike."""
         fleet, name = self.fleet, attempt.item.request.compression
-        host = attempt.connection.record.endpoint_id.rpartition("/")[0]
+        host = attempt.connection.record.host
         fleet.stats.uncompressed += 1
         if name is not None and host not in fleet.uncompressed_hosts:
             fleet.uncompressed_hosts.add(host)
@@ -402,7 +399,7 @@ class Window:
             self.put(item.sequence, final)
             return True
         fleet.stats.retries += 1
-        fleet.stats.failovers += isinstance(error, CallFailedError) and error.fault in _LOST
+        fleet.stats.failovers += isinstance(error, CallFailedError) and error.fault.is_loss
         self._insert(item)
         return False
 
@@ -412,7 +409,7 @@ class Window:
         if isinstance(error, CallFailedError):
             was_first = self._is_lowest_on(attempt)
             fleet.call_failed(connection, error, attempt.generation)
-            if error.fault in _LOST:
+            if error.fault.is_loss:
                 item.lost(connection, error.fault, fleet.clock(), was_first=was_first)
                 return self._lost_too_long(item)
             return item.failed(connection, error, data_timeout_s=self.data_timeout_s)
