@@ -87,7 +87,7 @@ class EncodedBatch:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_header", "_pieces", "message", "nbytes")
+    __slots__ = ("_header", "_pieces", "nbytes")
 
     def __init__(
         self,
@@ -121,7 +121,6 @@ class EncodedBatch:
             num_queued=num_queued,
             compute_time_s=compute_time_s,
         )
-        self.message: bytes = pb.Answer(header=self._header).SerializeToString()
 
     def compress(self, name: str) -> None:
         """Compress the payload, where that makes it smaller; once, before it is sent.
@@ -139,7 +138,11 @@ class EncodedBatch:
             pieces, sizes = compress_leaf(data, codec)
             self._pieces += pieces
             self._header.block_bytes.extend(sizes)
-        self.message = pb.Answer(header=self._header).SerializeToString()
+
+    @property
+    def message(self) -> bytes:
+        """What precedes the payload; made anew each time."""
+        return pb.Answer(header=self._header).SerializeToString()
 
     @property
     def payload(self) -> Sequence[memoryview]:
