@@ -26,6 +26,9 @@ class LimitedLink:
     Args:
         rate_mb_s: 10^6 bytes per second from the namespace to here, headers included; None: as fast as the
             processors are.
+
+    Raises:
+        RuntimeError: On entering, if a command failed; names it.
     """
 
     def __init__(self, rate_mb_s: float | None) -> None:

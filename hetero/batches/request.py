@@ -21,7 +21,11 @@ Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchRequest:
-    """Everything that a batch depends on, and how to compute it."""
+    """Everything that a batch depends on, and how to compute it.
+
+    Raises:
+        ConfigError: If the fields contradict each other.
+    """
 
     spec: DatasetSpec
     """The data set."""

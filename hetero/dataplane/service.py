@@ -83,6 +83,9 @@ class DataService:
         num_slots: Emulated vCPUs; 1 if nothing is emulated.
         sample_time_s: Emulated time per sample; 0: real time only.
         limits: Bounds of what is sent and accepted.
+
+    Raises:
+        PortError, OSError: As `Delivery`.
     """
 
     def __init__(

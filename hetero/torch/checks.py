@@ -27,7 +27,11 @@ __all__ = [
 
 
 def check_subject(subject: Any) -> None:
-    """Refuse what this loader cannot fetch from."""
+    """Refuse what this loader cannot fetch from.
+
+    Raises:
+        ConfigError: It is an IterableDataset, or an object where endpoints need a name.
+    """
     if isinstance(subject, torch.utils.data.IterableDataset):
         raise ConfigError(
             f"{type(subject).__name__} is an IterableDataset; hetero serves map-style data sets only for now\n"
@@ -42,7 +46,11 @@ def check_subject(subject: Any) -> None:
 
 
 def check_not_importing() -> None:
-    """Refuse batches to a script that is only being imported: it would train on data hosts and in loader processes."""
+    """Refuse batches to a script that is only being imported: it would train on data hosts and in loader processes.
+
+    Raises:
+        ConfigError: It is; names the line.
+    """
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
@@ -55,7 +63,11 @@ def check_not_importing() -> None:
 
 
 def check_compression(compression: str | None) -> None:
-    """Refuse what is none, and one whose package is missing here if batches come from endpoints."""
+    """Refuse what is none, and one whose package is missing here if batches come from endpoints.
+
+    Raises:
+        ConfigError: It is one of them.
+    """
     compression_to_proto(compression)
     if compression is not None and is_remote():
         load_codec(compression)
@@ -70,6 +82,9 @@ def check_functions(
         subject: The data set.
         collate_fn: As `user_collate_fn` returns it.
         worker_init_fn: The user's.
+
+    Raises:
+        ConfigError: The decorator has not the same.
     """
     if not is_remote() or not isinstance(subject, DatasetSpec):
         return
@@ -93,7 +108,11 @@ def user_collate_fn(collate_fn: Callable[[Any], Any] | None, *, makes_batches: b
 
 
 def effective_seed(seed: int, generator: torch.Generator | None) -> int:
-    """Return the seed of order and draws."""
+    """Return the seed of order and draws.
+
+    Raises:
+        ConfigError: If ``seed`` is no signed 64-bit integer, or both were passed.
+    """
     if type(seed) is not int or not -(2**63) <= seed < 2**63:
         raise ConfigError(f"seed is {seed!r}, expected a signed 64-bit integer")
     if generator is None:
