@@ -55,7 +55,6 @@ def test_heterogeneous_file_gives_groups_and_roles(base: Path) -> None:
     assert spec.current_host == "algo-1"
     assert spec.current_group.name == "data_group"
     assert spec.role is Role.DATA
-    assert spec.is_heterogeneous
     assert spec.network_interface_name == "ens5"
     assert [host.name for host in spec.trainer_hosts] == ["algo-2"]
     assert [host.name for host in spec.data_hosts] == ["algo-1"]
@@ -77,7 +76,7 @@ def test_hosts_in_any_order_are_sorted_naturally() -> None:
 def test_local_mode_without_groups_is_homogeneous(base: Path) -> None:
     spec = read_cluster(write(base, {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}))
     assert [(g.name, g.role, g.instance_type) for g in spec.groups] == [("homogeneousCluster", Role.TRAINER, "")]
-    assert not spec.is_heterogeneous
+    assert not spec.data_hosts
 
 
 @pytest.mark.parametrize("name", ["homogeneousCluster", "data_group"])

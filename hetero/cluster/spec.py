@@ -97,11 +97,6 @@ class ClusterSpec:
         """Hosts that run endpoints only, in natural order: empty for a homogeneous job."""
         return self.hosts_by_role(Role.DATA)
 
-    @property
-    def is_heterogeneous(self) -> bool:
-        """Whether the job has data hosts."""
-        return any(group.role is Role.DATA for group in self.groups)
-
     def to_resource_config(self) -> dict[str, object]:
         """Return the document that `parse_cluster` reads back: the platform's schema, hosts as it sorts them."""
         return {
