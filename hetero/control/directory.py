@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -28,34 +27,25 @@ class EndpointRecord:
 
 
 class Directory:
-    """The current endpoints, with a version that grows with every change. Thread-safe."""
+    """The current endpoints. Thread-safe."""
 
     def __init__(self, records: Iterable[EndpointRecord] = ()) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._records = _sorted(records)
-        self._version = 0
         self._listeners: list[Callable[[], None]] = []
-
-    @property
-    def version(self) -> int:
-        """Number of changes so far."""
-        with self._changed:
-            return self._version
 
     def records(self) -> tuple[EndpointRecord, ...]:
         """Return the endpoints in natural order of their ids (``algo-2/1`` before ``algo-10/0``)."""
-        with self._changed:
+        with self._lock:
             return self._records
 
     def replace(self, records: Iterable[EndpointRecord]) -> None:
-        """Set the endpoints; wakes those who wait if anything changed."""
+        """Set the endpoints; tells the listeners if anything changed."""
         ordered = _sorted(records)
-        with self._changed:
+        with self._lock:
             if ordered == self._records:
                 return
             self._records = ordered
-            self._version += 1
-            self._changed.notify_all()
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener()
@@ -66,30 +56,15 @@ class Directory:
         Returns:
             A function that ends this.
         """
-        with self._changed:
+        with self._lock:
             self._listeners.append(listener)
 
         def unsubscribe() -> None:
-            with self._changed:
+            with self._lock:
                 if listener in self._listeners:
                     self._listeners.remove(listener)
 
         return unsubscribe
-
-    def wait_newer(self, version: int, timeout_s: float) -> int:
-        """Block until the version exceeds ``version`` or the time is over.
-
-        Returns:
-            The current version.
-        """
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while self._version <= version:
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0:
-                    break
-                self._changed.wait(remaining_s)
-            return self._version
 
 
 def _sorted(records: Iterable[EndpointRecord]) -> tuple[EndpointRecord, ...]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-
 from hetero.control.directory import Directory, EndpointRecord
 
 
@@ -16,18 +14,15 @@ def test_directory_records_come_in_natural_order() -> None:
     assert [entry.endpoint_id for entry in directory.records()] == ["algo-2/9", "algo-2/10", "algo-10/0"]
 
 
-def test_directory_replace_with_the_same_keeps_the_version() -> None:
+def test_directory_replace_tells_of_changes_alone_until_that_is_ended() -> None:
     directory = Directory([record("a/0"), record("a/1")])
+    seen: list[tuple[EndpointRecord, ...]] = []
+    unsubscribe = directory.subscribe(lambda: seen.append(directory.records()))
     directory.replace([record("a/1"), record("a/0")])
-    assert directory.version == 0
+    assert seen == []
     directory.replace([record("a/1"), record("a/0", incarnation="b")])
-    assert directory.version == 1
-
-
-def test_directory_wait_returns_when_changed_or_over() -> None:
-    directory = Directory()
-    assert directory.wait_newer(0, timeout_s=0.0) == 0
-    changer = threading.Thread(target=directory.replace, args=([record("a/0")],))
-    changer.start()
-    assert directory.wait_newer(0, timeout_s=30.0) == 1
-    changer.join()
+    assert seen == [(record("a/0", incarnation="b"), record("a/1"))]
+    unsubscribe()
+    unsubscribe()
+    directory.replace([])
+    assert len(seen) == 1

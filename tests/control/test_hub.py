@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -126,9 +127,10 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
         assert session.remote
         assert session.options.prepare_timeout_s == 2
         record = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
-        version = session.directory.version
+        changed = threading.Event()
+        session.directory.subscribe(changed.set)
         data.update(state=HostState.SERVING, endpoints=(record,))
-        session.directory.wait_newer(version, 20.0)
+        assert changed.wait(20.0)
         assert session.directory.records() == (record,)
         session.fail("boom", "trace", ExitCode.SCRIPT_FAILED)
         wait_for(data, lambda membership: membership.own.decided is not None)
