@@ -58,18 +58,17 @@ def client_options() -> tuple[Option, ...]:
     )
 
 
-def server_options(*, max_streams: int = 1024, max_receive_bytes: int = MAX_REQUEST_BYTES) -> tuple[Option, ...]:
+def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
     """Return the options of a server.
 
     Args:
         max_streams: Calls in progress on one connection, >= 1.
-        max_receive_bytes: Largest message from a client.
     """
     return (
         # Two servers on one port share its connections silently; we want the second bind to fail.
         ("grpc.so_reuseport", 0),
         # Requests are tiny; a small bound shrinks what a stranger can make us hold.
-        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
         ("grpc.max_send_message_length", MAX_REPLY_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", max_streams),
