@@ -212,8 +212,7 @@ class BatchDecoder:
         self._missing = 0  # bytes of payload
         self._expected_checksum = 0
         self._hasher = xxhash.xxh3_64()
-        self._has_batch = False
-        self._batch: Any = None
+
         self.nbytes = 0
         """Payload, uncompressed; 0 before the header has come."""
         self.saved_bytes = 0
@@ -285,29 +284,26 @@ class BatchDecoder:
         self._check_end()
 
     def result(self) -> Any:
-        """Return the batch, whose tensors and arrays are writable and own their memory.
+        """Return the batch, whose tensors and arrays are writable and own their memory; once.
 
         Raises:
             ProtocolError: If it is not complete, or its parts do not make a batch here.
         """
         if not self.done:
             raise ProtocolError(f"a batch ended early: {self._missing} of {self.nbytes} bytes are missing")
-        if not self._has_batch:
-            buffers = iter(self._buffers)
-            leaves = [
-                Leaf(
-                    container=shape.container,
-                    dtype=shape.dtype,
-                    shape=shape.shape,
-                    nbytes=shape.nbytes,
-                    data=next(buffers) if shape.nbytes else memoryview(b""),
-                )
-                for shape in self._shapes
-            ]
-            self._batch = unflatten(self._tree, leaves)
-            self._has_batch = True
-            self._buffers = []
-        return self._batch
+        buffers = iter(self._buffers)
+        self._buffers = []
+        leaves = [
+            Leaf(
+                container=shape.container,
+                dtype=shape.dtype,
+                shape=shape.shape,
+                nbytes=shape.nbytes,
+                data=next(buffers) if shape.nbytes else memoryview(b""),
+            )
+            for shape in self._shapes
+        ]
+        return unflatten(self._tree, leaves)
 
     def _take_header(self, header: pb.BatchHeader) -> None:
         if header.protocol != PROTOCOL:
