@@ -190,14 +190,12 @@ class Reader(Iterator[Any]):
         return self._window.data_timeout_s
 
 
-def default_window_bytes(num_local_readers: int | None = None) -> int:
+def default_window_bytes() -> int:
     """Return the default bound of a window: 1 GiB, or a rank's share of a quarter of the host's memory.
 
-    Args:
-        num_local_readers: Ranks on this host; default from ``LOCAL_WORLD_SIZE``, else 1.
+    The ranks of this host are ``LOCAL_WORLD_SIZE``, else 1.
     """
-    if num_local_readers is None:
-        given = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1
+    given = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(_MAX_WINDOW_BYTES, memory_bytes // 4 // num_local_readers)

@@ -389,8 +389,17 @@ def test_reader_with_unusable_bounds_is_refused(job: Any) -> None:
         Reader(job.fleet(), iter([]), prefetch_factor=0)
     with pytest.raises(ConfigError, match="window_bytes is -1"):
         Reader(job.fleet(), iter([]), window_bytes=-1)
-    assert default_window_bytes(1) <= 2**30
-    assert default_window_bytes(64) < default_window_bytes(1) or default_window_bytes(64) == 2**30
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "memory_gib", "expected"), [("1", 64, 2**30), ("64", 64, 2**28), ("", 2, 2**29), ("-3", 2, 2**29)]
+)
+def test_window_is_this_ranks_share_of_a_quarter_of_memory_and_at_most_a_gibibyte(
+    monkeypatch: pytest.MonkeyPatch, num_ranks: str, memory_gib: int, expected: int
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory_gib * 2**18}.__getitem__)
+    assert default_window_bytes() == expected
 
 
 def test_fleet_in_a_forked_child_is_refused_and_harmless(job: Any, tools: Any) -> None:
