@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,10 +82,19 @@ class _Lz4:
 
 class _Zstd:
     def __init__(self, module: Any) -> None:
-        self._error = module.ZstdError
-        self._compressor = module.ZstdCompressor(level=_ZSTD_LEVEL)
+        self._module = module
+
+    # Only one of them is made, in 50 us: each batch has its codec, which goes one way. Kept for its thread a compressor
+    # would keep its tables too: 1.3 MiB for each of an endpoint's connections.
+
+    @cached_property
+    def _compressor(self) -> Any:
+        return self._module.ZstdCompressor(level=_ZSTD_LEVEL)
+
+    @cached_property
+    def _decompressor(self) -> Any:
         # A frame names the memory that it wants for its window: 128 MiB, if nobody objects.
-        self._decompressor = module.ZstdDecompressor(max_window_size=BLOCK_BYTES)
+        return self._module.ZstdDecompressor(max_window_size=BLOCK_BYTES)
 
     def compress(self, block: memoryview) -> bytes:
         compressed: bytes = self._compressor.compress(block)
@@ -96,7 +105,7 @@ class _Zstd:
         try:
             with self._decompressor.stream_reader(data) as stream:
                 is_whole = stream.readinto(room) == len(room) and not stream.read(1)
-        except self._error as error:
+        except self._module.ZstdError as error:
             raise _damaged(data, room) from error
         if not is_whole:
             raise _damaged(data, room)
