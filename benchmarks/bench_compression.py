@@ -37,12 +37,12 @@ SHORT_RATES_MB_S = (100, UNLIMITED)
 PAYS = 1.03
 """Faster by less than this is not paying."""
 
-COLUMNS = (
-    Column(title="batches/s", metric="batches_per_s", form="{:,.2f}"),
-    Column(title="delivered MB/s", metric="gb_per_s", form="{:,.0f}", scale=1e3),
+COLUMNS = harness.columns(
+    "batches_per_s",
+    Column(title="MB/s", metric="gb_per_s", form="{:,.0f}", scale=1e3),
     Column(title="bytes / bytes on the wire", metric="compression_ratio"),
-    Column(title="trainer CPU-s/GB", metric="trainer_cpu_s_per_gb"),
-    Column(title="supply CPU-s/GB", metric="supply_cpu_s_per_gb"),
+    "trainer_cpu_s_per_gb",
+    "supply_cpu_s_per_gb",
 )
 
 
@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     limited_link.remove_leftovers()
     trials = make_trials(
-        args.kinds or (KINDS[:1] if args.short else KINDS),
-        args.rates or (SHORT_RATES_MB_S if args.short else RATES_MB_S),
+        plan.choose(args.kinds, full=KINDS, short=KINDS[:1]),
+        plan.choose(args.rates, full=RATES_MB_S, short=SHORT_RATES_MB_S),
         args.only or CODECS,
         args.endpoints,
     )
@@ -158,11 +158,9 @@ def make_trials(
 
 def report(rows: Sequence[harness.Row]) -> str:
     """Return the tables, and where each codec stops to pay."""
-    parts = ["# Compression between endpoints and trainer"]
-    for group, members in harness.grouped(rows).items():
-        table = harness.table(members, COLUMNS, ratio_metric="batches_per_s", reference="none")
-        parts += ["", f"## {group}", "", table]
-    parts += ["", "## Where it pays", ""]
+    title = "Compression between endpoints and trainer"
+    text = harness.report(title, rows, COLUMNS, ratio_metric="batches_per_s", references=["none"])
+    parts = [text, "", "## Where it pays", ""]
     for kind in dict.fromkeys(row.trial.config["kind"] for row in rows):
         for codec in CODECS[1:]:
             gains = gains_by_rate(rows, kind, codec)

@@ -26,18 +26,12 @@ import harness
 import ready_batches
 import served
 import torch
-from harness import Column, Competitor, Trial
+from harness import Competitor, Trial
 from torch import Tensor, nn
 
 STAGES_50 = (3, 4, 6, 3)
 
-COLUMNS = (
-    Column(title="images/s", metric="samples_per_s", form="{:,.1f}"),
-    Column(title="batches/s", metric="batches_per_s", form="{:,.2f}"),
-    Column(title="GB/s", metric="gb_per_s", form="{:.3f}"),
-    Column(title="trainer CPU-s/GB", metric="trainer_cpu_s_per_gb"),
-    Column(title="trainer peak MB", metric="trainer_peak_bytes", form="{:,.0f}", scale=1e-6),
-)
+COLUMNS = harness.columns("samples_per_s", "batches_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "trainer_peak_bytes")
 
 
 class Bottleneck(nn.Module):
@@ -195,12 +189,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in args.only or COMPETITORS
     ]
     rows = plan.compare(__file__, trials, warmup_batches=8, fresh=not args.short)
-    plan.write(rows, report(rows))
+    title = "A training step fed over the data plane"
+    plan.write(rows, harness.report(title, rows, COLUMNS, figures, ratio_metric="samples_per_s", references=["hetero"]))
     return 0
 
 
-def report(rows: Sequence[harness.Row]) -> str:
-    """Return the table and what it says of the utilisation."""
+def figures(rows: Sequence[harness.Row]) -> list[str]:
+    """Say what was run, and the utilisation."""
     facts = next((run.facts for row in rows for run in row.runs), {"device": "nothing", "model": "nothing"})
     config = rows[0].trial.config
     size = config["size"]
@@ -208,19 +203,14 @@ def report(rows: Sequence[harness.Row]) -> str:
         f"{facts['model']} on {facts['device']}; {config['num_endpoints']} endpoint(s); "
         f"batches of {config['batch_size']} x 3 x {size} x {size} uint8, normalised on the device."
     )
-    lines = [
-        "# A training step fed over the data plane",
-        "",
+    if facts["device"] == "CPU":
+        what += "\n\n**No GPU was there.** The loop works; this says nothing about feeding a GPU."
+    return [
         what,
-        "",
-        harness.table(rows, COLUMNS, ratio_metric="samples_per_s", reference="hetero"),
         "",
         f"- utilisation (cached step / fed step): {harness.ratio(rows, 'hetero', 'cached', 'samples_per_s'):.3f}",
         f"- beside a torch worker: {harness.ratio(rows, 'hetero', 'torch-worker', 'samples_per_s'):.3f}",
     ]
-    if facts["device"] == "CPU":
-        lines.insert(3, "\n**No GPU was there.** The loop works; this says nothing about feeding a GPU.")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

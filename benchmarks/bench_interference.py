@@ -43,15 +43,15 @@ PERIOD_S = 0.05
 REACHED = 0.95
 """Share of the rate below which two competitors did not deliver the same."""
 
-COLUMNS = (
-    Column(title="step ms, median", metric="step_time_s", form="{:.2f}", scale=1e3),
-    Column(title="step ms, mean", metric="step_time_mean_s", form="{:.2f}", scale=1e3),
-    Column(title="step ms, p95", metric="step_time_p95_s", form="{:.2f}", scale=1e3),
-    Column(title="wait for the batch ms, mean", metric="data_wait_mean_s", form="{:.2f}", scale=1e3),
-    Column(title="loop ms, median", metric="loop_time_s", form="{:.2f}", scale=1e3),
+COLUMNS = harness.columns(
+    Column(title="step ms, median", metric="step_time_s", scale=1e3),
+    Column(title="step ms, mean", metric="step_time_mean_s", scale=1e3),
+    Column(title="step ms, p95", metric="step_time_p95_s", scale=1e3),
+    Column(title="wait for the batch ms, mean", metric="data_wait_mean_s", scale=1e3),
+    Column(title="loop ms, median", metric="loop_time_s", scale=1e3),
     Column(title="MB/s", metric="gb_per_s", form="{:,.0f}", scale=1e3),
     Column(title="trainer CPU-s/GB, step included", metric="trainer_cpu_s_per_gb"),
-    Column(title="supply CPU-s/GB", metric="supply_cpu_s_per_gb"),
+    "supply_cpu_s_per_gb",
 )
 
 
@@ -205,21 +205,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             start_s=6.0 if name == "hetero" else 4.0,
         )
         for step, num_units in units.items()
-        for rate in args.rates or (SHORT_RATES_MB_S if args.short else RATES_MB_S)
+        for rate in plan.choose(args.rates, full=RATES_MB_S, short=SHORT_RATES_MB_S)
         for name in args.only or COMPETITORS
     ]
     rows = plan.compare(__file__, trials, warmup_batches=6, fresh=False)
-    plan.write(rows, report(rows))
+    title = "What receiving costs the training loop"
+    plan.write(rows, harness.report(title, rows, COLUMNS, figures, ratio_metric="step_time_s"))
     return 0
-
-
-def report(rows: Sequence[harness.Row]) -> str:
-    """Return the tables and the figures."""
-    parts = ["# What receiving costs the training loop"]
-    for group, members in harness.grouped(rows).items():
-        parts += ["", f"## {group}", "", harness.table(members, COLUMNS, ratio_metric="step_time_s"), ""]
-        parts += figures(members)
-    return "\n".join(parts)
 
 
 def figures(rows: Sequence[harness.Row]) -> list[str]:

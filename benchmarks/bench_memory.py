@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import harness
-import psutil
 import served
 from harness import Column, Trial
 from transports import Transport, frameworks
@@ -37,17 +36,14 @@ ALLOWANCE_MB = 64
 DRIFT_MB = 8
 """What counts as no growth: allocators and statistics take a little."""
 
-COLUMNS = tuple(
-    Column(title=title, metric=metric, form="{:,.1f}", scale=scale)
-    for title, metric, scale in (
-        ("window MB", "window_bytes", 1e-6),
-        ("trainer growth MB, fed", "trainer_growth_bytes", 1e-6),
-        ("trainer growth MB, stalled", "stalled_growth_bytes", 1e-6),
-        ("trainer drift MB in the stall", "trainer_drift_bytes", 1e-6),
-        ("supply drift MB in the stall", "supply_drift_bytes", 1e-6),
-        ("largest supply process MB", "supply_process_bytes", 1e-6),
-        ("stall s", "stall_s", 1),
-    )
+COLUMNS = harness.columns(
+    Column(title="window MB", metric="window_bytes", scale=1e-6),
+    "trainer_growth_bytes",
+    Column(title="trainer growth MB, stalled", metric="stalled_growth_bytes", scale=1e-6),
+    Column(title="trainer drift MB in the stall", metric="trainer_drift_bytes", scale=1e-6),
+    Column(title="supply drift MB in the stall", metric="supply_drift_bytes", scale=1e-6),
+    Column(title="largest supply process MB", metric="supply_process_bytes", scale=1e-6),
+    Column(title="stall s", metric="stall_s"),
 )
 
 
@@ -65,13 +61,13 @@ class _Stalling(Transport):
         time.sleep(SETTLE_S)
         family = harness.descendants(os.getpid())
         trainer_bytes = trainer_peak = harness.resident_bytes()
-        supply_bytes = [resident_bytes_of(process) for process in family]
+        supply_bytes = [harness.resident_bytes_of(process) for process in family]
         peaks = list(supply_bytes)
         end_s = time.monotonic() + self.config["stall_s"]
         while time.monotonic() < end_s:
             time.sleep(SAMPLE_S)
             trainer_peak = max(trainer_peak, harness.resident_bytes())
-            peaks = [max(peak, resident_bytes_of(process)) for peak, process in zip(peaks, family, strict=True)]
+            peaks = [max(peak, harness.resident_bytes_of(process)) for peak, process in zip(peaks, family, strict=True)]
         # At least two batches, and two per endpoint: torch's loader has the same default per worker.
         in_window = max(2, served.PREFETCH_FACTOR * self.config["num_endpoints"])
         return {
@@ -95,14 +91,6 @@ class TorchWorkers(_Stalling, frameworks.TorchWorkers):
 COMPETITORS = {"hetero": Hetero, "torch": TorchWorkers}
 
 
-def resident_bytes_of(process: psutil.Process) -> int:
-    """Return what of a process is in memory; 0 if it is gone."""
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison and write its table."""
     parser = harness.parser(__doc__, seconds=2.0, short_seconds=1.0)
@@ -111,15 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     plan = harness.plan("memory", parser, args)
-    stall_s = args.stall or (SHORT_STALL_S if args.short else STALL_S)
-    shapes = SHORT_SHAPES if args.short else SHAPES
-    only = args.only or (["hetero"] if args.short else None)
+    stall_s = plan.choose(args.stall, full=STALL_S, short=SHORT_STALL_S)
+    shapes = plan.choose(None, full=SHAPES, short=SHORT_SHAPES)
+    only = plan.choose(args.only, full=list(COMPETITORS), short=["hetero"])
     rows = plan.compare(__file__, make_trials(shapes, stall_s, only), warmup_batches=24)
-    plan.write(rows, report(rows))
+    title = "Memory of a trainer that is fed, and of one that stalls"
+    plan.write(rows, harness.report(title, rows, COLUMNS, figures, ratio_metric="trainer_growth_bytes"))
     return 0
 
 
-def make_trials(shapes: Sequence[tuple[int, int]], stall_s: float, only: Sequence[str] | None = None) -> list[Trial]:
+def make_trials(shapes: Sequence[tuple[int, int]], stall_s: float, only: Sequence[str]) -> list[Trial]:
     """Return the rows to be; the peer is there for comparison, and stalls for a short while only."""
     return [
         Trial(
@@ -134,21 +123,15 @@ def make_trials(shapes: Sequence[tuple[int, int]], stall_s: float, only: Sequenc
             warmup_s=SETTLE_S + 1.0 + (stall_s if name == "hetero" else min(stall_s, PEERS_STALL_S)),
         )
         for nbytes, count in shapes
-        for name in only or COMPETITORS
+        for name in only
     ]
 
 
-def report(rows: Sequence[harness.Row]) -> str:
-    """Return the tables and the figures."""
-    parts = ["# Memory of a trainer that is fed, and of one that stalls"]
-    for group, members in harness.grouped(rows).items():
-        parts += ["", f"## {group}", "", harness.table(members, COLUMNS, ratio_metric="trainer_growth_bytes"), ""]
-        parts += [line for row in members if row.trial.competitor == "hetero" for line in figures(row)]
-    return "\n".join(parts)
-
-
-def figures(row: harness.Row) -> list[str]:
-    """Say whether memory stays in its bounds: the highest of all runs, as a bound has to hold always."""
+def figures(rows: Sequence[harness.Row]) -> list[str]:
+    """Say whether memory of hetero stays in its bounds: the highest of all runs, as a bound has to hold always."""
+    row = next((row for row in rows if row.trial.competitor == "hetero"), None)
+    if row is None:
+        return []
 
     def highest(metric: str) -> float:
         return max(row.values(metric), default=float("nan")) / 1e6

@@ -30,14 +30,12 @@ delivers whatever has arrived; everything else is the same code.
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import harness
-from harness import Column, Competitor, Row, Trial
+from harness import Row, Trial, found_in
 from pipelines import NAMES
 
 PHOTOS = harness.HERE.parent / "data" / "bench-photos"
@@ -54,40 +52,21 @@ ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 ORDER_GROUPS = {"order, uniform cost": (0.0, 0.97), "order, 5 % of samples 20 x slower": (0.05, 0.9)}
 """Share of slow samples, and the throughput wanted of in-order delivery over first-come."""
 
-
-def competitor(module: str, name: str) -> Callable[[Mapping[str, Any]], Competitor]:
-    """Return the maker of a competitor whose module is imported in its own process only."""
-
-    def make(config: Mapping[str, Any]) -> Competitor:
-        made: Competitor = getattr(importlib.import_module(f"peers.{module}"), name)(config)
-        return made
-
-    return make
-
-
 COMPETITORS = {
-    "hetero": competitor("hetero_endpoints", "HeteroEndpoints"),
-    "torch": competitor("local_torch", "LocalTorch"),
-    "torch-spawn": competitor("local_torch", "LocalTorch"),
-    "sample": competitor("published_sample", "PublishedSample"),
-    "ray": competitor("ray_data", "RayData"),
-    "tf": competitor("tf_data_service", "TfDataService"),
-    "rpc": competitor("rpc_dataloader", "RpcDataLoader"),
-    "in order": competitor("hetero_endpoints", "HeteroEndpoints"),
-    "first-come": competitor("hetero_endpoints", "HeteroEndpoints"),
+    "hetero": found_in("peers.hetero_endpoints", "HeteroEndpoints"),
+    "torch": found_in("peers.local_torch", "LocalTorch"),
+    "torch-spawn": found_in("peers.local_torch", "LocalTorch"),
+    "sample": found_in("peers.published_sample", "PublishedSample"),
+    "ray": found_in("peers.ray_data", "RayData"),
+    "tf": found_in("peers.tf_data_service", "TfDataService"),
+    "rpc": found_in("peers.rpc_dataloader", "RpcDataLoader"),
+    "in order": found_in("peers.hetero_endpoints", "HeteroEndpoints"),
+    "first-come": found_in("peers.hetero_endpoints", "HeteroEndpoints"),
 }
 
-COLUMNS = tuple(
-    Column(title=title, metric=metric, form=form, scale=scale)
-    for title, metric, form, scale in (
-        ("samples/s", "samples_per_s", "{:,.0f}", 1),
-        ("GB/s", "gb_per_s", "{:.3f}", 1),
-        ("trainer CPU-s/GB", "trainer_cpu_s_per_gb", "{:.2f}", 1),
-        ("supply CPU-s/GB", "supply_cpu_s_per_gb", "{:.2f}", 1),
-        ("first batch s", "first_batch_s", "{:.2f}", 1),
-        ("trainer peak MB", "trainer_peak_bytes", "{:,.0f}", 1e-6),
-        ("grown by MB", "trainer_growth_bytes", "{:,.0f}", 1e-6),
-    )
+COLUMNS = harness.columns(
+    *("samples_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
+    *("first_batch_s", "trainer_peak_bytes", "trainer_growth_bytes"),
 )
 
 JPEG_BOUNDS = {"torch": 0.97, "sample": 1.8, "ray": 2.5, "tf": 1.3}
@@ -102,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--order", action="store_true", help="only what strict order costs")
     args = parser.parse_args(argv)
     plan = harness.plan("pipelines", parser, args)
-    names = args.pipelines if args.pipelines is not None else IN_SHORT_FORM if args.short else NAMES
+    names = plan.choose(args.pipelines, full=NAMES, short=IN_SHORT_FORM)
     trials = [trial for name in names for trial in pipeline_trials(name, short=args.short)]
     trials = [] if args.order else trials
     trials += order_trials() if args.order or not (args.short or args.pipelines) else []
@@ -168,17 +147,13 @@ def order_trials() -> list[Trial]:
 
 def report(rows: Sequence[Row]) -> str:
     """Return the tables and what they say about the figures wanted."""
-    parts = ["# Pipelines: two preprocessing processes, one consumer", ""]
+    title, references = "Pipelines: two preprocessing processes, one consumer", ("hetero", "in order")
+    text = harness.report(title, rows, COLUMNS, figures, ratio_metric="samples_per_s", references=references)
     groups = harness.grouped(rows)
-    for group, members in groups.items():
-        is_order = group in ORDER_GROUPS
-        reference = "in order" if is_order else "hetero"
-        parts += [f"## {group}", "", harness.table(members, COLUMNS, ratio_metric="samples_per_s", reference=reference)]
-        parts += ["", *(order_targets(group, members) if is_order else pipeline_targets(group, members)), ""]
     if set(NAMES) <= set(groups):
         ahead = sum(is_ahead(groups[name]) for name in NAMES)
-        parts += [harness.target("pipelines where hetero is ahead of every remote peer", ahead, 5)]
-    return "\n".join(parts)
+        text += "\n\n" + harness.target("pipelines where hetero is ahead of every remote peer", ahead, 5)
+    return text
 
 
 def is_ahead(rows: Sequence[Row]) -> bool:
@@ -188,8 +163,12 @@ def is_ahead(rows: Sequence[Row]) -> bool:
     return bool(ratios) and all(ratio >= 1 for ratio in ratios)
 
 
-def pipeline_targets(group: str, rows: Sequence[Row]) -> list[str]:
-    """Say whether one pipeline's figures are met."""
+def figures(rows: Sequence[Row]) -> list[str]:
+    """Say whether one table's figures are met."""
+    group = rows[0].trial.group
+    if group in ORDER_GROUPS:
+        found = harness.ratio(rows, "in order", "first-come", "samples_per_s")
+        return [harness.target("in order x first-come", found, ORDER_GROUPS[group][1])]
     present = {row.trial.competitor for row in rows}
     lines = [
         harness.target(f"x {name}", harness.ratio(rows, "hetero", name, "samples_per_s"), bound)
@@ -200,12 +179,6 @@ def pipeline_targets(group: str, rows: Sequence[Row]) -> list[str]:
         first = harness.ratio(rows, "hetero", "torch-spawn", "first_batch_s")
         lines.append(harness.target("time to the first batch x torch-spawn", first, 1.2, at_most=True))
     return lines
-
-
-def order_targets(group: str, rows: Sequence[Row]) -> list[str]:
-    """Say what order costs."""
-    found = harness.ratio(rows, "in order", "first-come", "samples_per_s")
-    return [harness.target("in order x first-come", found, ORDER_GROUPS[group][1])]
 
 
 if __name__ == "__main__":

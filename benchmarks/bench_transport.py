@@ -24,14 +24,12 @@ With two and four endpoints only those run that the figures need or that bound t
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import harness
 import served
-from harness import Column, Competitor, Trial
+from harness import Trial, found_in
 
 SIZES = (10_000, 1_000_000, 10_000_000, 40_000_000)
 SHORT_SIZES = (10_000, 10_000_000)
@@ -40,38 +38,27 @@ WITH_SEVERAL = ("hetero", "raw-tcp", "grpc-raw", "torch")
 RAISED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1)}
 START_S = {"hetero": 3.0, "torch": 2.5, "tf.data-service": 14.0}
 
-COLUMNS = (
-    Column(title="batches/s", metric="batches_per_s", form="{:,.1f}"),
-    Column(title="GB/s", metric="gb_per_s"),
-    Column(title="trainer CPU-s/GB", metric="trainer_cpu_s_per_gb"),
-    Column(title="supply CPU-s/GB", metric="supply_cpu_s_per_gb"),
-    Column(title="trainer peak MB", metric="trainer_peak_bytes", form="{:,.0f}", scale=1e-6),
-    Column(title="growth MB", metric="trainer_growth_bytes", form="{:,.0f}", scale=1e-6),
-    Column(title="first batch s", metric="first_batch_s"),
+COLUMNS = harness.columns(
+    *("batches_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
+    *("trainer_peak_bytes", "trainer_growth_bytes", "first_batch_s"),
 )
 
-
-def found_in(module: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return a maker whose module is imported where it is needed only."""
-    return lambda config: getattr(importlib.import_module(f"transports.{module}"), name)(config)
-
-
-COMPETITORS: Mapping[str, Callable[[Mapping[str, Any]], Competitor]] = {
-    "hetero": found_in("frameworks", "Hetero"),
-    "raw-tcp": found_in("probes", "RawTcp"),
-    "grpc-raw": found_in("probes", "GrpcRaw"),
-    "grpc-raw-malloc": found_in("probes", "GrpcRaw"),
-    "grpc-protobuf": found_in("probes", "GrpcProtobuf"),
-    "tf.data-service": found_in("frameworks", "TfDataService"),
-    "torch": found_in("frameworks", "TorchWorkers"),
+COMPETITORS = {
+    "hetero": found_in("transports.frameworks", "Hetero"),
+    "raw-tcp": found_in("transports.probes", "RawTcp"),
+    "grpc-raw": found_in("transports.probes", "GrpcRaw"),
+    "grpc-raw-malloc": found_in("transports.probes", "GrpcRaw"),
+    "grpc-protobuf": found_in("transports.probes", "GrpcProtobuf"),
+    "tf.data-service": found_in("transports.frameworks", "TfDataService"),
+    "torch": found_in("transports.frameworks", "TorchWorkers"),
 }
 SERVERS = {
     "endpoints": served.endpoints,
-    "raw-tcp": found_in("probes", "serve_tcp"),
-    "grpc-raw": found_in("probes", "serve_grpc_raw"),
-    "grpc-protobuf": found_in("probes", "serve_grpc_protobuf"),
-    "tf-dispatcher": found_in("frameworks", "serve_tf_dispatcher"),
-    "tf-worker": found_in("frameworks", "serve_tf_worker"),
+    "raw-tcp": found_in("transports.probes", "serve_tcp"),
+    "grpc-raw": found_in("transports.probes", "serve_grpc_raw"),
+    "grpc-protobuf": found_in("transports.probes", "serve_grpc_protobuf"),
+    "tf-dispatcher": found_in("transports.frameworks", "serve_tf_dispatcher"),
+    "tf-worker": found_in("transports.frameworks", "serve_tf_worker"),
 }
 
 
@@ -82,10 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--endpoints", type=int, nargs="+", help="numbers of endpoints")
     args = parser.parse_args(argv)
     plan = harness.plan("transport", parser, args)
-    sizes = args.sizes or (SHORT_SIZES if args.short else SIZES)
-    endpoints = args.endpoints or (ENDPOINTS[:1] if args.short else ENDPOINTS)
+    sizes = plan.choose(args.sizes, full=SIZES, short=SHORT_SIZES)
+    endpoints = plan.choose(args.endpoints, full=ENDPOINTS, short=ENDPOINTS[:1])
     rows = plan.compare(__file__, make_trials(sizes, endpoints, args.only), warmup_batches=24, fresh=False)
-    plan.write(rows, report(rows))
+    title = "Transport of ready-made batches"
+    plan.write(rows, harness.report(title, rows, COLUMNS, targets, ratio_metric="batches_per_s", references=["hetero"]))
     return 0
 
 
@@ -104,16 +92,6 @@ def make_trials(sizes: Sequence[int], endpoints: Sequence[int], only: Sequence[s
         for nbytes in sizes
         for name in only or (COMPETITORS if count == 1 else WITH_SEVERAL)
     ]
-
-
-def report(rows: Sequence[harness.Row]) -> str:
-    """Return the tables and the figures."""
-    parts = ["# Transport of ready-made batches"]
-    for group, members in harness.grouped(rows).items():
-        parts += ["", f"## {group}", ""]
-        parts += [harness.table(members, COLUMNS, ratio_metric="batches_per_s", reference="hetero")]
-        parts += ["", *targets(members)]
-    return "\n".join(parts)
 
 
 def targets(rows: Sequence[harness.Row]) -> list[str]:

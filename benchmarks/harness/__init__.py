@@ -14,7 +14,7 @@ run is: warm-up batches, which are not counted, then at least ``seconds`` and ``
         parser = harness.parser(__doc__, seconds=3.0, short_seconds=1.0)
         plan = harness.plan("question", parser, parser.parse_args())
         rows = plan.compare(__file__, [Trial(competitor="my-loader")], warmup_batches=8)
-        plan.write(rows, harness.table(rows, COLUMNS, ratio_metric="batches_per_s"))
+        plan.write(rows, harness.report("Is it fast?", rows, COLUMNS, ratio_metric="batches_per_s"))
 
     if __name__ == "__main__":
         harness.dispatch({"my-loader": MyLoader}, servers={"my-server": serve})   # returns in the parent only
@@ -27,10 +27,10 @@ from harness.comparison import compare, estimate_s
 from harness.options import Plan, parser, plan
 from harness.processes import HERE, Child, ProcessFailedError, say, server
 from harness.results import RESULTS, environment
-from harness.tables import Column, grouped, ratio, table, target
-from harness.trainer import dispatch
+from harness.tables import Column, columns, grouped, ratio, report, table, target
+from harness.trainer import dispatch, found_in
 from harness.trials import Competitor, Row, Run, Trial
-from harness.usage import descendants, resident_bytes
+from harness.usage import descendants, resident_bytes, resident_bytes_of
 
 __all__ = [
     "HERE",
@@ -43,16 +43,20 @@ __all__ = [
     "Row",
     "Run",
     "Trial",
+    "columns",
     "compare",
     "descendants",
     "dispatch",
     "environment",
     "estimate_s",
+    "found_in",
     "grouped",
     "parser",
     "plan",
     "ratio",
+    "report",
     "resident_bytes",
+    "resident_bytes_of",
     "say",
     "server",
     "table",

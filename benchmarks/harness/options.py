@@ -7,12 +7,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import comparison, results
 from harness.comparison import Protocol
 from harness.processes import say
 from harness.trials import Row, Trial
+
+_T = TypeVar("_T")
 
 RUNS = 5
 SHORT_RUNS = 3
@@ -59,14 +61,15 @@ class Plan:
     """Of `compare`, for `write`."""
 
     @property
-    def is_short(self) -> bool:
-        """Whether the benchmark should choose its short form."""
-        return bool(self.options.get("short"))
-
-    @property
     def path(self) -> Path:
         """Of the result, without an ending."""
         return self.folder / (self.name if self.scope != "partial" else f"{self.name}-partial")
+
+    def choose(self, given: _T | None, *, full: _T, short: _T) -> _T:
+        """Return what the command line gave, else what belongs to the form."""
+        if given is not None:
+            return given
+        return short if self.options["short"] else full
 
     def compare(
         self,

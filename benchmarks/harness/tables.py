@@ -1,9 +1,9 @@
-"""Tables in Markdown, and figures that were asked for: met or MISSED."""
+"""Reports: tables in Markdown, and figures that were asked for, met or MISSED."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from harness.trials import Row
@@ -16,21 +16,73 @@ class Column:
     title: str
     metric: str
     """Attribute or fact of `Run`."""
-    form: str = "{:.2f}"
+    form: str = "{:,.2f}"
     scale: float = 1.0
 
 
-def table(rows: Sequence[Row], columns: Sequence[Column], *, ratio_metric: str, reference: str | None = None) -> str:
+_SHARED = {
+    column.metric: column
+    for column in (
+        Column(title="batches/s", metric="batches_per_s"),
+        Column(title="samples/s", metric="samples_per_s", form="{:,.1f}"),
+        Column(title="GB/s", metric="gb_per_s", form="{:.3f}"),
+        Column(title="trainer CPU-s/GB", metric="trainer_cpu_s_per_gb"),
+        Column(title="supply CPU-s/GB", metric="supply_cpu_s_per_gb"),
+        Column(title="trainer peak MB", metric="trainer_peak_bytes", form="{:,.0f}", scale=1e-6),
+        Column(title="trainer growth MB", metric="trainer_growth_bytes", form="{:,.1f}", scale=1e-6),
+        Column(title="first batch s", metric="first_batch_s"),
+    )
+}
+
+
+def columns(*wanted: str | Column) -> tuple[Column, ...]:
+    """Return columns; those that several benchmarks have are named by their metric."""
+    return tuple(_SHARED[column] if isinstance(column, str) else column for column in wanted)
+
+
+def report(
+    title: str,
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    figures: Callable[[Sequence[Row]], Sequence[str]] = lambda members: (),
+    *,
+    ratio_metric: str,
+    references: Collection[str] = (),
+) -> str:
+    """Return a table for each group of rows.
+
+    Args:
+        title: Of the whole.
+        rows: Of any groups.
+        columns: See `table`.
+        figures: Gives the lines below the table of a group.
+        ratio_metric: See `table`.
+        references: See `table`.
+    """
+    lines = [f"# {title}"]
+    for group, members in grouped(rows).items():
+        lines += ["", f"## {group}"] if group else []
+        lines += ["", table(members, columns, ratio_metric=ratio_metric, references=references)]
+        below = figures(members)
+        lines += ["", *below] if below else []
+    return "\n".join(lines)
+
+
+def table(
+    rows: Sequence[Row], columns: Sequence[Column], *, ratio_metric: str, references: Collection[str] = ()
+) -> str:
     """Return rows of one group as Markdown: medians, spread, and ratios of one metric to each other row.
 
     Args:
         rows: Of one group.
         columns: What to show.
         ratio_metric: Higher is better; its spread is shown.
-        reference: Name in the numerator of the ratios, ``x reference / row``; None for no ratio column.
+        references: The row with one of these names is in the numerator of the ratios, ``x reference / row``; without
+            it there is no ratio column.
     """
-    base = next((row for row in rows if row.trial.name == reference), None)
-    titles = ["", *(column.title for column in columns), "spread", *([f"{reference} / this"] if base else []), "basis"]
+    base = next((row for row in rows if row.trial.name in references), None)
+    ratio_titles = [f"{base.trial.name} / this"] if base else []
+    titles = ["", *(column.title for column in columns), "spread", *ratio_titles, "basis"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         if not row.runs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -15,6 +16,11 @@ from typing import IO, Any
 
 from harness import usage
 from harness.trials import Competitor, Run
+
+
+def found_in(module: str, name: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a maker, for `dispatch`, whose module is imported in its own process only."""
+    return lambda config: getattr(importlib.import_module(module), name)(config)
 
 
 def dispatch(

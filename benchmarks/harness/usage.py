@@ -22,7 +22,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 def supply_usage() -> tuple[float, int]:
     """Return CPU seconds and resident bytes of this process's descendants."""
     family = descendants(os.getpid())
-    return cpu_s(family), sum(map(_resident_bytes_of, family))
+    return cpu_s(family), sum(map(resident_bytes_of, family))
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
@@ -58,15 +58,16 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
+def resident_bytes_of(process: psutil.Process) -> int:
+    """Return what of a process is in memory; 0 if it is gone."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def _status_bytes(name: str) -> int:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _resident_bytes_of(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0

@@ -88,7 +88,7 @@ def test_pipelines_count_those_ahead_of_every_remote_peer(load: Load) -> None:
 
 def test_pipelines_first_batch_is_compared_with_spawned_workers(load: Load) -> None:
     rows = [make_row(load, "hetero", "jpeg", 100, first_batch_s=2.5), make_row(load, "torch-spawn", "jpeg", 100)]
-    (line,) = load("bench_pipelines").pipeline_targets("jpeg", rows)
+    (line,) = load("bench_pipelines").figures(rows)
     assert "1.250, at most 1.2 wanted: **MISSED**" in line
 
 
@@ -96,7 +96,7 @@ def test_pipelines_order_figures(load: Load) -> None:
     pipelines = load("bench_pipelines")
     for group, outcome in zip(pipelines.ORDER_GROUPS, ("**MISSED**", "met"), strict=True):
         rows = [make_row(load, "in order", group, 95), make_row(load, "first-come", group, 100)]
-        (line,) = pipelines.order_targets(group, rows)
+        (line,) = pipelines.figures(rows)
         assert line.endswith(outcome)
 
 
@@ -106,9 +106,8 @@ def test_scaling_figure_is_that_of_32_hosts_and_8_ranks(load: Load) -> None:
         make_row(load, f"{hosts}x{ranks}", "", 1, {"num_hosts": hosts, "num_ranks": ranks}, share=share, **facts)
         for hosts, ranks, share in ((1, 1, 0.5), (32, 8, 0.96))
     ]
-    text = load("bench_scaling").report(rows)
-    assert "with 32x8: 0.960, at least 0.95 wanted: met" in text
-    assert "MISSED" not in text
+    (line,) = load("bench_scaling").figures(rows)
+    assert "with 32x8: 0.960, at least 0.95 wanted: met" in line
 
 
 @pytest.mark.parametrize("phase_s", [0.0, 0.4, 0.8])
@@ -135,7 +134,7 @@ def test_interference_compares_step_times_and_says_who_was_too_slow(load: Load) 
 def test_memory_bound_is_the_window_and_64_mb(load: Load) -> None:
     facts = {"window_bytes": 20e6, "stalled_growth_bytes": 85e6, "trainer_drift_bytes": 0, "supply_drift_bytes": 9e6}
     row = make_row(load, "hetero", "g", 10, trainer_growth_bytes=84_000_000, **facts)
-    fed, stalled, drift, supply = load("bench_memory").figures(row)
+    fed, stalled, drift, supply = load("bench_memory").figures([row])
     assert "84.0, at most 84 wanted: met" in fed
     assert stalled.endswith("**MISSED**")
     assert drift.endswith("met")
@@ -172,7 +171,7 @@ def test_gpu_feed_without_a_gpu_says_so(load: Load) -> None:
     config = {"batch_size": 16, "size": 96, "num_endpoints": 1}
     facts = {"device": "CPU", "model": "a small residual network"}
     rows = [make_row(load, name, "no GPU", 100, config, **facts) for name in ("cached", "hetero")]
-    assert "**No GPU was there.**" in load("bench_gpu_feed").report(rows)
+    assert "**No GPU was there.**" in load("bench_gpu_feed").figures(rows)[0]
 
 
 def test_plots_draw_every_kind_of_result(load: Load, tmp_path: Path) -> None:

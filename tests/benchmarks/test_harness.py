@@ -119,15 +119,29 @@ def test_table_shows_ratios_to_the_reference_and_what_failed(harness: ModuleType
         make_row(harness, "peer"),
         make_row(harness, "broken", batches=()),
     ]
-    columns = [harness.Column(title="batches/s", metric="batches_per_s", form="{:.0f}")]
-    text = harness.table(rows, columns, ratio_metric="batches_per_s", reference="hetero")
+    columns = harness.columns(
+        "batches_per_s", harness.Column(title="MB/s", metric="gb_per_s", form="{:.0f}", scale=1e3)
+    )
+    text = harness.table(rows, columns, ratio_metric="batches_per_s", references=["hetero"])
     assert text.splitlines() == [
-        "|  | batches/s | spread | hetero / this | basis |",
-        "|---|---|---|---|---|",
-        "| hetero | 75 | 0 % | 1.00 | measured |",
-        "| peer | 50 | 0 % | 1.50 | measured |",
+        "|  | batches/s | MB/s | spread | hetero / this | basis |",
+        "|---|---|---|---|---|---|",
+        "| hetero | 75.00 | 750 | 0 % | 1.00 | measured |",
+        "| peer | 50.00 | 500 | 0 % | 1.50 | measured |",
         "| broken | failed: it broke |",
     ]
+
+
+def test_report_has_a_table_for_each_group_and_figures_below(harness: ModuleType) -> None:
+    rows = [make_row(harness, name, group=group) for group in ("small", "large") for name in ("hetero", "peer")]
+
+    def figures(members: list[Any]) -> list[str]:
+        return [f"- {len(members)} rows"] if members[0].trial.group == "small" else []
+
+    text = harness.report("Title", rows, harness.columns("gb_per_s"), figures, ratio_metric="gb_per_s")
+    assert text.splitlines()[:6] == ["# Title", "", "## small", "", "|  | GB/s | spread | basis |", "|---|---|---|---|"]
+    assert text.splitlines()[8:12] == ["", "- 2 rows", "", "## large"]
+    assert text.endswith("| peer | 0.500 | 0 % | measured |")
 
 
 def test_every_round_runs_everybody_and_begins_with_another(load: Load, harness: ModuleType) -> None:
@@ -142,6 +156,12 @@ def test_estimate_counts_a_start_per_round_only_for_new_processes(load: Load, ha
     fresh = harness.Trial(competitor="fresh", start_s=10.0, warmup_s=1.0, fresh=True)
     assert harness.estimate_s([kept], protocol) == 10 + 5 * 3
     assert harness.estimate_s([fresh], protocol) == 5 * 10 + 5 * 3
+
+
+def test_shared_columns_are_named_by_their_metric(harness: ModuleType) -> None:
+    assert [column.title for column in harness.columns("gb_per_s", "first_batch_s")] == ["GB/s", "first batch s"]
+    with pytest.raises(KeyError):
+        harness.columns("gb_per_h")
 
 
 @pytest.fixture
@@ -180,6 +200,17 @@ def test_only_a_full_run_may_replace_a_full_result(
     harness: ModuleType, results: Path, argv: tuple[str, ...], path: str
 ) -> None:
     assert make_plan(harness, *argv).path == results / path
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [((), (1, 2)), (("--short",), (1,)), (("--sizes", "7"), [7]), (("--short", "--sizes", "7"), [7])],
+)
+def test_form_decides_what_the_command_line_leaves_open(
+    harness: ModuleType, results: Path, argv: tuple[str, ...], expected: object
+) -> None:
+    plan = make_plan(harness, *argv)
+    assert plan.choose(plan.options["sizes"], full=(1, 2), short=(1,)) == expected
 
 
 def test_short_run_into_the_committed_folder_is_refused(
