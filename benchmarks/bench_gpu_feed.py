@@ -6,7 +6,7 @@ normalises them on the device, against the same step with a batch that is alread
 Method: the network is written out below. Batches of uint8 images arrive from endpoints that hold them ready, so that
 the transport is the question, not the decoding; they go to the device asynchronously while the step before computes,
 and are normalised there. ``cached`` uses one batch that stays on the device. Utilisation is cached step time over fed
-step time. ``torch-worker`` is fed by a local torch.utils.data.DataLoader process, pinned by torch.
+step time. ``torch`` is fed by a local torch.utils.data.DataLoader process, pinned by torch.
 
 Without a GPU a small residual network runs on one CPU thread, and the result says so: it shows that the loop works,
 and nothing about a GPU.
@@ -24,10 +24,13 @@ from typing import Any
 
 import harness
 import ready_batches
+import ready_feeds
 import served
 import torch
-from harness import Competitor, Trial
+from harness import Trial
 from torch import Tensor, nn
+
+from hetero.datasets import DatasetSpec
 
 STAGES_50 = (3, 4, 6, 3)
 
@@ -78,7 +81,7 @@ def residual_network(stages: tuple[int, ...], width: int, num_classes: int = 100
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
 
-class _Trainer(Competitor):
+class _Trainer(ready_feeds.Feed):
     """A training loop one batch ahead of itself; subclasses feed it."""
 
     def start(self) -> None:
@@ -97,10 +100,11 @@ class _Trainer(Competitor):
         self._stream: Any = torch.cuda.Stream() if self._is_cuda else None
         self._next: tuple[Tensor, Tensor] | None = None
         self._pending: Any = None
-        self.start_feed()
+        self.pin_memory = self._is_cuda
+        super().start()
 
-    def start_feed(self) -> None:
-        """Start what delivers."""
+    def spec(self) -> DatasetSpec:
+        return ready_batches.ready_images(self.config["batch_size"], self.config["size"])
 
     def consume(self, batch: Any) -> tuple[int, int]:
         current, self._next = self._next, self._upload(batch)
@@ -140,37 +144,20 @@ class _Trainer(Competitor):
 
 class Cached(_Trainer):
     def batches(self) -> Iterator[Any]:
-        images, labels = ready_batches.ReadyImages(self.config["batch_size"], self.config["size"])[0]
+        images, labels = self.local()[0]
         batch = tuple(torch.from_numpy(part).to(self.device) for part in (images, labels))
         return itertools.repeat(batch)
 
 
-class Hetero(_Trainer):
-    def start_feed(self) -> None:
-        self._feed = served.ReadyFeed(self.config["num_endpoints"])
-
-    def batches(self) -> Iterator[Any]:
-        spec = ready_batches.ready_images(self.config["batch_size"], self.config["size"])
-        return self._feed.read(spec, allocate=_pinned if self._is_cuda else None)
-
-    def stop(self) -> None:
-        self._feed.stop()
+class Hetero(_Trainer, ready_feeds.Hetero):
+    pass
 
 
-def _pinned(nbytes: int) -> memoryview:
-    """Return pinned memory, from torch's cache of it."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
+class TorchWorkers(_Trainer, ready_feeds.TorchWorkers):
+    pass
 
 
-class TorchWorker(_Trainer):
-    def batches(self) -> Iterator[Any]:
-        data: Any = ready_batches.ReadyImages(self.config["batch_size"], self.config["size"])
-        yield from torch.utils.data.DataLoader(
-            data, batch_size=None, num_workers=self.config["num_endpoints"], pin_memory=self._is_cuda
-        )
-
-
-COMPETITORS = {"cached": Cached, "hetero": Hetero, "torch-worker": TorchWorker}
+COMPETITORS = {"cached": Cached, "hetero": Hetero, "torch": TorchWorkers}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,7 +196,7 @@ def figures(rows: Sequence[harness.Row]) -> list[str]:
         what,
         "",
         f"- utilisation (cached step / fed step): {harness.ratio(rows, 'hetero', 'cached', 'samples_per_s'):.3f}",
-        f"- beside a torch worker: {harness.ratio(rows, 'hetero', 'torch-worker', 'samples_per_s'):.3f}",
+        f"- beside a torch worker: {harness.ratio(rows, 'hetero', 'torch', 'samples_per_s'):.3f}",
     ]
 
 

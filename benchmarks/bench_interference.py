@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import harness
-import numpy as np
-import ready_batches
+import ready_feeds
 import served
-from harness import Column, Competitor, Trial
+from harness import Column, Trial
+from transports import look_at
 
 RATES_MB_S = (100, 300, 1000)
 SHORT_RATES_MB_S = (300,)
@@ -93,7 +93,7 @@ def calibrate(step: str) -> int:
     return max(1, round(STEP_TIME_S / (min(units_time_s(10) for _ in range(20)) / 10)))
 
 
-class _Loop(Competitor):
+class _Loop(ready_feeds.Feed):
     """A training loop; subclasses feed it."""
 
     def start(self) -> None:
@@ -107,16 +107,11 @@ class _Loop(Competitor):
         self._wait_times_s: list[float] = []
         self._loop_times_s: list[float] = []
         self._begun_s = self._due_s = time.perf_counter()
-        self.start_feed()
-
-    def start_feed(self) -> None:
-        """Start what delivers."""
+        super().start()
 
     def consume(self, batch: Any) -> tuple[int, int]:
         arrived_s = time.perf_counter()
-        array = batch.numpy() if hasattr(batch, "numpy") else batch
-        if array[::4096].any():
-            raise ValueError("not the batch that was sent")
+        nbytes = look_at(batch, self.config["nbytes"])
         step_s = time.perf_counter()
         for _ in range(self._num_units):
             self._unit()
@@ -128,9 +123,10 @@ class _Loop(Competitor):
         self._due_s = max(self._due_s + PERIOD_S, now_s - PERIOD_S)
         time.sleep(max(0.0, self._due_s - now_s))
         self._begun_s = time.perf_counter()
-        return 1, len(array)
+        return 1, nbytes
 
     def begin_run(self) -> None:
+        self._pin_supply()
         self._step_times_s.clear()
         self._wait_times_s.clear()
         self._loop_times_s.clear()
@@ -145,11 +141,7 @@ class _Loop(Competitor):
             "loop_time_s": statistics.median(self._loop_times_s),
         }
 
-    def nbytes(self) -> int:
-        """Return the size of a batch."""
-        return int(self.config["rate_mb_s"] * 1e6 * PERIOD_S)
-
-    def pin_supply(self) -> None:
+    def _pin_supply(self) -> None:
         """Keep descendants off the trainer's core."""
         others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
         if self.config["pin"] and others:
@@ -160,32 +152,18 @@ class _Loop(Competitor):
 
 class Cached(_Loop):
     def batches(self) -> Iterator[Any]:
-        return itertools.repeat(np.arange(self.nbytes(), dtype=np.uint8))
+        return itertools.repeat(self.local()[0])
 
 
-class Hetero(_Loop):
-    def start_feed(self) -> None:
-        self._feed = served.ReadyFeed(1)
-        self.pin_supply()
-
-    def batches(self) -> Iterator[Any]:
-        return self._feed.read(ready_batches.ready_batches(self.nbytes()))
-
-    def stop(self) -> None:
-        self._feed.stop()
+class Hetero(_Loop, ready_feeds.Hetero):
+    pass
 
 
-class TorchWorker(_Loop):
-    def batches(self) -> Iterator[Any]:
-        import torch
-
-        data: Any = ready_batches.ReadyBatches(self.nbytes())
-        loader = iter(torch.utils.data.DataLoader(data, batch_size=None, num_workers=1))
-        self.pin_supply()
-        yield from loader
+class TorchWorkers(_Loop, ready_feeds.TorchWorkers):
+    pass
 
 
-COMPETITORS = {"cached": Cached, "hetero": Hetero, "torch-worker": TorchWorker}
+COMPETITORS = {"cached": Cached, "hetero": Hetero, "torch": TorchWorkers}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -201,7 +179,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         Trial(
             competitor=name,
             group=f"{step} step, {rate:,} MB/s",
-            config={"step": step, "num_units": num_units, "rate_mb_s": rate, "pin": args.pin},
+            config={
+                "step": step,
+                "num_units": num_units,
+                "rate_mb_s": rate,
+                "nbytes": int(rate * 1e6 * PERIOD_S),
+                "num_endpoints": 1,
+                "pin": args.pin,
+            },
             start_s=6.0 if name == "hetero" else 4.0,
         )
         for step, num_units in units.items()
@@ -218,11 +203,11 @@ def figures(rows: Sequence[harness.Row]) -> list[str]:
     """Say what the step costs beside the step alone, and whether that is no more than beside a torch worker."""
     lines = [
         f"- step beside {name} / step alone: {harness.ratio(rows, name, 'cached', 'step_time_s'):.3f}"
-        for name in ("hetero", "torch-worker")
+        for name in ("hetero", "torch")
     ]
-    step = harness.ratio(rows, "hetero", "torch-worker", "step_time_s")
+    step = harness.ratio(rows, "hetero", "torch", "step_time_s")
     lines.append(harness.target("step beside hetero / step beside a torch worker", step, 1.0, at_most=True))
-    loop = harness.ratio(rows, "hetero", "torch-worker", "loop_time_s")
+    loop = harness.ratio(rows, "hetero", "torch", "loop_time_s")
     lines.append(f"- loop fed by hetero / loop fed by a torch worker: {loop:.3f}")
     wanted = rows[0].trial.config["rate_mb_s"] / 1e3
     lines += [

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import harness
+import ready_feeds
 import served
 from harness import Column, Trial
-from transports import Transport, frameworks
+from transports import Transport
 
 SHAPES = ((10_000_000, 1), (10_000_000, 4), (40_000_000, 1))
 """Bytes per batch and endpoints."""
@@ -80,11 +81,11 @@ class _Stalling(Transport):
         }
 
 
-class Hetero(_Stalling, frameworks.Hetero):
+class Hetero(_Stalling, ready_feeds.Hetero):
     pass
 
 
-class TorchWorkers(_Stalling, frameworks.TorchWorkers):
+class TorchWorkers(_Stalling, ready_feeds.TorchWorkers):
     pass
 
 

@@ -29,7 +29,7 @@ _GREEN, _MINT, _PURPLE, _OCHRE = "#2e8b57", "#8fc8a6", "#7a4fa3", "#b58900"
 _COLOURS = {
     "hetero": _BLUE,
     "torch": _ORANGE,
-    "torch-worker": _ORANGE,
+    "torch-worker": _ORANGE,  # what results called torch before
     "torch-spawn": _PEACH,
     "raw-tcp": _GREY,
     "grpc-raw": _GREEN,
@@ -177,7 +177,7 @@ def draw_interference(rows: Sequence[Row]) -> Figure:
         members = [row for row in rows if row.trial.config["step"] == step]
         found = relative(members, "cached", "step_time_s")
         rates = {row.trial.group: row.trial.config["rate_mb_s"] for row in members}
-        for name in ("hetero", "torch-worker"):
+        for name in dict.fromkeys(name for _, name in found if name != "cached"):
             points = [(rates[group], *value) for (group, other), value in found.items() if other == name]
             axes.errorbar(
                 [rate for rate, *_ in points],

@@ -12,18 +12,20 @@ import hetero
 _LENGTH = 10**9
 
 
+def ready_batch(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return the array: every page begins with 0."""
+    return np.arange(nbytes, dtype=np.uint8)
+
+
 class ReadyBatches:
     """Every sample is the same prepared array: what remains is the transport.
 
     Args:
         nbytes: Of the array.
-        shape: Instead of one dimension.
     """
 
-    def __init__(self, nbytes: int, shape: tuple[int, ...] | None = None) -> None:
-        self._batch: npt.NDArray[np.uint8] = np.arange(nbytes, dtype=np.uint8)
-        if shape is not None:
-            self._batch = self._batch.reshape(shape)
+    def __init__(self, nbytes: int) -> None:
+        self._batch = ready_batch(nbytes)
 
     def __len__(self) -> int:
         return _LENGTH

@@ -1,25 +1,18 @@
 """Real endpoints for benchmarks: a pool in a server process, and a fleet in the trainer process that reads from it.
 
-    SERVERS = {"endpoints": served.endpoints}                      # for harness.dispatch
-    child = harness.server("endpoints", {"script": ..., "num_endpoints": 2})
-    fleet = served.fleet(child.ask())
-
-`ReadyFeed` is all of that for the data sets of `ready_batches`.
+SERVERS = {"endpoints": served.endpoints}                      # for harness.dispatch
+child = harness.server("endpoints", {"script": ..., "num_endpoints": 2})
+fleet = served.fleet(child.ask())
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import harness
-import numpy as np
-
-from hetero.batches.request import BatchRequest
 from hetero.config.options import LaunchOptions
 from hetero.control import session as control
 from hetero.control.directory import Directory, EndpointRecord
@@ -27,8 +20,6 @@ from hetero.control.security import Token
 from hetero.control.session import SessionOptions
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.pool import EndpointPool, PoolOptions
-from hetero.dataplane.reader import Reader
-from hetero.datasets import DatasetSpec
 from hetero.errors import EndpointUnavailableError
 
 JOB = "benchmark"
@@ -106,37 +97,3 @@ class Session:
 
     def check_stop(self, timer: object) -> None:
         """Never asked to stop."""
-
-
-class ReadyFeed:
-    """Endpoints that hold their batches ready, and a reader of them; what a trainer process needs of both.
-
-    Args:
-        num_endpoints: Processes.
-    """
-
-    def __init__(self, num_endpoints: int) -> None:
-        self._pool = harness.server("endpoints", {"script": READY_SCRIPT, "num_endpoints": num_endpoints})
-        self._reader: Reader | None = None
-        self._fleet = fleet(self._pool.ask())
-
-    def read(self, spec: DatasetSpec, allocate: Callable[[int], memoryview] | None = None) -> Reader:
-        """Return a reader of a data set whose every sample is a batch, without end.
-
-        Args:
-            spec: Of `ready_batches`.
-            allocate: Where batches go.
-        """
-        requests = (
-            BatchRequest(spec=spec, indices=np.array([step]), seed=0, epoch=0, position=step, collate=False, step=step)
-            for step in itertools.count()
-        )
-        self._reader = Reader(self._fleet, requests, prefetch_factor=PREFETCH_FACTOR, allocate=allocate)
-        return self._reader
-
-    def stop(self) -> None:
-        """End reader, fleet and endpoints."""
-        if self._reader is not None:
-            self._reader.close()
-        self._fleet.close()
-        self._pool.stop()

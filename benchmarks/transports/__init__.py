@@ -5,16 +5,16 @@ Their configuration: ``nbytes`` of a batch and ``num_endpoints``, the processes 
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import harness
-import numpy as np
 from harness import Competitor
 
-__all__ = ["Transport", "look_at", "merge", "ready_batch"]
+__all__ = ["Transport", "look_at", "merge"]
 
 _PAGE_BYTES = 4096
 
@@ -40,7 +40,7 @@ class ServedTransport(Transport):
 
     def batches(self) -> Iterator[Any]:
         """Yield what any of them sends."""
-        return merge([_bind(self.receive, facts) for facts in self._facts])
+        return merge([functools.partial(self.receive, facts) for facts in self._facts])
 
     def receive(self, facts: Any) -> Iterator[Any]:
         """Yield batches of one server, which has said ``facts``."""
@@ -52,16 +52,11 @@ class ServedTransport(Transport):
             child.stop(2.0)
 
 
-def ready_batch(nbytes: int) -> Any:
-    """Return the batch that everybody sends."""
-    return np.arange(nbytes, dtype=np.uint8)
-
-
 def look_at(batch: Any, nbytes: int) -> int:
     """Check length, first and last byte, and touch every page: what is mapped but never read costs nothing.
 
     Raises:
-        ValueError: It is not the `ready_batch`.
+        ValueError: It is not that of `ready_batches`.
     """
     if len(batch) != nbytes or int(batch[0]) != 0 or int(batch[-1]) != (nbytes - 1) % 256 or batch[::_PAGE_BYTES].any():
         raise ValueError(f"a batch of {len(batch)} bytes is not the one of {nbytes} that was sent")
@@ -83,7 +78,3 @@ def merge(sources: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
         threading.Thread(target=run, args=(source,), daemon=True).start()
     while True:
         yield ready.get()
-
-
-def _bind(receive: Callable[[Any], Iterator[Any]], facts: Any) -> Callable[[], Iterator[Any]]:
-    return lambda: receive(facts)

@@ -8,46 +8,17 @@ from typing import Any
 
 import harness
 import ready_batches
-import served
+import ready_feeds
 
-from transports import Transport, ready_batch
+from transports import Transport
 
 
-class Hetero(Transport):
+class Hetero(Transport, ready_feeds.Hetero):
     """Endpoints of a real pool, a real reader: framing, checksums, order, window."""
 
-    def start(self) -> None:
-        """Start the endpoints."""
-        self._feed = served.ReadyFeed(self.config["num_endpoints"])
 
-    def batches(self) -> Iterator[Any]:
-        """Yield in order."""
-        return self._feed.read(ready_batches.ready_batches(self.config["nbytes"]))
-
-    def stop(self) -> None:
-        """End the endpoints."""
-        self._feed.stop()
-
-
-class TorchWorkers(Transport):
+class TorchWorkers(Transport, ready_feeds.TorchWorkers):
     """``torch.utils.data.DataLoader``: a process per endpoint, shared memory."""
-
-    def start(self) -> None:
-        """Make the loader; its processes start with the first batch."""
-        import torch.utils.data
-
-        data: Any = ready_batches.ReadyBatches(self.config["nbytes"])
-        self._loader: Any = torch.utils.data.DataLoader(
-            data, batch_size=None, num_workers=self.config["num_endpoints"], multiprocessing_context="fork"
-        )
-
-    def batches(self) -> Iterator[Any]:
-        """Yield tensors over shared memory."""
-        yield from self._loader
-
-    def stop(self) -> None:
-        """End the processes."""
-        del self._loader
 
 
 class TfDataService(Transport):
@@ -68,7 +39,7 @@ class TfDataService(Transport):
         """Yield arrays over the received memory."""
         import tensorflow as tf
 
-        dataset = tf.data.Dataset.from_tensors(tf.constant(ready_batch(self.config["nbytes"]))).repeat()
+        dataset = tf.data.Dataset.from_tensors(tf.constant(ready_batches.ready_batch(self.config["nbytes"]))).repeat()
         dataset = dataset.apply(
             tf.data.experimental.service.distribute(
                 processing_mode="parallel_epochs", service=f"grpc://{self._address}", compression=None

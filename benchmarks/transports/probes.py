@@ -13,8 +13,9 @@ from typing import Any
 
 import messages
 import numpy as np
+import ready_batches
 
-from transports import ServedTransport, ready_batch
+from transports import ServedTransport
 
 import grpc  # isort: skip
 
@@ -77,7 +78,7 @@ class GrpcProtobuf(ServedTransport):
 @contextlib.contextmanager
 def serve_tcp(config: Mapping[str, Any]) -> Iterator[Any]:
     """Send to one connection."""
-    batch = ready_batch(config["nbytes"])
+    batch = ready_batches.ready_batch(config["nbytes"])
     prefix = struct.pack("<Q", len(batch))
 
     def run() -> None:
@@ -94,14 +95,14 @@ def serve_tcp(config: Mapping[str, Any]) -> Iterator[Any]:
 
 def serve_grpc_raw(config: Mapping[str, Any]) -> Any:
     """Stream frames that are there already."""
-    batch = ready_batch(config["nbytes"]).tobytes()
+    batch = ready_batches.ready_batch(config["nbytes"]).tobytes()
     frames = [batch[begin : begin + FRAME_BYTES] for begin in range(0, len(batch), FRAME_BYTES)]
     return _serve_stream(lambda: itertools.cycle(frames), None)
 
 
 def serve_grpc_protobuf(config: Mapping[str, Any]) -> Any:
     """Stream messages, each made anew."""
-    batch = ready_batch(config["nbytes"])
+    batch = ready_batches.ready_batch(config["nbytes"])
     batch_class = messages.batch_class()
 
     def read() -> Iterator[Any]:

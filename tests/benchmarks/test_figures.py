@@ -123,12 +123,12 @@ def test_interference_compares_step_times_and_says_who_was_too_slow(load: Load) 
     config = {"rate_mb_s": 100}
     rows = [make_row(load, "cached", "g", 100, config, step_time_s=0.040, loop_time_s=0.041)]
     rows += [make_row(load, "hetero", "g", 99, config, step_time_s=0.042, loop_time_s=0.043)]
-    rows += [make_row(load, "torch-worker", "g", 90, config, step_time_s=0.041, loop_time_s=0.050)]
+    rows += [make_row(load, "torch", "g", 90, config, step_time_s=0.041, loop_time_s=0.050)]
     alone, _, figure, loop, slow = load("bench_interference").figures(rows)
     assert alone.endswith("1.050")
     assert "1.024, at most 1 wanted: **MISSED**" in figure
     assert loop.endswith("0.860")
-    assert slow == "- torch-worker delivered 90% of the rate: not the same bytes"
+    assert slow == "- torch delivered 90% of the rate: not the same bytes"
 
 
 def test_memory_bound_is_the_window_and_64_mb(load: Load) -> None:
@@ -187,7 +187,7 @@ def test_plots_draw_every_kind_of_result(load: Load, tmp_path: Path) -> None:
     for name, config in configs.items():
         rows = [
             make_row(load, competitor, "g", 10, config, share=0.9, step_time_s=0.04)
-            for competitor in ("hetero", "torch", "cached", "torch-worker")
+            for competitor in ("hetero", "torch", "cached")
         ]
         content = load("harness.results")
         protocol = load("harness.comparison").Protocol(runs=1, seconds=1.0)

@@ -1,0 +1,85 @@
+"""Ready-made batches from endpoints of a real pool or from torch's loader processes; mixed into what a benchmark does.
+
+Their configuration: ``num_endpoints``, processes, and ``nbytes`` of a batch, unless the benchmark says what to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import harness
+import numpy as np
+import ready_batches
+import served
+from harness import Competitor
+
+from hetero.batches.request import BatchRequest
+from hetero.dataplane.reader import Reader
+from hetero.datasets import DatasetSpec, get_factory
+
+
+class Feed(Competitor):
+    """What both have."""
+
+    pin_memory = False
+    """Deliver into pinned memory."""
+
+    def spec(self) -> DatasetSpec:
+        """Return the data set, one of `ready_batches`, whose every sample is a batch."""
+        return ready_batches.ready_batches(self.config["nbytes"])
+
+    def local(self) -> Any:
+        """Build the data set here."""
+        spec = self.spec()
+        return get_factory(spec.name).function(**spec.arguments)
+
+
+class Hetero(Feed):
+    """Endpoints of a real pool, a real reader: framing, checksums, order, window."""
+
+    def start(self) -> None:
+        """Start the endpoints."""
+        self._exits = contextlib.ExitStack()
+        options = {"script": served.READY_SCRIPT, "num_endpoints": self.config["num_endpoints"]}
+        pool = self._exits.enter_context(harness.server("endpoints", options))
+        self._fleet = self._exits.enter_context(served.fleet(pool.ask()))
+
+    def batches(self) -> Iterator[Any]:
+        """Yield in order."""
+        spec = self.spec()
+        requests = (
+            BatchRequest(spec=spec, indices=np.array([step]), seed=0, epoch=0, position=step, collate=False, step=step)
+            for step in itertools.count()
+        )
+        reader = Reader(self._fleet, requests, prefetch_factor=served.PREFETCH_FACTOR, allocate=self._allocate())
+        return self._exits.enter_context(reader)
+
+    def stop(self) -> None:
+        """End reader, fleet and endpoints."""
+        self._exits.close()
+
+    def _allocate(self) -> Any:
+        if not self.pin_memory:
+            return None
+        from hetero.torch import remote
+
+        return remote._allocate_pinned
+
+
+class TorchWorkers(Feed):
+    """``torch.utils.data.DataLoader``: a process per endpoint, forked, shared memory."""
+
+    def batches(self) -> Iterator[Any]:
+        """Yield tensors over shared memory."""
+        import torch.utils.data
+
+        yield from torch.utils.data.DataLoader(
+            self.local(),
+            batch_size=None,
+            num_workers=self.config["num_endpoints"],
+            multiprocessing_context="fork",
+            pin_memory=self.pin_memory,
+        )
