@@ -15,7 +15,6 @@ them on cores of their own compression pays up to a higher bandwidth (``--endpoi
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,8 @@ import harness
 import limited_link
 import served
 from harness import Column, Competitor, Trial
+
+from hetero.wire.compression import COMPRESSIONS, is_installed, package_of
 
 SCRIPT = str(Path(__file__).with_name("compressible.py"))
 KINDS = ("photos", "tokens")
@@ -104,7 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--endpoints", type=int, default=1, help="(%(default)s)")
     args = parser.parse_args(argv)
     plan = harness.plan("compression", parser, args)
-    reason = limited_link.why_not() or why_no_compression()
+    codecs = args.only or CODECS
+    reason = limited_link.why_not() or why_no_codec(codecs)
     if reason and not args.estimate:
         harness.say(f"compression: skipped: {reason}")
         return 0
@@ -112,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trials = make_trials(
         plan.choose(args.kinds, full=KINDS, short=KINDS[:1]),
         plan.choose(args.rates, full=RATES_MB_S, short=SHORT_RATES_MB_S),
-        args.only or CODECS,
+        codecs,
         args.endpoints,
     )
     if not args.estimate:
@@ -123,12 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def why_no_compression() -> str:
-    """Return why the loader cannot compress; empty if it can."""
-    from hetero.torch import DataLoader
-
-    has = "compression" in inspect.signature(DataLoader.__init__).parameters
-    return "" if has else "this version's DataLoader has no compression"
+def why_no_codec(codecs: Sequence[str]) -> str:
+    """Return which packages of these codecs are missing; empty if none is."""
+    missing = [package_of(codec) for codec in codecs if codec in COMPRESSIONS and not is_installed(codec)]
+    return f"needs {', '.join(missing)}; install hetero[compression]" if missing else ""
 
 
 def make_trials(

@@ -10,7 +10,6 @@ from pipelines import load
 
 import hetero
 
-KINDS = ("photos", "tokens")
 _NUM_BATCHES = 8
 _TEXTS = 512
 """Of a batch of tokens: 2 MB instead of a quarter."""

@@ -21,7 +21,7 @@ from peers import NUM_PROCESSES, PipelineCompetitor, endpoint_script
 class LocalSession(served.Session):
     """A session whose endpoints this process starts itself, as a launcher would, with a token."""
 
-    def __init__(self, script: str, script_args: tuple[str, ...], num_endpoints: int) -> None:
+    def __init__(self, pipeline: str) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self.token = Token.generate()
@@ -30,9 +30,9 @@ class LocalSession(served.Session):
         self.pool = EndpointPool(
             PoolOptions(
                 host="algo-1",
-                script=script,
-                script_args=script_args,
-                num_endpoints=num_endpoints,
+                script=endpoint_script.__file__,
+                script_args=(pipeline,),
+                num_endpoints=NUM_PROCESSES,
                 address="127.0.0.1",
                 job_id=self.job_id,
                 token_path=token_path,
@@ -65,7 +65,7 @@ class FirstComeWindow(Window):
 
 
 class HeteroEndpoints(PipelineCompetitor):
-    """``order``: ``first-come`` is what no user gets; ``endpoints``: how many; ``window``: batches per endpoint."""
+    """``order``: ``first-come`` is what no user gets."""
 
     def start(self) -> None:
         """Start the pool and make the loader; the pool becomes ready meanwhile."""
@@ -73,7 +73,7 @@ class HeteroEndpoints(PipelineCompetitor):
             reader.Window = FirstComeWindow  # type: ignore[attr-defined]
         begin_s = time.perf_counter()
         name = self.pipeline.name
-        self._session = LocalSession(endpoint_script.__file__, (name,), self.config.get("endpoints", NUM_PROCESSES))
+        self._session = LocalSession(name)
         self._session.start()
         assert self._session.pool.wait_ready(120.0), "the endpoints are not ready after two minutes"
         self._ready_s = time.perf_counter() - begin_s
@@ -81,7 +81,6 @@ class HeteroEndpoints(PipelineCompetitor):
             endpoint_script.register(name)(length=self.length, root=self.root),
             batch_size=self.pipeline.batch_size,
             shuffle=True,
-            prefetch_factor=self.config.get("window"),
         )
 
     def epoch(self) -> Iterator[Any]:

@@ -167,6 +167,13 @@ def test_compression_gains_are_by_bandwidth(load: Load) -> None:
     assert compression.gains_by_rate(rows, "tokens", "lz4") == {}
 
 
+def test_compression_says_which_packages_are_missing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    compression = load("bench_compression")
+    monkeypatch.setattr(compression, "is_installed", lambda name: name != "zstd")
+    assert compression.why_no_codec(compression.CODECS) == "needs zstandard; install hetero[compression]"
+    assert compression.why_no_codec(["none", "lz4"]) == ""
+
+
 def test_gpu_feed_without_a_gpu_says_so(load: Load) -> None:
     config = {"batch_size": 16, "size": 96, "num_endpoints": 1}
     facts = {"device": "CPU", "model": "a small residual network"}
