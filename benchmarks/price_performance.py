@@ -20,30 +20,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime as dt
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from harness import HERE, RESULTS, environment, save, say
 
 from hetero.errors import ConfigError
 from hetero.launch.simulate import parse_group
 from hetero.pricing import Catalogue, cost
 from hetero.report import load_report
 from hetero.report.markdown import PricePerformance, price_performance_table
-from hetero.version import __version__
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 WARMUP_CYCLES = 2
 
 
@@ -120,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile = load_profile(args.profile)
     configurations = (profile.baseline, *profile.candidates)
     say(f"{profile.title}\n{describe_calibration(profile)}")
+    facts = environment()
     found: dict[str, list[Any]] = {configuration.name: [] for configuration in configurations}
     for run_index in range(args.runs):
         for configuration in configurations:
@@ -128,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = [summarise(configuration, found[configuration.name]) for configuration in configurations]
     text = render(profile, outcomes)
     print(text)
-    write_result(args.profile, profile, outcomes, text, args.results)
+    write_result(args.results / f"price_performance-{Path(args.profile).stem}", profile, outcomes, text, facts)
     return 0
 
 
@@ -316,11 +311,10 @@ def predicted_s(profile: Profile, configuration: Configuration) -> float:
     )
 
 
-def write_result(name: str, profile: Profile, outcomes: Sequence[Outcome], text: str, folder: Path) -> None:
-    """Keep the result with everything that it depends on."""
-    commit = subprocess.run(
-        ["git", "-C", str(HERE), "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
-    ).stdout.strip()
+def write_result(
+    path: Path, profile: Profile, outcomes: Sequence[Outcome], text: str, facts: Mapping[str, Any]
+) -> None:
+    """Keep the result with everything that it depends on; ``path`` has no ending."""
     content = {
         "profile": dataclasses.asdict(profile),
         "outcomes": [
@@ -328,21 +322,10 @@ def write_result(name: str, profile: Profile, outcomes: Sequence[Outcome], text:
             for outcome in outcomes
         ],
         "basis": "simulated",
-        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
-        "commit": commit,
-        "hardware": {"cpus": os.cpu_count(), "machine": platform.machine()},
-        "versions": {"hetero": __version__, "python": platform.python_version()},
+        **facts,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"price_performance-{Path(name).stem}"
-    (folder / f"{stem}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (folder / f"{stem}.md").write_text(text, encoding="utf-8")
-    say(f"result: {folder / stem}.json")
-
-
-def say(text: str) -> None:
-    """Print progress."""
-    print(text, file=sys.stderr, flush=True)
+    save(path, content, text)
+    say(f"result: {path}.json")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from harness.comparison import compare, estimate_s
 from harness.options import Plan, parser, plan
 from harness.processes import HERE, Child, ProcessFailedError, say, server
-from harness.results import RESULTS, environment
+from harness.results import RESULTS, environment, save
 from harness.tables import Column, columns, grouped, ratio, report, table, target
 from harness.trainer import dispatch, found_in
 from harness.trials import Competitor, Row, Run, Trial
@@ -57,6 +57,7 @@ __all__ = [
     "report",
     "resident_bytes",
     "resident_bytes_of",
+    "save",
     "say",
     "server",
     "table",

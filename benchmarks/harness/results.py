@@ -92,8 +92,6 @@ def write(
         about: What else the file says: scope, command line, duration.
     """
     content = {**about, **facts, "rows": [row_content(row, protocol) for row in rows]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path.with_name(path.name + ".json"), json.dumps(content, indent=1) + "\n")
     versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
     hardware = facts["hardware"]
     footer = (
@@ -103,11 +101,13 @@ def write(
         f"{'new processes in every round' if protocol.fresh else 'processes kept through the rounds'} unless said. "
         "Spread is (highest - lowest) / median over the runs."
     )
-    _replace(path.with_name(path.name + ".md"), f"{text.rstrip()}\n\n{footer}\n")
+    save(path, content, f"{text.rstrip()}\n\n{footer}\n")
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+def save(path: Path, content: Mapping[str, Any], text: str) -> None:
+    """Write ``PATH.json`` and ``PATH.md``, each as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for ending, whole in ((".json", json.dumps(content, indent=1) + "\n"), (".md", text)):
+        draft = path.with_name(f"{path.name}{ending}.draft")
+        draft.write_text(whole, encoding="utf-8")
+        draft.replace(path.with_name(path.name + ending))
