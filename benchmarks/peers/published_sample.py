@@ -9,8 +9,8 @@ convention, so pipelines whose shapes vary cannot be run this way.
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import messages
@@ -22,11 +22,7 @@ from pipelines import load
 from peers import LENGTH_BATCHES, NUM_PROCESSES, PipelineCompetitor
 from peers.local_torch import limit_threads
 
-import grpc  # isort: skip
-
-_METHOD = "/sample.Feed/GetBatches"
 _QUEUE_BATCHES = 8
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
 class PublishedSample(PipelineCompetitor):
@@ -47,20 +43,19 @@ class PublishedSample(PipelineCompetitor):
             target=serve, args=(self.pipeline.name, self.root, self.pipeline.batch_size, port)
         )
         self._server.start()
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port.get(timeout=120)}", options=_OPTIONS)
+        self._port = port.get(timeout=120)
 
     def epoch(self) -> Iterator[Any]:
         """Yield what the server streams."""
-        stream = self._channel.unary_stream(_METHOD, None, messages.batch_class().FromString)(b"", wait_for_ready=True)
-        for message in stream:
-            yield [
-                torch.from_numpy(np.frombuffer(data, dtype).reshape(-1, *shape).copy())
-                for data, (shape, dtype) in zip(message.leaves, self._convention, strict=True)
-            ]
+        with messages.read(self._port, messages.batch_class().FromString) as stream:
+            for message in stream:
+                yield [
+                    torch.from_numpy(np.frombuffer(data, dtype).reshape(-1, *shape).copy())
+                    for data, (shape, dtype) in zip(message.leaves, self._convention, strict=True)
+                ]
 
     def stop(self) -> None:
         """End the server."""
-        self._channel.close()
         self._server.terminate()
         self._server.join(5.0)
 
@@ -87,14 +82,10 @@ def serve(name: str, root: str, batch_size: int, port: Any) -> None:
     context.Process(target=fill, args=(name, root, batch_size, queue)).start()
     batch_class = messages.batch_class()
 
-    def get_batches(_request: bytes, _context: grpc.ServicerContext) -> Iterator[Any]:
+    def batches() -> Iterator[Any]:
         while True:
             yield batch_class(leaves=queue.get())
 
-    handler = grpc.unary_stream_rpc_method_handler(get_batches, None, batch_class.SerializeToString)
-    server = grpc.server(ThreadPoolExecutor(2), options=_OPTIONS)
-    service, method = _METHOD.strip("/").split("/")
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-    port.put(server.add_insecure_port("127.0.0.1:0"))
-    server.start()
-    server.wait_for_termination()
+    with messages.serve(batches, batch_class.SerializeToString) as facts:
+        port.put(facts["port"])
+        threading.Event().wait()

@@ -7,8 +7,7 @@ import itertools
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import messages
@@ -17,10 +16,7 @@ import ready_batches
 
 from transports import ServedTransport
 
-import grpc  # isort: skip
-
 FRAME_BYTES = 2 * 2**20
-_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 class RawTcp(ServedTransport):
@@ -52,9 +48,8 @@ class GrpcRaw(ServedTransport):
         nbytes = self.config["nbytes"]
         buffer = np.empty(nbytes, np.uint8)
         view, filled = buffer.data, 0
-        options = [*_UNLIMITED, ("SingleThreadedUnaryStream", 1)]
-        with grpc.insecure_channel(f"127.0.0.1:{facts['port']}", options=options) as channel:
-            for frame in channel.unary_stream("/probe/Read", None, None)(b""):
+        with messages.read(facts["port"], None, ("SingleThreadedUnaryStream", 1)) as frames:
+            for frame in frames:
                 view[filled : filled + len(frame)] = frame
                 filled += len(frame)
                 if filled == nbytes:
@@ -69,9 +64,8 @@ class GrpcProtobuf(ServedTransport):
 
     def receive(self, facts: Any) -> Iterator[Any]:
         """Yield an array over each message's bytes."""
-        parse = messages.batch_class().FromString
-        with grpc.insecure_channel(f"127.0.0.1:{facts['port']}", options=_UNLIMITED) as channel:
-            for message in channel.unary_stream("/probe/Read", None, parse)(b""):
+        with messages.read(facts["port"], messages.batch_class().FromString) as stream:
+            for message in stream:
                 yield np.frombuffer(message.leaves[0], np.uint8)
 
 
@@ -97,7 +91,7 @@ def serve_grpc_raw(config: Mapping[str, Any]) -> Any:
     """Stream frames that are there already."""
     batch = ready_batches.ready_batch(config["nbytes"]).tobytes()
     frames = [batch[begin : begin + FRAME_BYTES] for begin in range(0, len(batch), FRAME_BYTES)]
-    return _serve_stream(lambda: itertools.cycle(frames), None)
+    return messages.serve(lambda: itertools.cycle(frames), None)
 
 
 def serve_grpc_protobuf(config: Mapping[str, Any]) -> Any:
@@ -109,16 +103,4 @@ def serve_grpc_protobuf(config: Mapping[str, Any]) -> Any:
         while True:
             yield batch_class(leaves=[batch.tobytes()])
 
-    return _serve_stream(read, batch_class.SerializeToString)
-
-
-@contextlib.contextmanager
-def _serve_stream(read: Callable[[], Iterator[Any]], serialize: Callable[[Any], bytes] | None) -> Iterator[Any]:
-    handlers = {"Read": grpc.unary_stream_rpc_method_handler(lambda _request, _context: read(), None, serialize)}
-    server = grpc.server(
-        ThreadPoolExecutor(2), handlers=[grpc.method_handlers_generic_handler("probe", handlers)], options=_UNLIMITED
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield {"port": port}
-    server.stop(0)
+    return messages.serve(read, batch_class.SerializeToString)
