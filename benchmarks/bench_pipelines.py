@@ -35,6 +35,7 @@ import sys
 from collections.abc import Sequence
 
 import harness
+import tf_service
 from harness import Row, Trial, found_in
 from pipelines import NAMES
 
@@ -182,5 +183,5 @@ def figures(rows: Sequence[Row]) -> list[str]:
 
 
 if __name__ == "__main__":
-    harness.dispatch(COMPETITORS)
+    harness.dispatch(COMPETITORS, {"tf-data": tf_service.serve})
     sys.exit(main())

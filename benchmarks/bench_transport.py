@@ -29,6 +29,7 @@ from collections.abc import Sequence
 
 import harness
 import served
+import tf_service
 from harness import Trial, found_in
 
 SIZES = (10_000, 1_000_000, 10_000_000, 40_000_000)
@@ -57,8 +58,7 @@ SERVERS = {
     "raw-tcp": found_in("transports.probes", "serve_tcp"),
     "grpc-raw": found_in("transports.probes", "serve_grpc_raw"),
     "grpc-protobuf": found_in("transports.probes", "serve_grpc_protobuf"),
-    "tf-dispatcher": found_in("transports.frameworks", "serve_tf_dispatcher"),
-    "tf-worker": found_in("transports.frameworks", "serve_tf_worker"),
+    "tf-data": tf_service.serve,
 }
 
 

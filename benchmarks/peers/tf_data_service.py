@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import tf_service
 from harness import Competitor
 
 from peers import LENGTH_BATCHES, NUM_PROCESSES, touch
@@ -27,13 +25,10 @@ class TfDataService(Competitor):
         import tensorflow as _  # noqa: F401, ICN001 - a trainer has imported it before
 
         self._make, self._batch_size = PIPELINES[config["pipeline"]]
-        self._processes: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
         """Start dispatcher and workers."""
-        self._address = self._launch("dispatcher")
-        for _ in range(NUM_PROCESSES):
-            self._launch("worker", self._address)
+        self._service = tf_service.Service(NUM_PROCESSES, threads=1)
 
     def batches(self) -> Iterator[Any]:
         """Yield batches, as NumPy arrays over the received memory."""
@@ -44,7 +39,7 @@ class TfDataService(Competitor):
         options.autotune.enabled = False
         dataset = self._make(self.config["root"]).repeat().prefetch(2).with_options(options)
         service = tf.data.experimental.service.distribute(
-            tf.data.experimental.service.ShardingPolicy.OFF, f"grpc://{self._address}"
+            tf.data.experimental.service.ShardingPolicy.OFF, self._service.url
         )
         yield from dataset.apply(service).prefetch(2).as_numpy_iterator()
 
@@ -54,20 +49,7 @@ class TfDataService(Competitor):
 
     def stop(self) -> None:
         """End dispatcher and workers."""
-        for process in self._processes:
-            process.terminate()
-
-    def _launch(self, *arguments: str) -> str:
-        process = subprocess.Popen(
-            [sys.executable, __file__, *arguments],
-            stdout=subprocess.PIPE,
-            stdin=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"},
-        )
-        self._processes.append(process)
-        assert process.stdout is not None
-        return process.stdout.readline().strip()
+        self._service.stop()
 
 
 def make_jpeg(root: str) -> Any:
@@ -115,25 +97,3 @@ def make_tabular(_root: str) -> Any:
 
 
 PIPELINES: Mapping[str, tuple[Callable[[str], Any], int]] = {"jpeg": (make_jpeg, 64), "tabular": (make_tabular, 1024)}
-
-
-def _serve(role: str, dispatcher: str = "") -> None:
-    """Be a server until the parent is gone."""
-    import tensorflow as tf
-
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    service = tf.data.experimental.service
-    server: Any
-    if role == "dispatcher":
-        server = service.DispatchServer()
-        print(server.target.removeprefix("grpc://"), flush=True)
-    else:
-        server = service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher))
-        print("ready", flush=True)
-    sys.stdin.read()
-    del server
-
-
-if __name__ == "__main__":
-    _serve(*sys.argv[1:])
