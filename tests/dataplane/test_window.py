@@ -81,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 @pytest.fixture
 def read(calls: Calls, tools: Any) -> Iterator[Callable[..., Reader]]:
     """Return a function that opens a reader of so many batches, for which four endpoints are ready."""
-    fleets: list[Fleet] = []
+    opened: list[tuple[Fleet, Reader]] = []  # a reader that is dropped would wait for the calls of its lanes
     records = [
         EndpointRecord(endpoint_id=f"algo-{n}/0", host=f"algo-{n}", address="127.0.0.1:9", incarnation="a")
         for n in range(1, 5)
@@ -89,14 +89,15 @@ def read(calls: Calls, tools: Any) -> Iterator[Callable[..., Reader]]:
 
     def read(num_batches: int, **options: Any) -> Reader:
         fleet = Fleet(Directory(records), None, job_id="x")
-        fleets.append(fleet)
+
         wanted = tools.requests(tools.spec(), num_batches=num_batches)
         fleet.describe(wanted[0].spec)
         tools.wait_for(lambda: len(fleet._used) == 4 and all(each.serves(wanted[0].spec) for each in fleet._used))
-        return Reader(fleet, iter(wanted), **options)
+        opened.append((fleet, Reader(fleet, iter(wanted), **options)))
+        return opened[-1][1]
 
     yield read
-    for fleet in fleets:
+    for fleet, _ in opened:
         threading.Thread(target=fleet.close, daemon=True).start()  # blocks until the calls have ended
         tools.wait_for(lambda fleet=fleet: fleet._is_closed)
 
