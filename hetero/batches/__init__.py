@@ -4,6 +4,8 @@
     build.py      a data set built from its spec, ready to be fetched from
     request.py    everything that a batch depends on
     fetch.py      the pure function, and what a data set looks like on this host
+    samples.py    its samples: one by one, or together
+    skips.py      samples that raise, and those that stand in for them
     purity.py     bit-exact comparison and digest of nested batches
     imported.py   modules that only the user's code imports
     failures.py   the user's exceptions as records that can travel

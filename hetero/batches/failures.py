@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from hetero.errors import DatasetError, SampleFailure
 
-__all__ = ["MAX_TRACEBACK_BYTES", "dataset_error"]
+__all__ = [
+    "MAX_EXCEPTION_CHARS",
+    "MAX_INDEX_CHARS",
+    "MAX_TRACEBACK_BYTES",
+    "dataset_error",
+    "exception_line",
+    "index_text",
+    "with_note",
+]
 
 MAX_TRACEBACK_BYTES = 16 * 1024
 """Bound on a failure's traceback; the middle of a longer one is left out."""
+MAX_INDEX_CHARS = 64
+"""Of an index in a list."""
+MAX_EXCEPTION_CHARS = 160
+"""Of an exception in a list."""
 
 _MAX_EXCEPTION_BYTES = 2 * 1024
 _HERE = f"{Path(__file__).parent}{os.sep}"
@@ -52,6 +66,25 @@ def dataset_error(
     return DatasetError(record)
 
 
+def with_note(error: DatasetError, note: str) -> DatasetError:
+    """Return an error of `dataset_error` with something appended to the exception's text."""
+    record = cast("SampleFailure", error.record)
+    return DatasetError(dataclasses.replace(record, exception=record.exception + note))
+
+
+def exception_line(error: BaseException) -> str:
+    """Return the first line of an exception, its type included: printable, at most 160 characters."""
+    lines = "".join(traceback.format_exception_only(type(error), error)).splitlines()
+    # A SyntaxError begins with the place and the code, indented.
+    line = next((line for line in lines if line and not line[0].isspace()), type(error).__name__)
+    return _short(line.rstrip(), MAX_EXCEPTION_CHARS)
+
+
+def index_text(index: object) -> str:
+    """Return an index as it is listed: printable, at most 64 characters."""
+    return _short(repr(index), MAX_INDEX_CHARS)
+
+
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the first frame outside this package on; all of it if there is none."""
     frame = trace
@@ -60,9 +93,20 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace if frame is None else frame
 
 
+def _escaped(text: str, keep: str = "") -> str:
+    """Escape control characters and lone surrogates."""
+    return "".join(char if char in keep or char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _short(text: str, limit: int) -> str:
+    """Return printable text of one line, its end left out if it is too long."""
+    escaped = _escaped(text[: limit + 1])
+    return escaped if len(escaped) <= limit else f"{escaped[: limit - 3]}..."
+
+
 def _printable(text: str, limit: int) -> str:
     """Escape control characters and lone surrogates, and cut the middle out of a long text."""
-    escaped = "".join(char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in text)
+    escaped = _escaped(text, keep="\n\t")
     encoded = escaped.encode()
     if len(encoded) <= limit:
         return escaped

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from importlib import import_module
-from itertools import repeat
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,9 +20,11 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
 from hetero.batches.purity import IMPURITY_ADVICE, compare, freeze, outline, sketch
-from hetero.batches.request import BatchRequest, Indices, as_indices
-from hetero.batches.seeds import batch_key, preserved_generators, sample_keys, seed_generators
-from hetero.datasets import DatasetSpec, Index
+from hetero.batches.request import BatchRequest, Indices, as_indices, plain_indices
+from hetero.batches.samples import Cancelled, compute_samples
+from hetero.batches.seeds import batch_key, preserved_generators, seed_generators
+from hetero.batches.skips import FailedSamples, Skips
+from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
 
 __all__ = ["BatchRequest", "BuiltDataset", "Cancelled", "Description", "Indices", "as_indices", "describe", "fetch"]
@@ -31,14 +32,8 @@ __all__ = ["BatchRequest", "BuiltDataset", "Cancelled", "Description", "Indices"
 logger = logging.getLogger(__name__)
 
 _NUM_PROBES = 8
-_MAX_POLLS = 64
-"""How often ``cancelled()`` is asked at most in a batch with one seed: 1,024 times took 2 % of one of table rows."""
 
 _T = TypeVar("_T")
-
-
-class Cancelled(Exception):
-    """`fetch` stopped between two samples because ``cancelled()`` was true."""
 
 
 def fetch(
@@ -47,6 +42,7 @@ def fetch(
     *,
     host: str = "local",
     cancelled: Callable[[], bool] | None = None,
+    on_skips: Callable[[Skips], object] | None = None,
 ) -> Any:
     """Compute one batch: the same in every process for the same request.
 
@@ -58,7 +54,9 @@ def fetch(
         request: What to compute.
         host: Named in errors.
         cancelled: Polled before every sample. With one seed for the batch at most 64 times, at equal distances;
-            with ``__getitems__`` once, before it.
+            with ``__getitems__`` once, before it, unless that raises and samples may be skipped.
+        on_skips: Given the samples that others stand in for, if there are any and the request allows it; once, when the
+            batch is there.
 
     Returns:
         What ``collate_fn`` returned; ``default_collate`` where the user gave none. Without
@@ -72,20 +70,22 @@ def fetch(
     """
     collate = built.collate_fn or _default_function(collate=request.collate)  # first: it may import torch
 
-    def compute() -> tuple[Sequence[Any], Any]:
-        samples = _compute_samples(built, request, host, cancelled)
-        return samples, _collate(built, collate, samples, request, host)
+    def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
+        failed = _failed_samples(built, request, host)
+        samples = compute_samples(built, request, host, cancelled, failed)
+        return samples, _collate(built, collate, samples, request, host), failed
 
-    samples, batch = _with_torch_seeded(compute)
+    samples, batch, failed = _with_torch_seeded(compute)
     if not request.verify:
-        return batch
+        return _told(batch, failed, on_skips)
     # Frozen before the second time, which may reuse the memory of the first.
     first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
-    samples, again = compute()
+    samples, again, failed_again = compute()
+    _check_same_failed(built, request, host, failed, failed_again)
     difference = compare(first, again)
     if difference is None:
-        return batch
-    pairs = zip(_plain(request.indices), first_samples, samples, strict=True) if first_samples else ()
+        return _told(batch, failed, on_skips)
+    pairs = zip(plain_indices(request.indices), first_samples, samples, strict=True) if first_samples else ()
     differing = [index for index, one, other in pairs if compare(one, other)]
     raise dataset_error(
         f"computed twice, {difference}. {IMPURITY_ADVICE}",
@@ -131,17 +131,6 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     return Description(num_samples=num_samples, fingerprint=fingerprint, environment=_environment())
 
 
-def _compute_samples(
-    built: BuiltDataset, request: BatchRequest, host: str, cancelled: Callable[[], bool] | None
-) -> Sequence[Any]:
-    """Return the samples in order."""
-    indices = _plain(request.indices)
-    _check_range(built, request.indices, indices, host)
-    compute = _compute_together if built.seeding == "batch" else _compute_each
-    with built.worker_info():
-        return compute(built, request, indices, host, cancelled)
-
-
 def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
     """Return what ``compute`` does; do it again if it imported torch, which was then neither seeded nor informed."""
     had_torch = "torch" in sys.modules
@@ -149,78 +138,34 @@ def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
     return result if had_torch or "torch" not in sys.modules else compute()
 
 
-def _compute_each(
-    built: BuiltDataset,
-    request: BatchRequest,
-    indices: Sequence[Index],
-    host: str,
-    cancelled: Callable[[], bool] | None,
-) -> Sequence[Any]:
-    """Seed for every sample."""
-    dataset, seed = built.dataset, built.seed
-    key_of = sample_keys(request.seed, request.epoch)
-    occurrences = repeat(0, len(indices)) if request.occurrences is None else request.occurrences.tolist()
-    samples = []
-    for index, occurrence in zip(indices, occurrences, strict=True):
-        if cancelled is not None and cancelled():
-            raise Cancelled
-        key = key_of(index, occurrence)
-        try:
-            seed(key)
-            samples.append(dataset[index])
-        except Exception as exc:
-            raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
-    return samples
+def _failed_samples(built: BuiltDataset, request: BatchRequest, host: str) -> FailedSamples | None:
+    """Return the record of samples that raise; None where one that does fails the batch."""
+    if request.on_sample_error == "raise":
+        return None
+    return FailedSamples(plain_indices(request.indices), dataset=built.name, host=host, epoch=request.epoch)
 
 
-def _compute_together(
-    built: BuiltDataset,
-    request: BatchRequest,
-    indices: Sequence[Index],
-    host: str,
-    cancelled: Callable[[], bool] | None,
-) -> Sequence[Any]:
-    """Seed once, and use the data set's ``__getitems__`` if it has one."""
-    key = batch_key(request.seed, request.epoch, request.position, request.indices)
-    if cancelled is not None and cancelled():
-        raise Cancelled
-    samples: list[Any] | None = None
-    try:
-        built.seed(key)
-        dataset, inner_indices = _unwrap_subset(built.dataset, indices)
-        if request.collate and hasattr(dataset, "__getitems__"):
-            together: Sequence[Any] = dataset.__getitems__(inner_indices)
-            # Some return a batch already, with a collate_fn that passes it on: only a list can be counted.
-            if isinstance(together, list | tuple) and len(together) != len(indices):
-                raise ValueError(f"__getitems__ returned {len(together)} samples for {len(indices)} indices")
-            return together
-        samples = []
-        stride = max(1, -(-len(indices) // _MAX_POLLS))
-        for begin in range(0, len(indices), stride):
-            if begin and cancelled is not None and cancelled():
-                raise Cancelled
-            for inner_index in inner_indices[begin : begin + stride]:
-                samples.append(dataset[inner_index])
-    except Cancelled:
-        raise
-    except Exception as exc:
-        raising = "" if samples is None else indices[len(samples)]  # one of __getitems__ is not known
-        raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=raising) from exc
-    return samples
+def _told(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips], object] | None) -> _T:
+    """Return the batch after telling what was skipped in it."""
+    if failed and on_skips is not None:
+        on_skips(failed.skips())
+    return batch
 
 
-def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[Any]]:
-    """Return what a chain of torch's ``Subset`` wraps, and the indices into that.
-
-    ``Subset`` always has ``__getitems__``, whether or not the data set inside has; only a look
-    inside tells whether samples can be computed one by one, cancelled and named in errors.
-    """
-    torch_data = imported("torch.utils.data")
-    inner: list[Any] = list(indices)
-    while torch_data is not None and type(dataset) is torch_data.Subset:
-        inner = [dataset.indices[index] for index in inner]
-        dataset = dataset.dataset
-    return dataset, inner
+def _check_same_failed(
+    built: BuiltDataset, request: BatchRequest, host: str, failed: FailedSamples | None, again: FailedSamples | None
+) -> None:
+    """Raise if a sample raised only one of two times: what stands in for it would be a matter of chance."""
+    if failed is None or again is None or failed.positions == again.positions:
+        return
+    index = plain_indices(request.indices)[min({*failed.positions} ^ {*again.positions})]
+    raise dataset_error(
+        f"computed twice, sample {index!r} raised only once. {IMPURITY_ADVICE}",
+        dataset=built.name,
+        host=host,
+        stage="purity",
+        sample_index=index,
+    )
 
 
 def _collate(
@@ -254,37 +199,13 @@ def _default_function(*, collate: bool) -> Callable[[Any], Any]:
     return cast("Callable[[Any], Any]", torch_data.default_collate if collate else torch_data.default_convert)
 
 
-def _check_range(built: BuiltDataset, indices: Indices, plain: Sequence[Index], host: str) -> None:
-    """Raise for the first integer outside of the data set; keys of other types pass."""
-    try:
-        num_samples = built.num_samples
-    except Exception as exc:
-        raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
-    if num_samples is None:
-        return
-    is_array = isinstance(indices, np.ndarray)
-    integers = cast("list[int]", plain) if is_array else [index for index in plain if isinstance(index, int)]
-    # Not NumPy's reductions, though they take 4 us in a loop: between two batches their code has left the caches
-    # and they take 50 to 90.
-    if integers and not (min(integers) >= 0 and max(integers) < num_samples):
-        wrong = next(index for index in integers if not 0 <= index < num_samples)
-        raise dataset_error(
-            f"IndexError: index {wrong} is out of range: the data set has {num_samples} samples, "
-            f"expected 0 <= index < {num_samples}",
-            dataset=built.name,
-            host=host,
-            stage="sample",
-            sample_index=wrong,
-        )
-
-
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
     """Return types and shapes of the first sample and of the first one that differs."""
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]
     other = next((position for position, text in enumerate(outlines) if text != outlines[0]), None)
-    indices = _plain(request.indices)
+    indices = plain_indices(request.indices)
     note = f" (sample {indices[0]!r} is {outlines[0]}"
     return note + (")" if other is None else f"; sample {indices[other]!r} is {outlines[other]})")
 
@@ -298,7 +219,7 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
         {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else ()
     ):
         request = BatchRequest(spec=spec, indices=np.array([probe]), seed=0, epoch=0, position=0)
-        compute = partial(_compute_samples, built, request, host, None)  # a list, or what __getitems__ returns
+        compute = partial(compute_samples, built, request, host, None)  # a list, or what __getitems__ returns
         try:
             first = _with_torch_seeded(compute)
             mark, frozen = sketch(first), freeze(first)  # now: the second time may reuse the first one's memory
@@ -327,8 +248,3 @@ def _environment() -> dict[str, str]:
         facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         facts["torch_threads"] = str(torch.get_num_threads())
     return facts
-
-
-def _plain(indices: Indices) -> Sequence[Index]:
-    """Return Python's own integers, which is what samplers hand to data sets."""
-    return indices.tolist() if isinstance(indices, np.ndarray) else indices

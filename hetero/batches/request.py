@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index as to_integer
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,13 @@ import numpy.typing as npt
 from hetero.datasets import DatasetSpec, Index
 from hetero.errors import ConfigError
 
-__all__ = ["BatchRequest", "Indices", "as_indices"]
+__all__ = ["SAMPLE_ERROR_POLICIES", "BatchRequest", "Indices", "SampleErrorPolicy", "as_indices", "plain_indices"]
 
 Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
 """An array where all are integers, which is what 10^9 of them need."""
+SampleErrorPolicy: TypeAlias = Literal["raise", "skip"]
+"""What becomes of a batch with a sample that raises: an error, or `hetero.batches.skips`."""
+SAMPLE_ERROR_POLICIES: tuple[str, ...] = get_args(SampleErrorPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +48,8 @@ class BatchRequest:
     """Of the rank that asks; lower ones are served first. No part of the batch."""
     verify: bool = False
     """Compute twice and compare: the purity check."""
+    on_sample_error: SampleErrorPolicy = "raise"
+    """``"skip"``: another sample of the batch stands in for one that raises."""
     compression: str | None = None
     """Of the payload on its way, see `hetero.wire.compression`; no part of the batch."""
 
@@ -53,6 +58,10 @@ class BatchRequest:
             raise ConfigError(f"{len(self.indices)} indices but {len(self.occurrences)} occurrences; expected as many")
         if not self.collate and len(self.indices) != 1:
             raise ConfigError(f"a request without collation has {len(self.indices)} indices, expected exactly 1")
+        if self.on_sample_error not in SAMPLE_ERROR_POLICIES:
+            raise ConfigError(f"on_sample_error is {self.on_sample_error!r}, expected 'raise' or 'skip'")
+        if self.on_sample_error == "skip" and not self.collate:
+            raise ConfigError("a request without collation has no other sample that could stand in: no 'skip' for it")
 
 
 def as_indices(indices: Iterable[Any]) -> Indices:
@@ -81,6 +90,11 @@ def as_indices(indices: Iterable[Any]) -> Indices:
         return np.array(plain, dtype=np.int64)
     except OverflowError as exc:
         raise ConfigError(f"the sampler yielded an index beyond 64 bits: {exc}") from exc
+
+
+def plain_indices(indices: Indices) -> Sequence[Index]:
+    """Return Python's own integers, which is what samplers hand to data sets."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else indices
 
 
 def _plain_index(index: Any) -> Index:
