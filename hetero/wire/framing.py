@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from hetero.batches.leaves import Leaf, LeafShape
+from hetero.batches.skips import Skips
 from hetero.batches.structure import Tree, UnsupportedBatchError, flatten, unflatten
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.compression import (
@@ -31,6 +32,7 @@ from hetero.wire.compression import (
 from hetero.wire.limits import BLOCK_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import failure_from_proto, failure_to_proto
+from hetero.wire.skips import decode_skips, encode_skips
 from hetero.wire.trees import decode_structure, encode_structure, parse
 
 __all__ = [
@@ -82,6 +84,7 @@ class EncodedBatch:
         num_queued: Requests that wait on this endpoint.
         compute_time_s: What the batch took.
         copy: Whether the batch may change or go before it is sent. Without, its memory is what is sent.
+        skips: The samples that others stand in for.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
@@ -97,6 +100,7 @@ class EncodedBatch:
         num_queued: int = 0,
         compute_time_s: float = 0.0,
         copy: bool = True,
+        skips: Skips | None = None,
     ) -> None:
         tree, leaves = flatten(batch, limits)
         structure = encode_structure(tree, leaves)
@@ -110,7 +114,9 @@ class EncodedBatch:
             self._pieces = [_copy(data) for data in self._pieces]
         self.nbytes: int = sum(map(len, self._pieces))
         """Payload, uncompressed."""
+        skipped = encode_skips(skips)
         hasher = xxhash.xxh3_64(structure)
+        hasher.update(skipped)
         for data in self._pieces:
             hasher.update(data)
         self._header = pb.BatchHeader(
@@ -120,6 +126,7 @@ class EncodedBatch:
             checksum=hasher.intdigest(),
             num_queued=num_queued,
             compute_time_s=compute_time_s,
+            skips=skipped,
         )
 
     def compress(self, name: str) -> None:
@@ -186,6 +193,7 @@ class BatchDecoder:
         allocate: Returns a writable buffer of so many bytes, for one tensor; pinned memory, say. torch does not pin
             other leaves either.
         compression: What was asked for; another one is not accepted.
+        max_skipped: Samples that others may stand in for: 0 if the request does not allow it.
 
     Raises:
         ConfigError: If the package of that compression is not installed here.
@@ -197,10 +205,12 @@ class BatchDecoder:
         *,
         allocate: Callable[[int], memoryview] = _allocate,
         compression: str | None = None,
+        max_skipped: int = 0,
     ) -> None:
         self._limits = limits
         self._allocate = allocate
         self._compression = compression
+        self._max_skipped = max_skipped
         self._codec: Codec | None = None if compression is None else load_codec(compression)
         self._blocks: BlockReader | None = None
         self._has_header = False
@@ -219,6 +229,8 @@ class BatchDecoder:
         """Of the payload, by compression."""
         self.lacks_compression = False
         """Whether the endpoint has not the package for what was asked of it."""
+        self.skips: Skips | None = None
+        """The samples that others stand in for."""
         self.num_queued = 0
         """Requests that waited on the endpoint."""
         self.compute_time_s = 0.0
@@ -329,9 +341,11 @@ class BatchDecoder:
             raise ProtocolError(f"a batch took {header.compute_time_s} s")
         if self._codec is not None or header.compression:
             self._take_blocks(header, shapes)
+        self.skips = decode_skips(header.skips, max_skipped=self._max_skipped)
         self._tree, self._shapes = tree, shapes
         self._expected_checksum = header.checksum
         self._hasher.update(header.structure)
+        self._hasher.update(header.skips)
         self.nbytes = self._missing = nbytes
         self.num_queued, self.compute_time_s = header.num_queued, header.compute_time_s
         self._has_header = True

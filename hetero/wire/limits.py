@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetero.batches.structure import StructureLimits
 from hetero.errors import ConfigError
 
-__all__ = ["BLOCK_BYTES", "PROTOCOL", "Limits"]
+__all__ = ["BLOCK_BYTES", "MAX_SKIPS_BYTES", "PROTOCOL", "Limits"]
 
 PROTOCOL = 3
 """Version of the data plane's messages; both sides must have the same."""
@@ -18,6 +18,8 @@ BLOCK_BYTES = 2**20
 Larger ones compress no better (measured with photographs: 64 KiB, 256 KiB and 1 MiB differ by less than 3 %), smaller
 ones take the interpreter's lock more often, and a receiver needs one of them as extra memory.
 """
+MAX_SKIPS_BYTES = 96 * 2**10
+"""Of a batch's list of skipped samples: 100 times 64 and 160 characters, of up to 4 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Limits(StructureLimits):
         """One message from an endpoint, payload excluded."""
         # Besides the structure a header has up to 4 bytes per block, whole ones and one more of each leaf.
         num_blocks = self.max_batch_bytes // BLOCK_BYTES + self.max_leaves
-        return max(self.max_header_bytes, self.max_failure_bytes) + 4 * num_blocks + 1024
+        return max(self.max_header_bytes, self.max_failure_bytes) + 4 * num_blocks + MAX_SKIPS_BYTES + 1024
 
     def within(self, max_batch_bytes: int) -> Limits:
         """Return these limits with batches no larger than a request asks for; 0 asks for nothing."""

@@ -65,6 +65,7 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             verify=request.verify,
             max_batch_bytes=limits.max_batch_bytes,
             compression=compression_to_proto(request.compression),
+            on_sample_error=pb.SKIP if request.on_sample_error == "skip" else pb.RAISE,
         )
         if isinstance(request.indices, np.ndarray):
             message.indices.extend(request.indices.tolist())
@@ -111,6 +112,10 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         raise ProtocolError(f"a request has {num_indices} indices but {len(message.occurrences)} occurrences")
     if not message.collate and num_indices != 1:
         raise ProtocolError(f"a request without collation has {num_indices} indices, expected exactly 1")
+    if message.on_sample_error not in (pb.RAISE, pb.SKIP):
+        raise ProtocolError(f"a request has the unknown policy {message.on_sample_error} for samples that raise")
+    if message.on_sample_error == pb.SKIP and not message.collate:
+        raise ProtocolError("a request without collation has no other sample that could stand in")
     indices: Indices
     if message.indices:
         indices = np.fromiter(message.indices, np.int64, num_indices)
@@ -127,6 +132,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         step=message.step,
         verify=message.verify,
         compression=compression_from_proto(message.compression),
+        on_sample_error="skip" if message.on_sample_error == pb.SKIP else "raise",
     )
 
 

@@ -54,9 +54,10 @@ def test_request_round_trip_is_the_same(
         step=epoch // 3,
         verify=collate,
         compression=data.draw(st.sampled_from((None, "lz4", "zstd"))),
+        on_sample_error=data.draw(st.sampled_from(("raise", "skip"))) if collate else "raise",
     )
     got = from_proto(pb.FetchRequest.FromString(to_proto(sent).SerializeToString()))
-    for name in ("spec", "seed", "epoch", "position", "collate", "step", "verify", "compression"):
+    for name in ("spec", "seed", "epoch", "position", "collate", "step", "verify", "compression", "on_sample_error"):
         assert getattr(got, name) == getattr(sent, name)
     assert type(got.indices) is type(sent.indices)
     assert list(got.indices) == list(sent.indices)
@@ -114,6 +115,8 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"occurrences": [1, 2]}, "1 indices but 2 occurrences"),
         ({"indices": [1, 2], "collate": False}, "without collation has 2"),
         ({"compression": 9}, "unknown compression 9"),
+        ({"on_sample_error": 2}, "unknown policy 2"),
+        ({"on_sample_error": 1, "collate": False}, "no other sample that could stand in"),
     ],
 )
 def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any], text: str) -> None:

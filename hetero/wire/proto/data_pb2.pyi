@@ -6,6 +6,11 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class OnSampleError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RAISE: _ClassVar[OnSampleError]
+    SKIP: _ClassVar[OnSampleError]
+
 class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     COMPRESSION_NONE: _ClassVar[Compression]
@@ -38,6 +43,8 @@ class Container(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ARRAY: _ClassVar[Container]
     SCALAR: _ClassVar[Container]
     LIST: _ClassVar[Container]
+RAISE: OnSampleError
+SKIP: OnSampleError
 COMPRESSION_NONE: Compression
 LZ4: Compression
 ZSTD: Compression
@@ -133,7 +140,7 @@ class IntegerTuple(_message.Message):
     def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression")
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +154,7 @@ class FetchRequest(_message.Message):
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    ON_SAMPLE_ERROR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
     indices: _containers.RepeatedScalarFieldContainer[int]
@@ -160,7 +168,8 @@ class FetchRequest(_message.Message):
     verify: bool
     max_batch_bytes: int
     compression: Compression
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ...) -> None: ...
+    on_sample_error: OnSampleError
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("protocol",)
@@ -223,7 +232,7 @@ class Failure(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s", "compression", "block_bytes")
+    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s", "compression", "block_bytes", "skips")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +241,7 @@ class BatchHeader(_message.Message):
     COMPUTE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     structure: bytes
     payload_bytes: int
@@ -240,7 +250,24 @@ class BatchHeader(_message.Message):
     compute_time_s: float
     compression: Compression
     block_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ..., compression: _Optional[_Union[Compression, str]] = ..., block_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    skips: bytes
+    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ..., compression: _Optional[_Union[Compression, str]] = ..., block_bytes: _Optional[_Iterable[int]] = ..., skips: _Optional[bytes] = ...) -> None: ...
+
+class Skips(_message.Message):
+    __slots__ = ("num_skipped", "listed")
+    NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
+    num_skipped: int
+    listed: _containers.RepeatedCompositeFieldContainer[Skip]
+    def __init__(self, num_skipped: _Optional[int] = ..., listed: _Optional[_Iterable[_Union[Skip, _Mapping]]] = ...) -> None: ...
+
+class Skip(_message.Message):
+    __slots__ = ("index", "exception")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    exception: str
+    def __init__(self, index: _Optional[str] = ..., exception: _Optional[str] = ...) -> None: ...
 
 class Structure(_message.Message):
     __slots__ = ("root", "leaves")
