@@ -96,9 +96,10 @@ class Item:
             ", ..." if len(given) > _MAX_NAMED_INDICES else ""
         )
         endpoints = ", ".join(name for name, _ in self.lost_with)
+        note = "; on_sample_error='skip' covers exceptions only" if self.request.on_sample_error == "skip" else ""
         return dataset_error(
             f"the endpoint died {len(self.lost_with)} times ({endpoints}) while it computed the batch of the indices "
-            f"{indices}: out of memory, or a crash in native code; the data hosts' logs say which",
+            f"{indices}: out of memory, or a crash in native code; the data hosts' logs say which" + note,
             dataset=self.request.spec.name,
             host=self.lost_with[-1][0],
             stage="sample",

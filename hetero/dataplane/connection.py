@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import random
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
+from hetero.batches.skips import Skips
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
 from hetero.dataplane.failures import CallFailedError, Fault
@@ -58,6 +60,8 @@ class Fetched:
     """Whether the endpoint has not the package for what was asked of it."""
     num_queued: int
     """The endpoint's load when it sent the batch."""
+    skips: Skips | None = None
+    """The samples of the batch that others stand in for."""
 
 
 class EndpointConnection:
@@ -251,15 +255,20 @@ class EndpointConnection:
                 f"at most {MAX_REQUEST_BYTES} can be asked for; use smaller batches or shorter keys"
             )
         options = {} if allocate is None else {"allocate": allocate}
-        decoder = BatchDecoder(self._limits, compression=request.compression, **options)
+        max_skipped = len(request.indices) - 1 if request.on_sample_error == "skip" else 0
+        decoder = BatchDecoder(self._limits, compression=request.compression, max_skipped=max_skipped, **options)
         link = self._present_link(Fault.UNSENT)
         nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
+        skips = decoder.skips
+        if skips is not None:
+            skips = dataclasses.replace(skips, epoch=request.epoch, host=self.record.endpoint_id)
         return Fetched(
             batch=decoder.result(),
             nbytes=nbytes,
             saved_bytes=decoder.saved_bytes,
             lacks_compression=decoder.lacks_compression,
             num_queued=decoder.num_queued,
+            skips=skips,
         )
 
     def _open_link(self) -> Link:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hetero.batches.request import BatchRequest
+from hetero.batches.skips import Skips
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.attempts import Item
 from hetero.dataplane.fleet import Fleet
@@ -52,6 +53,8 @@ class Reader(Iterator[Any]):
             host's memory, whichever is less. One batch is always allowed.
         data_timeout_s: Bound of one call, and of the time without any endpoint; default the fleet's.
         allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
+        on_skips: Given the samples of a batch that others stand in for, in the consuming thread, just before it returns
+            that batch: once, however often it was asked for. What it raises is raised instead.
 
     Raises:
         ConfigError: If ``prefetch_factor`` or ``window_bytes`` is not positive.
@@ -66,6 +69,7 @@ class Reader(Iterator[Any]):
         window_bytes: int | None = None,
         data_timeout_s: float | None = None,
         allocate: Callable[[int], memoryview] | None = None,
+        on_skips: Callable[[Skips], object] | None = None,
     ) -> None:
         if prefetch_factor <= 0:
             raise ConfigError(f"prefetch_factor is {prefetch_factor}, expected more than 0")
@@ -74,6 +78,7 @@ class Reader(Iterator[Any]):
         fleet.check_process()
         self._fleet = fleet
         self._requests = iter(requests)
+        self._on_skips = on_skips
         self._num_taken = 0
         self._is_exhausted = False
         self._agreement: Agreement | None = None
@@ -111,6 +116,8 @@ class Reader(Iterator[Any]):
                     raise outcome
                 finally:
                     del outcome  # it holds this frame by its traceback, and so everybody who iterates
+            if outcome.skips is not None and self._on_skips is not None:
+                self._on_skips(outcome.skips)
             self._fill()
         except BaseException:
             self.close()

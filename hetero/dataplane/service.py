@@ -21,6 +21,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import Cancelled, Description, describe, fetch
 from hetero.batches.request import BatchRequest
+from hetero.batches.skips import Skips
 from hetero.control.security import Policy
 from hetero.dataplane.compute import Compute, Task
 from hetero.dataplane.delivery import Delivery
@@ -247,8 +248,8 @@ class DataService:
         except Cancelled:
             return None
         if not isinstance(found, framing.EncodedBatch):
-            batch, compute_time_s = found
-            found = self._encode(batch, request, limits, compute_time_s, copy=False)
+            batch, compute_time_s, skips = found
+            found = self._encode(batch, request, limits, compute_time_s, skips, copy=False)
         # Without the package the batch travels as it is, and says so: the reader warns. Every batch is the same
         # either way, and a job that runs slower than it could is worth more than one that does not.
         if request.compression is not None and is_installed(request.compression):
@@ -257,17 +258,19 @@ class DataService:
 
     def _compute_batch(
         self, built: BuiltDataset, request: BatchRequest, limits: Limits, task: Task
-    ) -> framing.EncodedBatch | tuple[Any, float]:
-        """Return the batch encoded; or, if nobody will write to its memory, as it is, and how long it took."""
+    ) -> framing.EncodedBatch | tuple[Any, float, Skips | None]:
+        """Return the batch encoded; or, if nobody will write to its memory, as it is, its seconds, what was skipped."""
         begin_s = time.monotonic()
+        told: list[Skips] = []
         try:
-            batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled)
+            batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled, on_skips=told.append)
+            skips = told[0] if told else None
             compute_time_s = time.monotonic() - begin_s
             # A handler thread can encode and send from new memory while the next batch is computed. What the user's own
             # code returns may be a buffer that it fills again for the next batch.
             if built.makes_new_memory(collate=request.collate):
-                return batch, compute_time_s
-            return self._encode(batch, request, limits, compute_time_s, copy=True)
+                return batch, compute_time_s, skips
+            return self._encode(batch, request, limits, compute_time_s, skips, copy=True)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
@@ -275,7 +278,14 @@ class DataService:
             raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
 
     def _encode(
-        self, batch: Any, request: BatchRequest, limits: Limits, compute_time_s: float, *, copy: bool
+        self,
+        batch: Any,
+        request: BatchRequest,
+        limits: Limits,
+        compute_time_s: float,
+        skips: Skips | None,
+        *,
+        copy: bool,
     ) -> framing.EncodedBatch:
         """Return the batch as an answer.
 
@@ -289,6 +299,7 @@ class DataService:
                 num_queued=self._compute.num_queued,
                 compute_time_s=compute_time_s,
                 copy=copy,
+                skips=skips,
             )
         except ConfigError as error:
             failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")

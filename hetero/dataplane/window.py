@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hetero.batches.skips import Skips
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.attempts import MAX_ATTEMPTS, Attempt, Item
 from hetero.dataplane.connection import Fetched
@@ -45,6 +46,7 @@ class Arrived:
 
     batch: Any
     nbytes: int
+    skips: Skips | None = None
 
 
 class Window:
@@ -386,7 +388,7 @@ class Window:
             stats.hedges_won += 1
             for other in attempt.item.attempts:
                 self.fleet.hedging.laggards.overtaken(other.connection, kept_s=now_s - other.since_s, now_s=now_s)
-        self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes))
+        self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes, fetched.skips))
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
         """Settle a failed attempt: the item fails, is asked for again, or has another attempt to wait for."""

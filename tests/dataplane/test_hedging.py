@@ -10,6 +10,7 @@ import pytest
 from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
+from hetero.batches.skips import Skip, Skips
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane.connection import ConnectionState, EndpointConnection, Fetched
 from hetero.dataplane.failures import CallFailedError, Fault
@@ -35,9 +36,9 @@ class Call:
         self._outcome = outcome
         self._ended.set()
 
-    def answer(self) -> None:
+    def answer(self, skips: Skips | None = None) -> None:
         batch = {"index": self.request.indices, "from": self.connection.record.endpoint_id}
-        self.end(Fetched(batch=batch, nbytes=self._nbytes, num_queued=0))
+        self.end(Fetched(batch=batch, nbytes=self._nbytes, num_queued=0, skips=skips))
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -178,6 +179,21 @@ def test_late_answer_of_a_loser_is_dropped(stage: Stage, tools: Any) -> None:
     assert reader._fleet.stats.batches == 1
     assert reader._fleet.stats.received_bytes == 2 * NBYTES
     assert reader._window.outcomes == {}
+
+
+def test_samples_skipped_in_both_answers_are_told_once(stage: Stage, tools: Any) -> None:
+    skips = Skips(num_skipped=1, listed=(Skip(index="17", exception="ValueError: bad"),), epoch=1, host="algo-1/0")
+    told: list[Skips] = []
+    reader, first, second = overdue_pair(stage, tools, on_skips=told.append)
+    first.cancel = lambda: None  # type: ignore[method-assign]  # the answer was on its way
+    second.answer(skips)
+    first.answer(skips)
+    stage.settled(reader)
+    assert told == []
+    next(reader)
+    assert told == [skips]
+    assert next(reader, None) is None
+    assert told == [skips]
 
 
 @pytest.mark.parametrize(
