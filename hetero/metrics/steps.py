@@ -19,8 +19,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from hetero.batches.skips import MAX_LISTED
 from hetero.errors import ConfigError
 from hetero.metrics.records import decode, encode, limits
+from hetero.metrics.skips import SkipLog, SkippedSample
 
 __all__ = ["DEFAULT_WARMUP_STEPS", "StepSummary", "StepTimer"]
 
@@ -68,6 +70,10 @@ class StepSummary:
     """Emulated accelerator time per step; None: the compute is real."""
     num_emulation_overruns: int = field(default=0, metadata=limits(maximum=2**53))
     """Steps whose real compute took longer than `step_wait_s`, so that the emulation does not hold for them."""
+    num_skips: int = field(default=0, metadata=limits(maximum=2**53))
+    """Samples that raised, so that others of their batches stood in for them."""
+    skips: tuple[SkippedSample, ...] = field(default=(), metadata=limits(max_items=MAX_LISTED))
+    """The first of them: at most 100, and 16 KiB, of all loaders of a rank."""
 
     @property
     def total_s(self) -> float:
@@ -124,6 +130,8 @@ class StepTimer:
         self.name = name
         self.warmup_steps = warmup_steps
         self.step_wait_s = step_wait_s
+        self.skips: SkipLog | None = None
+        """What the loader skipped, for the summary."""
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -187,6 +195,7 @@ class StepTimer:
             num_samples_measured = self._num_samples_measured
             compute_s, wait_s = self._compute_total_s, self._data_wait_total_s
             counts = (self._num_steps, self._num_samples, self._batch_samples, self._num_overruns)
+        num_skips, skips = (0, ()) if self.skips is None else self.skips.summary()
         total_s = compute_s + wait_s
         step_p50_s, step_p95_s = _percentiles(array("d", map(operator.add, computes_s, waits_s)))
         wait_p50_s, wait_p95_s = _percentiles(waits_s)
@@ -211,6 +220,8 @@ class StepTimer:
             percentiles_exact=num_measured <= _CAPACITY,
             step_wait_s=self.step_wait_s,
             num_emulation_overruns=counts[3],
+            num_skips=num_skips,
+            skips=skips,
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:

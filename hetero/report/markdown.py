@@ -46,6 +46,7 @@ def render_report(report: Report) -> str:
         sections += ["## Simulated", _list(run.simulated)]
     sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]
     sections += _rank_section(report)
+    sections += _skip_section(report)
     sections += ["## Cost", _cost_text(report)]
     if run.hosts:
         sections += ["## Hosts", _hosts_table(run.hosts)]
@@ -210,6 +211,32 @@ def _rank_section(report: Report) -> Iterator[str]:
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
+
+
+def _skip_section(report: Report) -> Iterator[str]:
+    summaries = [(rank, summary) for rank in report.run.ranks for summary in rank.loaders]
+    num_skips = sum(summary.num_skips for _, summary in summaries)
+    if not num_skips:
+        return
+    rows = [
+        (
+            str(rank.rank),
+            code(summary.name),
+            code(skip.index),
+            str(skip.epoch),
+            code(skip.host),
+            code(skip.exception),
+        )
+        for rank, summary in summaries
+        for skip in summary.skips
+    ]
+    yield "## Skipped samples"
+    yield f"{num_skips} times a sample raised, and another one of its batch stood in for it."
+    if rows:
+        header = ("rank", "loader", "sample", "epoch", "host", "exception")
+        yield markdown_table(header, rows[:_MAX_ROWS], right=(0, 3)) + _more(len(rows))
+    if num_skips > len(rows):
+        yield f"{num_skips - len(rows)} were only counted."
 
 
 def _cost_text(report: Report) -> str:

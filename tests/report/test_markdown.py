@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hetero.metrics import HostUsage, StepSummary
+from hetero.metrics import HostUsage, SkippedSample, StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, compare, render_comparison, render_report
 from hetero.report.markdown import PricePerformance, code, price_performance_table
@@ -132,3 +132,39 @@ def test_price_performance_table_prints_the_published_rows_in_the_right_unit() -
     ]
     cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
     assert cells == ["heterogeneous", "b", "45.032", "86.0 ms", "1.076", "2.23x", "46.5 %", "published"]
+
+
+def skips_of(num: int, **changes: str) -> tuple[SkippedSample, ...]:
+    values = {"index": "17", "host": "algo-1/0", "exception": "ValueError: bad", **changes}
+    return tuple(SkippedSample(epoch=number, **values) for number in range(num))
+
+
+def test_report_lists_skipped_samples_and_counts_the_rest(
+    make_facts: FactsMaker, summary_of: Callable[..., StepSummary]
+) -> None:
+    loaders = [
+        (summary_of(1.0, num_skips=2, skips=skips_of(2)),),
+        (summary_of(1.0, num_skips=150, skips=skips_of(100)),),
+        (summary_of(1.0),),
+    ]
+    ranks = tuple(RankFacts(rank=rank, host="algo-1", loaders=its) for rank, its in enumerate(loaders))
+    text = render_report(build_report(make_facts(ranks=ranks), PRICED))
+    section = text[text.index("## Skipped samples") : text.index("## Cost")]
+    assert "152 times a sample raised, and another one of its batch stood in for it." in section
+    assert re.search(r"\| +0 \| `photos/train` \| `17` +\| +1 \| `algo-1/0` \| `ValueError: bad` \|", section)
+    assert section.count("`ValueError: bad`") == 64
+    assert "38 more are in the JSON." in section
+    assert "50 were only counted." in section
+
+
+def test_report_without_skipped_samples_says_nothing_of_them(make_facts: FactsMaker) -> None:
+    assert "kipped" not in render_report(build_report(make_facts(), PRICED))
+
+
+def test_skipped_samples_cannot_be_markup(make_facts: FactsMaker, summary_of: Callable[..., StepSummary]) -> None:
+    evil = skips_of(1, index=EVIL, host=EVIL, exception=EVIL)
+    ranks = (RankFacts(rank=0, host="algo-1", loaders=(summary_of(1.0, num_skips=1, skips=evil),)),)
+    text = render_report(build_report(make_facts(ranks=ranks), PRICED))
+    outside = re.sub(r"`[^`\n]*`", "", text)
+    for danger in ("`", "<", "[", "http", "\x1b", "\u202e"):
+        assert danger not in outside, danger

@@ -13,17 +13,21 @@ import jsonschema
 import pytest
 
 from hetero.errors import ConfigError
+from hetero.metrics import SkippedSample, StepSummary
 from hetero.pricing import Catalogue
-from hetero.report import Report, RunFacts, build_report, compare_files, load_report, show_file, write_report
+from hetero.report import RankFacts, Report, RunFacts, build_report, compare_files, load_report, show_file, write_report
 from hetero.report.schema import report_schema
 
 FactsMaker = Callable[..., RunFacts]
 
 
 @pytest.fixture
-def report(make_facts: FactsMaker) -> Report:
+def report(make_facts: FactsMaker, summary_of: Callable[..., StepSummary]) -> Report:
+    skipped = SkippedSample(index="17", epoch=1, host="algo-2/0", exception="ValueError: bad")
+    loaders = (summary_of(0.184, num_skips=3, skips=(skipped,)),)
     facts = make_facts(
         is_heterogeneous=True,
+        ranks=(RankFacts(rank=0, host="algo-1", loaders=loaders),),
         events={"endpoint restarts": 1},
         versions={"hetero": "1"},
         options={"emulate_sample_s": "0.02"},
@@ -60,6 +64,8 @@ def test_report_json_satisfies_the_schema_and_survives(report: Report, make_fact
         ("run.groups.0.count", 0, r"run.groups\[0\].count: found 0"),
         ("run.groups.0.role", "gpu", r"run.groups\[0\].role"),
         ("run.ranks.0.loaders.0.num_steps", -1, r"run.ranks\[0\].loaders\[0\].num_steps: found -1"),
+        ("run.ranks.0.loaders.0.skips.0.epoch", -1, r"loaders\[0\].skips\[0\].epoch: found -1"),
+        ("run.ranks.0.loaders.0.skips", [{}] * 101, "skips: 101 entries; at most 100"),
         ("run.hosts.0.cpu_seconds", "1", r"run.hosts\[0\].cpu_seconds: found '1', expected a number"),
         ("run.events.endpoint restarts", 1.5, "run.events.endpoint restarts: found 1.5"),
         ("run.versions", ["1"], "run.versions: found .* expected an object"),
