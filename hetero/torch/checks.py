@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.data
 
+from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
 from hetero.dataplane.script import SCRIPT_MODULE
 from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError
@@ -20,6 +21,7 @@ __all__ = [
     "check_compression",
     "check_functions",
     "check_not_importing",
+    "check_sample_errors",
     "check_subject",
     "effective_seed",
     "user_collate_fn",
@@ -71,6 +73,20 @@ def check_compression(compression: str | None) -> None:
     compression_to_proto(compression)
     if compression is not None and is_remote():
         load_codec(compression)
+
+
+def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: bool) -> SampleErrorPolicy:
+    """Return the policy; refuse what is none, and to skip where there is no other sample."""
+    if on_sample_error not in SAMPLE_ERROR_POLICIES:
+        raise ConfigError(f"on_sample_error is {on_sample_error!r}, expected 'raise' or 'skip'")
+    if type(max_skips) is not int or max_skips < 0:
+        raise ConfigError(f"max_skips is {max_skips!r}, expected an integer of at least 0")
+    if on_sample_error == "skip" and not makes_batches:
+        raise ConfigError(
+            "on_sample_error='skip' with batch_size=None: no other sample of a batch could stand in\n"
+            "  Pass a batch_size, or catch exceptions in the data set's __getitem__."
+        )
+    return cast("SampleErrorPolicy", on_sample_error)
 
 
 def check_functions(

@@ -12,8 +12,16 @@ import torch.utils.data
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import StepTimer
-from hetero.torch.checks import check_compression, check_functions, check_subject, effective_seed, user_collate_fn
+from hetero.torch.checks import (
+    check_compression,
+    check_functions,
+    check_sample_errors,
+    check_subject,
+    effective_seed,
+    user_collate_fn,
+)
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
 from hetero.torch.passes import Pass
@@ -57,7 +65,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     an Accelerator `num_workers` and its like read as if there were none). accelerate's ``gather_for_metrics`` keeps
     what padding repeated; to resume under it, load the state into this loader, or use ``skip_first_batches``.
 
-    **State.** `state_dict` counts the batches that the user received, not those in flight.
+    **Samples that raise.** By default the exception is raised here, with traceback, index and host. With
+    ``on_sample_error="skip"`` the next sample of the same batch that works stands in (after the last comes the first):
+    it is in the batch twice, computed anew from the same seed, so the same bit for bit; with ``seeding="batch"`` it
+    has draws of its own. Batch sizes and step counts stay equal on all ranks, and bytes do not depend on where a batch
+    is computed, as long as a sample raises on all hosts or on none. Skips are in the report and, 10 lines in 10 s at
+    most, in the log. Still raised are: a batch of which no sample works, more than ``max_skips`` of them, an index
+    outside of the data set, what collation raises, and a batch that three times ended the process that computed it
+    (out of memory, a crash in native code).
+
+    **State.** `state_dict` counts the batches that the user received, not those in flight; of skips it
+    says nothing: a resumed loader repeats none, and counts from 0.
 
     Args:
         dataset: What a function decorated with ``@hetero.dataset`` returned, or a map-style
@@ -87,6 +105,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         compression: Of batches on their way from endpoints, bit for bit the same afterwards: ``"lz4"`` or ``"zstd"``,
             which need ``hetero[compression]`` on every host. For networks slower than the codec; without effect where
             fetching is local. A data host without the package sends as it is, with a warning.
+        on_sample_error: ``"raise"``, or ``"skip"``, which needs batches.
+        max_skips: With ``"skip"``, how many this loader bears on this rank over its life; a sample that always raises
+            counts in every epoch. More raise a DatasetError that lists them.
 
     Raises:
         ConfigError: If arguments contradict each other or cannot work in this job.
@@ -117,6 +138,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         padding: bool = True,
         name: str | None = None,
         compression: str | None = None,
+        on_sample_error: str = "raise",
+        max_skips: int = DEFAULT_MAX_SKIPS,
     ) -> None:
         if is_remote():
             answer_lengths()
@@ -128,11 +151,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(sampler, SamplerView):
             shuffle, sampler = sampler.shuffle, None
         check_subject(subject)
-        user_function = user_collate_fn(collate_fn, makes_batches=batch_size is not None or batch_sampler is not None)
+        makes_batches = batch_size is not None or batch_sampler is not None
+        user_function = user_collate_fn(collate_fn, makes_batches=makes_batches)
         check_functions(subject, user_function, worker_init_fn)
         check_compression(compression)
+        policy = check_sample_errors(on_sample_error, max_skips, makes_batches=makes_batches)
         pin_memory = pin_memory and accelerator_is_available()
-        view = DatasetView(LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn))
+        data_name = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
+        skips = SkipLog(name or data_name, data_name, max_skips=max_skips)
+        view = DatasetView(LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn), skips)
         key = effective_seed(seed, generator)
         user_sampler = sampler if batch_sampler is None else batch_sampler
         pipeline = Pipeline(
@@ -161,7 +188,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 multiprocessing_context=multiprocessing_context,
             ),
             compression=compression,
-            name=name or (subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__),
+            on_sample_error=policy,
+            skips=skips,
+            name=name or data_name,
         )
         # torch checks the arguments; of what it makes of them only the samplers are replaced.
         own_order = user_sampler is None
@@ -193,6 +222,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.padding = padding
         self.name = name
         self.compression = compression
+        self.on_sample_error = on_sample_error
+        self.max_skips = max_skips
 
     def __iter__(self) -> Pass:  # type: ignore[override]
         """Return an iterator over the next epoch; it begins with its first batch."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data
@@ -17,6 +17,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
+from hetero.batches.skips import Skips
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
 from hetero.torch.copies import copy_leaves
@@ -81,7 +82,7 @@ class LocalDataset:
         except DatasetError as exc:
             self._start_failure = exc.record
 
-    def fetch(self, request: BatchRequest) -> Any:
+    def fetch(self, request: BatchRequest, *, on_skips: Callable[[Skips], object] | None = None) -> Any:
         """Compute a batch; leave the generators and the thread count of this process as they were.
 
         Its tensors and arrays are its own, as if it had come from another process: one written to is not the
@@ -91,22 +92,25 @@ class LocalDataset:
             DatasetError: If the user's code raises.
         """
         with preserved_generators(), _single_threaded():
-            return self._fetch_own(request)
+            return self._fetch_own(request, on_skips)
 
     def __getitem__(self, request: BatchRequest) -> Any:
         """Compute a batch for torch's loader; in a worker a failure is returned, to be raised whole."""
+        told: list[Skips] = []
         if torch.utils.data.get_worker_info() is None:
-            return self.fetch(request)
+            batch = self.fetch(request, on_skips=told.append)
+            return _WithSkips(batch, told[0]) if told else batch
         if self._start_failure is not None:
             return _Failure(self._start_failure)
         try:
             # In a worker too: torch sends from another thread, and tensors by sharing their memory.
-            return self._fetch_own(request)
+            batch = self._fetch_own(request, told.append)
         except DatasetError as exc:
             return _Failure(exc.record)
+        return _WithSkips(batch, told[0]) if told else batch
 
-    def _fetch_own(self, request: BatchRequest) -> Any:
-        batch = fetch(self.built, request)
+    def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
+        batch = fetch(self.built, request, on_skips=on_skips)
         return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,10 +139,19 @@ class LocalFetcher:
         dataset: Answers the requests.
         options: For torch's loader.
         channel_is_live: Whether this process holds a gRPC channel, beside which it must not fork.
+        on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
     """
 
-    def __init__(self, dataset: LocalDataset, options: WorkerOptions, *, channel_is_live: bool) -> None:
+    def __init__(
+        self,
+        dataset: LocalDataset,
+        options: WorkerOptions,
+        *,
+        channel_is_live: bool,
+        on_skips: Callable[[Skips], object],
+    ) -> None:
         self._dataset = dataset
+        self._on_skips = on_skips
         self._options = options
         self._context = _worker_context(options, channel_is_live=channel_is_live)
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
@@ -159,7 +172,7 @@ class LocalFetcher:
             slot = _Slot()
             loader = self._loader(slot, persistent=False)
         slot.requests, slot.taken = requests, True
-        return _deliver(loader, slot)
+        return _deliver(loader, slot, self._on_skips)
 
     def _loader(self, slot: _Slot, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
@@ -200,17 +213,29 @@ class _Failure:
     record: object
 
 
+class _WithSkips(NamedTuple):
+    """A batch in which samples stand in for others; a tuple, so that torch finds what to pin in it."""
+
+    batch: Any
+    skips: Skips
+
+
 def accelerator_is_available() -> bool:
     """Whether there is a device to pin memory for."""
     accelerator = getattr(torch, "accelerator", None)  # torch >= 2.6
     return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
 
 
-def _deliver(loader: torch.utils.data.DataLoader[Any], slot: _Slot) -> Iterator[Any]:
+def _deliver(
+    loader: torch.utils.data.DataLoader[Any], slot: _Slot, on_skips: Callable[[Skips], object]
+) -> Iterator[Any]:
     try:
         for batch in loader:
             if isinstance(batch, _Failure):
                 raise DatasetError(batch.record)
+            if type(batch) is _WithSkips:
+                on_skips(batch.skips)
+                batch = batch.batch
             yield batch
     finally:
         slot.taken = False

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from hetero.batches.request import BatchRequest
+from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
 from hetero.errors import ConfigError
+from hetero.metrics.skips import SkipLog
 from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
@@ -51,6 +52,8 @@ class Pipeline:
         local: Answers requests in this process.
         workers: How to fetch: locally, and of endpoints how far ahead and into which memory.
         compression: Of batches from endpoints; None: none.
+        on_sample_error: Whether others of a batch stand in for samples that raise.
+        skips: Counts them.
         name: For reports.
     """
 
@@ -67,6 +70,8 @@ class Pipeline:
         local: LocalDataset,
         workers: WorkerOptions,
         compression: str | None,
+        on_sample_error: SampleErrorPolicy,
+        skips: SkipLog,
         name: str,
     ) -> None:
         self.subject = subject
@@ -79,6 +84,8 @@ class Pipeline:
         self.local = local
         self.workers = workers
         self.compression = compression
+        self.on_sample_error: SampleErrorPolicy = on_sample_error
+        self.skips = skips
         self.name = name
         self.progress = Progress()
         self.consumed_elsewhere = False
@@ -185,6 +192,7 @@ class Pipeline:
             collate=self.collate,
             step=self._num_requested,
             verify=_wants_purity_check(),
+            on_sample_error=self.on_sample_error,
             compression=self.compression,
         )
 
@@ -194,10 +202,17 @@ class Pipeline:
         if session is not None and session.remote:
             from hetero.torch import remote  # the data plane, of no use locally
 
-            workers = self.workers
-            return remote.open_reader(session, requests, window=workers.prefetch_factor, pin_memory=workers.pin_memory)
+            return remote.open_reader(
+                session,
+                requests,
+                window=self.workers.prefetch_factor,
+                pin_memory=self.workers.pin_memory,
+                on_skips=self.skips.note,
+            )
         if self._fetcher is None:
-            self._fetcher = LocalFetcher(self.local, self.workers, channel_is_live=session is not None)
+            self._fetcher = LocalFetcher(
+                self.local, self.workers, channel_is_live=session is not None, on_skips=self.skips.note
+            )
         return self._fetcher.open(requests)
 
     @property
@@ -211,6 +226,7 @@ class Pipeline:
                 warmup_steps=DEFAULT_WARMUP_STEPS if options is None else options.warmup_steps,
                 step_wait_s=None if options is None else options.emulate_step_s,
             )
+            self._timer.skips = self.skips
             if session is not None:
                 session.register_timer(self._timer)
         return self._timer

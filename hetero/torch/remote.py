@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from hetero.batches.request import BatchRequest
+from hetero.batches.skips import Skips
 from hetero.control import session as control
 from hetero.control.session import RankSession
 from hetero.dataplane.fleet import Fleet
@@ -59,7 +60,12 @@ def num_samples(spec: DatasetSpec) -> int:
 
 
 def open_reader(
-    session: RankSession, requests: Iterator[BatchRequest], *, window: int | None, pin_memory: bool
+    session: RankSession,
+    requests: Iterator[BatchRequest],
+    *,
+    window: int | None,
+    pin_memory: bool,
+    on_skips: Callable[[Skips], object],
 ) -> Iterator[Any]:
     """Return an iterator over the batches of ``requests``, in order; it has ``close``.
 
@@ -68,9 +74,11 @@ def open_reader(
         requests: Taken in the calling thread.
         window: Batches in flight per active endpoint; None: the reader's default.
         pin_memory: Receive into pinned memory: no copy later on.
+        on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
     """
     options: dict[str, Any] = {} if window is None else {"prefetch_factor": window}
-    return Reader(fleet_for(session), requests, allocate=_allocate_pinned if pin_memory else None, **options)
+    allocate = _allocate_pinned if pin_memory else None
+    return Reader(fleet_for(session), requests, allocate=allocate, on_skips=on_skips, **options)
 
 
 def _allocate_pinned(nbytes: int) -> memoryview:

@@ -25,6 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.metrics.skips import SkipLog
 from hetero.torch.local import LocalDataset
 from hetero.torch.pipeline import Pipeline, current_shard
 from hetero.torch.requested import RequestedBatch, ViewPass
@@ -55,8 +56,9 @@ class CollateView:
 class DatasetView(torch.utils.data.Dataset[Any]):
     """The loader's data set: answers requests, and otherwise behaves like the user's object or spec."""
 
-    def __init__(self, local: LocalDataset) -> None:
+    def __init__(self, local: LocalDataset, skips: SkipLog) -> None:
         self.local = local
+        self._skips = skips
         self._is_worker = False
 
     @property
@@ -99,7 +101,8 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         if info is not None and not self._is_worker:
             self.local.start_worker(info.id)
             self._is_worker = True
-        return FetchedBatch(self.local.fetch(batch.request))
+        # In a worker of a tool's loader: each counts for itself, and only the log tells.
+        return FetchedBatch(self.local.fetch(batch.request, on_skips=self._skips.note))
 
     def _samples(self) -> Any:
         """Return the data set object, for indices that this loader did not plan."""

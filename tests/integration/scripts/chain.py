@@ -29,6 +29,8 @@ class Augmented(torch.utils.data.Dataset):
         return self.num_samples
 
     def __getitem__(self, index: int) -> dict[str, object]:
+        if str(index) in self.faults.get("poison", "").split(";"):
+            raise ValueError(f"sample {index} is poison, says {random.random():.2f}")
         if int(self.faults.get("raise_at", -1)) == index:
             raise ValueError(f"sample {index} is broken on purpose")
         if "sleep_s" in self.faults:
@@ -75,6 +77,8 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--on-sample-error", default="raise")
+    parser.add_argument("--max-skips", type=int, default=100)
     parser.add_argument("--gloo", action="store_true")
     args = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
@@ -83,7 +87,8 @@ def main() -> None:
 
     spec = augmented(Path("100") if "not_json" in args.faults else args.num_samples, args.faults)
     order = {"sampler": [3, args.num_samples]} if "out_of_range" in args.faults else {"shuffle": True}
-    loader = DataLoader(spec, batch_size=args.batch_size, seed=17, num_workers=args.num_workers, **order)
+    policy = {"on_sample_error": args.on_sample_error, "max_skips": args.max_skips}
+    loader = DataLoader(spec, batch_size=args.batch_size, seed=17, num_workers=args.num_workers, **policy, **order)
     chain, indices, step = hashlib.sha256(), [], 0
     stopped_at = args.output / f"stopped-{rank}"
     hetero.on_stop(lambda: stopped_at.write_text(str(step)))
