@@ -71,13 +71,13 @@ def fetch(
     collate = built.collate_fn or _default_function(collate=request.collate)  # first: it may import torch
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
-        failed = _failed_samples(built, request, host)
+        failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
         samples = compute_samples(built, request, host, cancelled, failed)
         return samples, _collate(built, collate, samples, request, host), failed
 
     samples, batch, failed = _with_torch_seeded(compute)
     if not request.verify:
-        return _told(batch, failed, on_skips)
+        return batch if failed is None else _told(batch, failed, on_skips)
     # Frozen before the second time, which may reuse the memory of the first.
     first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
     samples, again, failed_again = compute()
@@ -138,10 +138,7 @@ def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
     return result if had_torch or "torch" not in sys.modules else compute()
 
 
-def _failed_samples(built: BuiltDataset, request: BatchRequest, host: str) -> FailedSamples | None:
-    """Return the record of samples that raise; None where one that does fails the batch."""
-    if request.on_sample_error == "raise":
-        return None
+def _failed_samples(built: BuiltDataset, request: BatchRequest, host: str) -> FailedSamples:
     return FailedSamples(plain_indices(request.indices), dataset=built.name, host=host, epoch=request.epoch)
 
 

@@ -92,7 +92,8 @@ def _compute_together(
 ) -> Sequence[Any]:
     """Seed once, and use the data set's ``__getitems__`` if it has one."""
     key = batch_key(request.seed, request.epoch, request.position, request.indices)
-    _poll(cancelled)
+    if cancelled is not None and cancelled():
+        raise Cancelled
     try:
         built.seed(key)
         dataset, inner_indices = _unwrap_subset(built.dataset, indices)
@@ -103,21 +104,28 @@ def _compute_together(
         return _compute_at_once(built, dataset, inner_indices, key, host, cancelled, failed)
     samples: list[Any] = []
     stride = max(1, -(-len(indices) // _MAX_POLLS))
-    for begin in range(0, len(indices), stride):
-        if begin:
-            _poll(cancelled)
-        for inner_index in inner_indices[begin : begin + stride]:
-            try:
-                samples.append(dataset[inner_index])
-            except Exception as exc:
-                if failed is None:
-                    index = indices[len(samples)]
-                    raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
-                failed.add(len(samples), exc)
-                samples.append(None)
+    while len(samples) < len(indices):  # again only after a sample that raised
+        try:
+            for begin in range(len(samples), len(indices), stride):
+                if begin and cancelled is not None and cancelled():
+                    raise Cancelled
+                for inner_index in inner_indices[begin : begin + stride]:
+                    samples.append(dataset[inner_index])  # noqa: PERF401 - those before one that raises are kept
+        except Cancelled:
+            raise
+        except Exception as exc:
+            if failed is None:
+                index = indices[len(samples)]
+                raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
+            failed.add(len(samples), exc)
+            samples.append(None)
     if failed:  # what stands in goes on drawing: its draws are not those of the sample that it repeats
-        _fill_in(samples, failed, lambda position: dataset[inner_indices[position]], cancelled)
+        _fill_in(samples, failed, partial(_compute_next, dataset, inner_indices), cancelled)
     return samples
+
+
+def _compute_next(dataset: Any, indices: Sequence[Any], position: int) -> Any:
+    return dataset[indices[position]]
 
 
 def _compute_at_once(
