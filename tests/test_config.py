@@ -182,6 +182,7 @@ def test_malformed_value_error_names_its_source(base: Path, source: str, message
         resolve(*flags, env={"HETERO_PORT": "x"} if source == "env" else {}, base=base)
 
 
+@pytest.mark.attack("A17")
 @pytest.mark.parametrize(
     ("content", "message"),
     [

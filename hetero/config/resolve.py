@@ -13,11 +13,10 @@ from typing import Any
 
 from hetero.config.flags import flag_of
 from hetero.config.options import LaunchOptions, base_type, kind_text
+from hetero.documents import MAX_BYTES, parse_yaml
 from hetero.errors import ConfigError
 
 __all__ = ["resolve_options"]
-
-MAX_FILE_BYTES = 1 << 20
 
 _FIELDS = {field.name: field for field in dataclasses.fields(LaunchOptions)}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -60,19 +59,11 @@ def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_
 
 
 def _from_file(path: Path) -> dict[str, object]:
-    """Read options from YAML; neither objects nor aliases, which make small files huge."""
-    import yaml
-
+    """Read options from YAML."""
     content = _read(path)
     if content is None:
         raise ConfigError(f"the configuration file {path} does not exist; check the path given to --config")
-    try:
-        text = content.decode("utf-8")
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ConfigError(f"{path} uses YAML aliases (*name); write the values out")
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML that can be used: {str(error)[:300]}") from error
+    document = parse_yaml(content, str(path))
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -169,11 +160,11 @@ def _read(path: Path) -> bytes | None:
     """Return the content of a file of bounded size, or None if there is none."""
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} is too large; expected at most {MAX_FILE_BYTES} bytes")
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path} is too large; expected at most {MAX_BYTES} bytes")
     return content

@@ -15,6 +15,7 @@ from typing import Any
 from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostStatus
+from hetero.documents import write_text
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.placement import Placement
 from hetero.metrics.hosts import HostUsage
@@ -68,11 +69,11 @@ def write_report(
         )
         report = build_report(facts, catalogue)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / REPORT_FILE_NAME).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        write_text(folder / REPORT_FILE_NAME, json.dumps(report.to_json(), indent=2) + "\n")
         text = render_report(report)
         if cause is not None:
             text += f"\nThe run failed: {code(cause.first_line)}\n"
-        (folder / "report.md").write_text(text, encoding="utf-8")
+        write_text(folder / "report.md", text)
     except (OSError, HeteroError) as error:
         logger.error("the report could not be written to %s: %s", folder, error)
         return

@@ -18,22 +18,22 @@ import dataclasses
 import datetime as dt
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hetero.documents import MAX_BYTES, parse_yaml
 from hetero.errors import ConfigError
 
 __all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price"]
 
 MAX_HOURLY_USD = 1000.0
 """No instance costs this much an hour; more is a slip of the decimal point."""
-_MAX_FILE_BYTES = 1 << 20
 _PREFIX, _SUFFIX = "prices_", ".json"
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,18 +184,17 @@ def _bare(name: str, price: Price) -> InstanceTypeInfo:
 def _read_price_file(path: Path) -> object:
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"price file {path}: {error.strerror or error}") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"price file {path}: over {_MAX_FILE_BYTES} bytes; it should hold a few prices")
-    parse: Callable[[bytes], object] = yaml.safe_load if path.suffix in (".yaml", ".yml") else json.loads
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"price file {path}: over {MAX_BYTES} bytes; it should hold a few prices")
+    if path.suffix in (".yaml", ".yml"):
+        return parse_yaml(content, f"price file {path}")
     try:
-        return parse(content)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"price file {path}: not valid {'YAML' if parse is yaml.safe_load else 'JSON'}: {error}"
-        ) from error
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"price file {path}: not valid JSON: {error}") from error
 
 
 def _parse_prices(content: object, *, where: str, region: str | None) -> dict[str, Price]:
@@ -203,12 +202,12 @@ def _parse_prices(content: object, *, where: str, region: str | None) -> dict[st
         raise ConfigError(f"{where}: hourly_usd: expected an object from instance type to USD, as in {{'ml.x': 1.5}}")
     unknown = [key for key in content if key not in ("region", "as_of", "source", "hourly_usd")]
     if unknown:
-        raise ConfigError(f"{where}: {unknown[0]}: unknown key; expected region, as_of, source or hourly_usd")
+        raise ConfigError(f"{where}: {_show(unknown[0])}: unknown key; expected region, as_of, source or hourly_usd")
     stated: dict[str, str | None] = {key: _parse_text(content, key, where) for key in ("region", "as_of", "source")}
     if region is not None and stated["region"] not in (None, region):
         raise ConfigError(f"{where}: region: prices of {stated['region']}, but the job runs in {region}")
     return {
-        str(name): Price(
+        _parse_name(name, where): Price(
             hourly_usd=_parse_usd(value, f"{where}: hourly_usd.{name}"),
             region=stated["region"] or region,
             as_of=stated["as_of"],
@@ -218,11 +217,21 @@ def _parse_prices(content: object, *, where: str, region: str | None) -> dict[st
     }
 
 
+def _parse_name(name: object, where: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{where}: hourly_usd: {_show(name)!r} is no instance type of letters, digits, . _ -")
+    return name
+
+
+def _show(key: object) -> str:
+    return "".join(char if char.isprintable() else "?" for char in str(key))[:60]
+
+
 def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
     value = content.get(key)
     if isinstance(value, (dt.date, int)) and not isinstance(value, bool):  # YAML reads dates and years as such.
         value = str(value)
-    if value is not None and not (isinstance(value, str) and len(value) <= 200):
+    if value is not None and not (isinstance(value, str) and len(value) <= 200 and value.isprintable()):
         raise ConfigError(f"{where}: {key}: found {value!r:.60}, expected a short string")
     return value
 
@@ -244,5 +253,5 @@ def _parse_override(override: str, region: str | None) -> tuple[str, Price]:
         value = float(text)
     except ValueError:
         raise ConfigError(f"--price {override!r:.80}: {text!r:.40} is no number; expected TYPE=USD") from None
-    usd = _parse_usd(value, f"--price {name}")
+    usd = _parse_usd(value, f"--price {_parse_name(name, '--price')}")
     return name, Price(hourly_usd=usd, region=region, source="--price")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hetero.documents import write_text
 from hetero.report.compare import compare
 from hetero.report.markdown import render_comparison, render_report
 from hetero.report.model import REPORT_FILE_NAME, Report, load_report
@@ -23,8 +24,8 @@ def write_report(report: Report, directory: str | Path) -> tuple[Path, Path]:
     directory = Path(directory)
     json_path, markdown_path = directory / REPORT_FILE_NAME, directory / MARKDOWN_FILE_NAME
     text = json.dumps(report.to_json(), indent=2, allow_nan=False)
-    json_path.write_text(text + "\n", encoding="utf-8")
-    markdown_path.write_text(render_report(report), encoding="utf-8")
+    write_text(json_path, text + "\n")
+    write_text(markdown_path, render_report(report))
     return json_path, markdown_path
 
 

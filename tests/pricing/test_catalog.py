@@ -76,6 +76,7 @@ def test_price_file_in_json_is_read(tmp_path: Path) -> None:
     assert (info.price.region, info.price.source) == ("eu-west-1", str(price_file))
 
 
+@pytest.mark.attack("A22")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -103,10 +104,12 @@ def test_price_file_malformed_names_file_and_key(tmp_path: Path, content: str, m
     assert "prices.json" in str(caught.value)
 
 
+@pytest.mark.attack("A17")
+@pytest.mark.attack("A22")
 def test_price_file_in_yaml_cannot_run_code(tmp_path: Path) -> None:
     price_file = tmp_path / "prices.yml"
     price_file.write_text("hourly_usd: !!python/object/apply:os.getcwd []\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not valid YAML"):
+    with pytest.raises(ConfigError, match="not YAML that can be used"):
         Catalogue.load(price_file=price_file)
 
 

@@ -1,0 +1,97 @@
+"""Files that anybody may have written, and files that others will read.
+
+What is read is bounded before it is parsed. What is written appears whole or not at all, and under its own name:
+a link that somebody left there is replaced, not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from hetero.errors import ConfigError
+
+__all__ = ["MAX_BYTES", "parse_yaml", "write_text"]
+
+MAX_BYTES = 1 << 20
+"""Of a file with options or prices."""
+_MAX_PLAIN_CHARS = 4096  # a number in base 60 that fills a file takes minutes to read
+_MAX_INT_BITS = 64
+_MAX_DEPTH = 32
+
+
+def parse_yaml(content: bytes, source: str) -> object:
+    """Return what a YAML document holds: texts, numbers, dates, lists and objects of these.
+
+    Args:
+        content: Untrusted.
+        source: Where it comes from, for messages.
+
+    Raises:
+        ConfigError: If it is longer than `MAX_BYTES`, no YAML, holds objects of Python's, or uses aliases: a few
+            lines of them stand for gigabytes, for whoever prints a value.
+    """
+    import yaml
+
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{source} is too large; expected at most {MAX_BYTES} bytes")
+    opening = (
+        yaml.FlowSequenceStartToken,
+        yaml.FlowMappingStartToken,
+        yaml.BlockSequenceStartToken,
+        yaml.BlockMappingStartToken,
+    )
+    closing = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+    depth = 0
+    try:
+        text = content.decode("utf-8")
+        for token in yaml.scan(text):
+            # The library looks at every open bracket for every token: a file full of them takes it hours.
+            depth += isinstance(token, opening) - isinstance(token, closing)
+            if depth > _MAX_DEPTH:
+                raise ConfigError(f"{source} is not YAML that can be used: it nests deeper than {_MAX_DEPTH} levels")
+            if isinstance(token, yaml.AliasToken):
+                raise ConfigError(f"{source} uses YAML aliases (*name); write the values out")
+            if isinstance(token, yaml.ScalarToken) and token.plain and len(token.value) > _MAX_PLAIN_CHARS:
+                raise ConfigError(f"{source} has a value of {len(token.value)} characters; quote it if it is a text")
+        document: object = yaml.safe_load(text)
+    except ConfigError:
+        raise
+    # Beside its own errors the library lets through what int() and datetime() say of a number or a date.
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{source} is not YAML that can be used: {str(error)[:300]}") from error
+    _check_numbers(document, source)
+    return document
+
+
+def _check_numbers(document: object, source: str) -> None:
+    """Refuse whole numbers that nobody can print: Python's own bound is on decimal digits, YAML has other bases."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        elif isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
+            raise ConfigError(f"{source} holds a whole number of {value.bit_length()} bits, at most {_MAX_INT_BITS}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole, with line ends as they are; blocks until the name stands for the new content.
+
+    Raises:
+        OSError: It cannot be written; what was there is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
