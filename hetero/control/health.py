@@ -6,11 +6,13 @@ one field each and are written and read by hand.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hetero.control.security import Policy
+from hetero.control.security import Policy, serve_on
 from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
 
 import grpc  # isort: skip
@@ -50,11 +52,13 @@ class Health:
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the service for ``grpc.server``."""
+        # Of its own: strangers may ask, and must not make the server start as many threads as it has.
+        threads = ThreadPoolExecutor(self.MAX_WATCHERS + 2, thread_name_prefix="health")
         return grpc.method_handlers_generic_handler(
             _SERVICE,
             {
-                "Check": grpc.unary_unary_rpc_method_handler(self._check),
-                "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+                "Check": grpc.unary_unary_rpc_method_handler(serve_on(threads, functools.partial(self._check))),
+                "Watch": grpc.unary_stream_rpc_method_handler(serve_on(threads, functools.partial(self._watch))),
             },
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import random
 import threading
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
+from google.protobuf.message import Message
 
 from hetero.wire import channels  # before grpc: sets its environment
 
@@ -38,6 +40,7 @@ from hetero.control.status import (
 )
 from hetero.errors import ExitCode, HeteroError, PortError, ProtocolError
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.trees import parse
 
 __all__ = ["CONTROL_POLICIES", "Hub", "RankFacts"]
 
@@ -285,11 +288,14 @@ class Hub:
     # The RPCs
 
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[Any, Any]]:
-        def unary(method: Callable[..., object], request: type) -> grpc.RpcMethodHandler[Any, Any]:
+        def received(method: Callable[..., Any], kind: type[Message]) -> Callable[[bytes, grpc.ServicerContext], Any]:
+            # Not by gRPC: a request that its deserializer refuses keeps its place among those of the connection, and as
+            # many of them as there are places end it.
+            return lambda data, context: method(_parsed(context, functools.partial(parse, kind), data), context)
+
+        def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
             return grpc.unary_unary_rpc_method_handler(
-                method,
-                request_deserializer=request.FromString,  # type: ignore[attr-defined]
-                response_serializer=lambda reply: reply.SerializeToString(),
+                received(method, kind), response_serializer=lambda reply: reply.SerializeToString()
             )
 
         yield grpc.method_handlers_generic_handler(
@@ -302,8 +308,7 @@ class Hub:
                 "Register": unary(self._on_register, pb.RegisterRequest),
                 "Report": unary(self._on_report, pb.RankReport),
                 "Watch": grpc.unary_stream_rpc_method_handler(
-                    self._on_watch,
-                    request_deserializer=pb.WatchRequest.FromString,
+                    received(self._on_watch, pb.WatchRequest),
                     response_serializer=lambda reply: reply.SerializeToString(),
                 ),
             },
@@ -389,6 +394,7 @@ def _parsed(context: grpc.ServicerContext, parse: Callable[[_Message], _Parsed],
     try:
         return parse(message)
     except HeteroError as error:
-        logger.warning("refused a message: %s", error)
+        # The text, not the error: whoever keeps the record would keep the call, and gRPC its place among the others.
+        logger.warning("refused a message: %s", str(error))
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         raise AssertionError("abort raises") from error

@@ -1,8 +1,10 @@
 """The job's token: where it comes from, how calls carry it, how servers demand it.
 
 Boundary: the hosts of the job. Every call carries the token and the job's id in
-its metadata. A server refuses whatever its policy table does not name, so an
-RPC that somebody adds without thinking of access is closed, not open.
+its metadata; to an endpoint also which incarnation it is meant for, so that a
+recorded call is worth nothing once the process is another. A server refuses
+whatever its policy table does not name, so an RPC that somebody adds without
+thinking of access is closed, not open.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from hetero.errors import AuthenticationError
 from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
@@ -31,6 +34,7 @@ __all__ = [
     "Token",
     "call_metadata",
     "load_token",
+    "serve_on",
     "token_from_environment",
     "token_memfd",
     "write_token",
@@ -41,13 +45,25 @@ TOKEN_FILE_VARIABLE = "HETERO_TOKEN_FILE"
 
 _AUTHORIZATION = "authorization"
 _JOB = "hetero-job"
+_INCARNATION = "hetero-incarnation"
 _MIN_CHARS = 16
 _MAX_CHARS = 512
+_NUM_REFUSERS = 2
 _TOKEN_PATTERN = re.compile(r"[A-Za-z0-9._~+/=-]+", re.ASCII)
 
+_Behaviour = TypeVar("_Behaviour", bound=Callable[..., Any])
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 logger = logging.getLogger(__name__)
+
+
+def _is_no_strangers_word(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Invalid encoding on")
+
+
+# gRPC logs headers that are no UTF-8, with a traceback each, before anybody is asked for a token: whoever reaches a
+# port could fill the log with words of his own. Such a call is refused and counted like any other.
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_strangers_word)
 
 
 class Token:
@@ -164,10 +180,31 @@ def token_memfd(token: Token) -> tuple[int, str]:
     return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
-def call_metadata(token: Token | None, job_id: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a client's call."""
-    job = (_JOB, job_id)
-    return (job,) if token is None else ((_AUTHORIZATION, f"Bearer {token.reveal()}"), job)
+class _Bearer(str):
+    """The value of the header. Tracebacks that show local variables do not show this one."""
+
+    __slots__ = ()
+
+    def __new__(cls, token: Token) -> _Bearer:
+        return super().__new__(cls, f"Bearer {token.reveal()}")
+
+    def __repr__(self) -> str:
+        return "'Bearer ...'"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a token is not to be pickled; hand over the path of its file")
+
+
+def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a client's call.
+
+    Args:
+        token: The job's.
+        job_id: The job's.
+        incarnation: Of the server that is meant, if it has one.
+    """
+    told = ((_JOB, job_id), *(((_INCARNATION, incarnation),) if incarnation else ()))
+    return told if token is None else ((_AUTHORIZATION, _Bearer(token)), *told)
 
 
 class Policy(enum.Enum):
@@ -186,6 +223,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         token: The job's token; None for a job that runs without one (then only ids and the table are checked).
         job_id: Id of this server's job.
         policies: Full method name (``/package.Service/Method``) to its policy; what is not in it is refused.
+        incarnation: Of this server, random per start; calls that are meant for another one are refused.
         clock: Monotonic seconds, for the rate limit of the log.
     """
 
@@ -197,21 +235,27 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         *,
         job_id: str,
         policies: Mapping[str, Policy],
+        incarnation: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policies = dict(policies)
         self._token = token
         self._job_id = job_id.encode("utf-8")
+        self._incarnation = incarnation.encode("utf-8")
         self._clock = clock
         self._lock = threading.Lock()
         self._auth_failures = 0
         self._next_log_s = float("-inf")
-        self._unauthenticated = _refusal(grpc.StatusCode.UNAUTHENTICATED, "authentication failed")
-        self._other_job = _refusal(grpc.StatusCode.FAILED_PRECONDITION, "this server belongs to another job")
+        # Of their own: a flood of strangers must not make the server start as many threads as it has for its own.
+        threads = ThreadPoolExecutor(_NUM_REFUSERS, thread_name_prefix="refuse")
+        unauthenticated, precondition = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION
+        self._unauthenticated = _refusal(unauthenticated, "authentication failed", threads)
+        self._other_job = _refusal(precondition, "this server belongs to another job", threads)
+        self._other_incarnation = _refusal(precondition, "this server was started anew", threads)
 
     @property
     def auth_failures(self) -> int:
-        """Calls refused so far for want of the token or of a policy."""
+        """Calls refused so far for want of the token, of a policy or of this job's id."""
         with self._lock:
             return self._auth_failures
 
@@ -230,7 +274,12 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return self._unauthenticated
         jobs = _values(metadata, _JOB)
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
+            self._count_failure()
             return self._other_job
+        meant = _values(metadata, _INCARNATION)
+        # Not counted: readers that have not heard of a restart yet are no strangers.
+        if self._incarnation and any(not hmac.compare_digest(value, self._incarnation) for value in meant):
+            return self._other_incarnation
         return continuation(handler_call_details)
 
     def _is_authentic(self, values: list[bytes]) -> bool:
@@ -248,7 +297,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 self._next_log_s = now_s + self.LOG_INTERVAL_S
         if is_due:
             # Nothing of the call is logged: method and headers are the stranger's words.
-            logger.warning("refused a call without this job's token (%d so far)", total)
+            logger.warning("refused a call without this job's token or id (%d so far)", total)
 
 
 def _values(metadata: list[Any], key: str) -> list[bytes]:
@@ -256,9 +305,15 @@ def _values(metadata: list[Any], key: str) -> list[bytes]:
     return [value if isinstance(value, bytes) else value.encode("utf-8") for value in found]
 
 
-def _refusal(code: grpc.StatusCode, details: str) -> _Handler:
+def serve_on(threads: ThreadPoolExecutor, behaviour: _Behaviour) -> _Behaviour:
+    """Have gRPC call a handler on threads of its own instead of the server's; return it."""
+    behaviour.experimental_thread_pool = threads  # type: ignore[attr-defined]
+    return behaviour
+
+
+def _refusal(code: grpc.StatusCode, details: str, threads: ThreadPoolExecutor) -> _Handler:
     def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
         context.abort(code, details)
 
     # A stream on both sides answers calls of all four arities, and without waiting for their first message.
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(serve_on(threads, refuse))

@@ -100,7 +100,7 @@ class EndpointConnection:
         self.is_retired = False
         """It left the directory."""
         self._num_failures = 0
-        self._metadata = call_metadata(token, job_id)
+        self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
         self._limits = limits
         self._link_lock = threading.Lock()
         self._link: Link | None = None

@@ -106,7 +106,12 @@ class Endpoint:
             limits=Limits(),
         )
         self._health = Health(["hetero.data"])
-        self._access = ServerInterceptor(token, job_id=options.job_id, policies={**DATA_POLICIES, **HEALTH_POLICIES})
+        self._access = ServerInterceptor(
+            token,
+            job_id=options.job_id,
+            policies={**DATA_POLICIES, **HEALTH_POLICIES},
+            incarnation=options.incarnation,
+        )
         self._server = grpc.server(
             ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="call"),
             handlers=[self._service.handler(), self._health.handler()],

@@ -221,7 +221,7 @@ class EndpointPool:
                 if slot.start_at_s is not None and now_s >= slot.start_at_s:
                     slot.start_at_s = None
                     slot.is_started = True
-                    slot.incarnation = secrets.token_hex(8)
+                    slot.incarnation = secrets.token_hex(16)
                     with self._open_output(slot.name, slot.last_lines) as write_end:
                         self._forker.start_endpoint(slot.index, slot.incarnation, write_end)
 

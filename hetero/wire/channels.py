@@ -23,6 +23,10 @@ MAX_REPLY_BYTES = 4 * 2**20
 """One answer of a server. Batches do not come over gRPC."""
 MAX_REQUEST_BYTES = 2**20
 """One request to a server: index lists and facts, never payload."""
+HANDSHAKE_MS = 10_000
+MAX_IDLE_MS = 60_000
+MAX_CONNECTIONS = 4096
+"""Of one server: more than ranks and hosts of any job. Strangers leave after the two times above."""
 
 Option = tuple[str, int]
 
@@ -80,6 +84,12 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Whoever connects has so long to speak HTTP/2 (the default is two minutes), and a connection may be without
+        # calls so long. Ours never are: ranks watch, launchers beat, readers attend.
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+        # Cores that know it turn away what comes beyond; others take until descriptors run out.
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     )
 
 

@@ -83,6 +83,7 @@ def test_call_with_token_and_job_is_served(server: Server, token: Token, arity: 
     assert call(server, f"open_{arity}", ()) == b"yes"
 
 
+@pytest.mark.attack("A1")
 @pytest.mark.parametrize("arity", ARITIES)
 @pytest.mark.parametrize(
     "headers",
@@ -108,6 +109,8 @@ def test_call_without_valid_token_is_refused_with_one_message(
     assert server.interceptor.auth_failures == before + 1
 
 
+@pytest.mark.attack("A1")
+@pytest.mark.attack("A2")
 @pytest.mark.parametrize("arity", ARITIES)
 @pytest.mark.parametrize("name", ["forgotten", "unknown"])
 def test_method_without_policy_is_refused_even_with_token(server: Server, token: Token, name: str, arity: str) -> None:
@@ -115,6 +118,7 @@ def test_method_without_policy_is_refused_even_with_token(server: Server, token:
     assert found == (grpc.StatusCode.UNAUTHENTICATED, "authentication failed")
 
 
+@pytest.mark.attack("A11")
 def test_call_of_another_job_is_refused(server: Server, token: Token) -> None:
     for metadata in (security.call_metadata(token, "job-2"), security.call_metadata(token, JOB)[:1]):
         code, details = refused(server, "allowed_unary_unary", metadata)
@@ -122,12 +126,14 @@ def test_call_of_another_job_is_refused(server: Server, token: Token) -> None:
         assert "another job" in details
 
 
+@pytest.mark.attack("A1")
 def test_huge_header_leaves_the_server_healthy(server: Server, token: Token) -> None:
     with pytest.raises(grpc.RpcError):
         call(server, "allowed_unary_unary", (("authorization", "x" * 2**20),))
     assert call(server, "allowed_unary_unary", security.call_metadata(token, JOB)) == b"yes"
 
 
+@pytest.mark.attack("A1")
 def test_failures_are_logged_once_per_interval(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 100.0
     interceptor = ServerInterceptor(Token.generate(), job_id=JOB, policies={}, clock=lambda: now_s)
@@ -149,9 +155,13 @@ def test_failures_are_logged_once_per_interval(caplog: pytest.LogCaptureFixture)
     assert interceptor.auth_failures == 6
 
 
+@pytest.mark.attack("A15")
 def test_token_hides_itself(token: Token) -> None:
     secret = token.reveal()
-    assert secret not in f"{token} {token!r} {[token]}"
+    metadata = security.call_metadata(token, JOB)
+    assert secret not in f"{token} {token!r} {[token]} {metadata} {dict(metadata)}"
+    with pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(metadata)
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(token)
     assert token == Token(secret)

@@ -1,0 +1,154 @@
+"""Every server that hetero runs, in this process, with everything that it was told to serve."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero.cluster import Role
+from hetero.config import Timings
+from hetero.control import health, security
+from hetero.control.hub import CONTROL_POLICIES, Hub, RankFacts
+from hetero.control.membership import Member, Membership
+from hetero.control.status import HostStatus
+from hetero.dataplane.endpoint import Endpoint, EndpointOptions
+from hetero.dataplane.service import DATA_POLICIES
+from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
+
+import grpc  # isort: skip
+
+JOB = "job-of-servers"
+ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+ENDPOINT_POLICIES = {**DATA_POLICIES, **health.HEALTH_POLICIES}
+POLICIES = {"endpoint": ENDPOINT_POLICIES, "launcher": CONTROL_POLICIES}
+
+
+@dataclass
+class Server:
+    """One server, and how to reach it."""
+
+    name: str
+    token: security.Token
+    address: str
+    access: security.ServerInterceptor
+    methods: tuple[str, ...]
+    """What its handler tables have."""
+    batch_port: int = 0
+    """Endpoints only."""
+    running: Any = None
+    _channel: grpc.Channel = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Not with our own clients' options: a stranger has no limits.
+        self._channel = grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)])
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.address.rpartition(":")
+        return host, int(port)
+
+    def call(self, method: str, metadata: Any, *, arity: str = "unary_unary", request: bytes = b"") -> bytes:
+        """Call a method as if it were of some arity; raises `grpc.RpcError`."""
+        stub = getattr(self._channel, arity)(method, None, None)
+        given = iter([request]) if arity.startswith("stream") else request
+        reply = stub(given, metadata=metadata, timeout=20)
+        return next(reply) if arity.endswith("stream") else reply
+
+    def refusal(self, method: str, metadata: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+        """Return how a call is refused."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(method, metadata, **options)
+        return caught.value.code(), caught.value.details()
+
+    def close(self) -> None:
+        """End the connection to it."""
+        self._channel.close()
+
+
+@contextlib.contextmanager
+def noted_methods() -> Iterator[list[str]]:
+    """Note the full names of all methods for which handlers are made meanwhile."""
+    names: list[str] = []
+    make = grpc.method_handlers_generic_handler
+
+    def making(service: str, handlers: dict[str, Any]) -> Any:
+        names.extend(f"/{service}/{method}" for method in handlers)
+        return make(service, handlers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpc, "method_handlers_generic_handler", making)
+        yield names
+
+
+@contextlib.contextmanager
+def endpoint(folder: Path, **options: Any) -> Iterator[Server]:
+    """Run an endpoint; it serves no data set."""
+    token = security.Token.generate()
+    path = folder / "token"
+    path.unlink(missing_ok=True)
+    security.write_token(str(path), token)
+    given = {"host": "algo-1", "index": 0, "num_endpoints": 1, "address": "127.0.0.1", "incarnation": "first"}
+    with pytest.MonkeyPatch.context() as patch, noted_methods() as methods:
+        patch.setenv(security.TOKEN_FILE_VARIABLE, str(path))
+        running = Endpoint(EndpointOptions(**{**given, "job_id": JOB, **options}))
+    with running:
+        server = Server(
+            name="endpoint",
+            token=token,
+            address=f"127.0.0.1:{running.port}",
+            access=running._access,
+            methods=tuple(methods),
+            batch_port=running._service.delivery.port,
+            running=running,
+        )
+        with contextlib.closing(server):
+            yield server
+
+
+@contextlib.contextmanager
+def launcher() -> Iterator[Server]:
+    """Run a launcher's control plane; its only peer cannot be reached."""
+    token = security.Token.generate()
+    members = (Member(host="algo-1", role=Role.TRAINER), Member(host="algo-2", role=Role.DATA))
+    own = HostStatus(host="algo-1", incarnation="first", version="1", script_digest="d")
+    facts = RankFacts(
+        remote=True, data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
+    )
+    with noted_methods() as methods:
+        running = Hub(
+            Membership(members, own, timings=Timings(), clock=time.monotonic),
+            address="127.0.0.1",
+            port=0,
+            resolve=lambda _: "127.0.0.1:1",
+            peers=("algo-2",),
+            token=token,
+            job_id=JOB,
+            facts=facts,
+            heartbeat_s=2.0,
+        )
+    with running:
+        server = Server(
+            name="launcher",
+            token=token,
+            address=f"127.0.0.1:{running.port}",
+            access=running._interceptor,
+            methods=tuple(methods),
+            running=running,
+        )
+        with contextlib.closing(server):
+            yield server
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Poll until the condition holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not come true"
+        time.sleep(0.01)

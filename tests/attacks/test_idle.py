@@ -1,0 +1,165 @@
+"""Connections that are of no use cost few threads and descriptors, and not for long; readers are served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import http2
+import pytest
+import servers
+from servers import JOB, Server, wait_for
+from strangers import KINDS, Strangers
+
+from hetero.control.directory import EndpointRecord
+from hetero.control.security import call_metadata
+from hetero.dataplane import delivery
+from hetero.dataplane.delivery import GREETING
+from hetero.dataplane.endpoint import allow_descriptors
+from hetero.dataplane.failures import CallFailedError, Fault
+from hetero.dataplane.link import Link
+from hetero.wire import channels
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+
+import grpc  # isort: skip
+
+pytestmark = [pytest.mark.integration, pytest.mark.attack("A9")]
+
+NUM = 500
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """An endpoint that gives strangers less time than users' do."""
+    monkeypatch.setattr(channels, "HANDSHAKE_MS", 2_000)
+    monkeypatch.setattr(channels, "MAX_IDLE_MS", 2_000)
+    monkeypatch.setattr(delivery, "_HELLO_TIMEOUT_S", 2.0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_descriptors()  # as endpoints do; and both ends of every connection are in this process
+    with servers.endpoint(tmp_path) as server:
+        yield server
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def is_served(server: Server) -> bool:
+    """Tell whether a reader comes through both ports: here, to hear that the data set is not built."""
+    record = EndpointRecord(endpoint_id="a/0", host="a", address=server.address, incarnation="first")
+    metadata = call_metadata(server.token, JOB, incarnation="first")
+    request = pb.FetchRequest(
+        protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=[1], collate=True
+    )
+    with contextlib.closing(Link(record, metadata, Limits())) as link:
+        try:
+            link.attend()
+            link.fetch(request.SerializeToString(), BatchDecoder(), timeout_s=20.0, on_call=lambda call: None)
+        except CallFailedError as error:
+            return error.fault is Fault.UNPREPARED
+    return False
+
+
+def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Server) -> None:
+    assert is_served(endpoint)
+    threads, before = threading.active_count(), descriptors()
+    with Strangers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM) as strangers:
+        assert len(strangers.connections) == NUM
+        # gRPC drops some calls, anybody's, while more than a thousand wait to be looked at: readers ask again.
+        wait_for(lambda: is_served(endpoint), 5.0)
+        # Ours are among them: each connection has an end here, too.
+        assert descriptors() - before <= 2 * NUM + 64
+        assert len(endpoint.running._service.delivery._strangers) <= delivery._MAX_STRANGERS
+        # Few threads refuse and tell strangers how the server is; no connection has one of its own.
+        assert threading.active_count() - threads <= 16
+        # Those who answer gRPC's pings have no calls: they are closed for that. The others answer none.
+        wait_for(lambda: not strangers.living(), 60.0)
+        assert is_served(endpoint)
+        assert descriptors() - before <= NUM + 64
+    wait_for(lambda: descriptors() - before <= 16)
+
+
+def test_connection_that_answers_pings_but_calls_nothing_is_closed(endpoint: Server) -> None:
+    with contextlib.closing(http2.opened(endpoint.place)) as connection:
+        deadline_s = time.monotonic() + 30.0
+        received = b""
+        connection.settimeout(0.2)
+        while time.monotonic() < deadline_s:
+            try:
+                data = connection.recv(65_536)
+            except TimeoutError:
+                continue
+            if not data:
+                break
+            received += data
+            for at in [at for at in range(len(data) - 8) if data[at : at + 5] == b"\0\0\x08\x06\0"]:
+                connection.sendall(http2.frame(http2.PING, 1, 0, data[at + 9 : at + 17]))
+        assert http2.GOAWAY in http2.kinds(received)
+        assert time.monotonic() < deadline_s
+
+
+def test_reader_that_watches_or_attends_is_never_idle(endpoint: Server) -> None:
+    record = EndpointRecord(endpoint_id="a/0", host="a", address=endpoint.address, incarnation="first")
+    metadata = call_metadata(endpoint.token, JOB, incarnation="first")
+    with contextlib.closing(Link(record, metadata, Limits())) as link:
+        link.attend()
+        deadline_s = time.monotonic() + 6.0
+        while time.monotonic() < deadline_s:  # three times what a connection without calls may last
+            assert not link._end
+            endpoint.running._service.delivery.admit()
+            time.sleep(0.2)
+
+
+def test_channel_that_was_idle_and_closed_is_made_anew_by_the_next_call(endpoint: Server) -> None:
+    def ask() -> None:
+        code, _ = endpoint.refusal("/hetero.v1.Data/Describe", call_metadata(endpoint.token, JOB), request=b"\xff")
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+    states: list[grpc.ChannelConnectivity] = []
+    endpoint._channel.subscribe(states.append)
+    ask()
+    wait_for(lambda: grpc.ChannelConnectivity.READY in states)
+    wait_for(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
+    ask()
+    endpoint._channel.unsubscribe(states.append)
+
+
+def test_health_that_is_watched_by_many_has_few_threads(endpoint: Server) -> None:
+    watching = http2.call("/grpc.health.v1.Health/Watch", []) + http2.frame(http2.DATA, 1, 1, b"\0\0\0\0\0")
+    threads = threading.active_count()
+    connections = [http2.opened(endpoint.place, watching) for _ in range(100)]
+    try:
+        for connection in connections[4:]:
+            http2.answer(connection, (b"too many watchers",), timeout_s=20.0)
+        assert threading.active_count() - threads <= 16
+        assert is_served(endpoint)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_ticket_holders_that_never_read_are_bounded_and_others_are_told_to_come_back(endpoint: Server) -> None:
+    """They are of the job, so nobody ends their connections: a trainer may stand still. What they hold is bounded."""
+    from hetero.wire.framing import EncodedBatch
+
+    large = EncodedBatch({"large": b"x" * 2**26})
+    endpoint.running._service.delivery._answer = lambda _request, _has_left: large
+    served = endpoint.running._service.delivery
+    asking = GREETING + served.admit() + struct.pack("<I", 1) + b"x"
+    threads = threading.active_count()
+    with Strangers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM, asking=asking) as strangers:
+        greedy = sum(kind == KINDS[-1] for kind, _ in strangers.connections)
+        assert greedy > served._max_requests // 2
+        wait_for(lambda: served._num_busy == min(greedy, served._max_requests))
+        assert served._num_connections <= greedy
+        assert threading.active_count() - threads <= greedy + 16
+        wait_for(lambda: set(strangers.living()) <= {KINDS[-1]}, 60.0)
+    wait_for(lambda: served._num_connections == 0)
