@@ -28,7 +28,7 @@ def setup_logging(group: str, host: str, role: str, level: str = "info") -> None
         level: ``debug``, ``info``, ``warning`` or ``error`` for hetero's own
             messages; those of libraries are shown from ``warning`` up, unless it is ``debug``.
     """
-    _output.prefix = f"[{' '.join(escape_line(part) for part in (group, host, role) if part)}] "
+    _output.prefix = f"[{' '.join(_escape_part(part) for part in (group, host, role) if part)}] "
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler, _Handler):
@@ -42,6 +42,11 @@ def setup_logging(group: str, host: str, role: str, level: str = "info") -> None
 def escape_line(text: str) -> str:
     r"""Return the text on one line, with control characters as ``\xNN`` or ``\uNNNN``; tabs stay."""
     return _CONTROL.sub(_escape, text)
+
+
+def _escape_part(text: str) -> str:
+    """Return a name for the prefix, which it must not be able to end: group names may hold anything."""
+    return escape_line(text).replace("[", r"\x5b").replace("]", r"\x5d")
 
 
 def relay_line(source: str, text: str) -> None:

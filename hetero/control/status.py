@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hetero.control.directory import EndpointRecord
 from hetero.errors import ExitCode, ProtocolError
+from hetero.logs import escape_line
 from hetero.wire.proto import control_pb2 as pb
 
 __all__ = [
@@ -71,7 +72,7 @@ class Cause:
     @property
     def first_line(self) -> str:
         """The line that every host writes first into its failure file; the same before and after the wire."""
-        return f"HET-{int(self.exit_code):02d} {self.host}: {_one_line(self.summary)}"
+        return escape_line(f"HET-{int(self.exit_code):02d} {self.host}: {_one_line(self.summary)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from hetero.control.status import Cause
+from hetero.logs import escape_line
 
 __all__ = ["MAX_FAILURE_CHARS", "failure_text", "write_failure"]
 
@@ -21,7 +22,8 @@ def failure_text(cause: Cause) -> str:
     """Return the text for ``cause``: its first line, then the end of its detail."""
     head = cause.first_line[:MAX_FAILURE_CHARS]
     room = MAX_FAILURE_CHARS - len(head) - 1
-    detail = cause.detail.strip()
+    # Consoles and terminals show this file: whatever a remote traceback holds, it stays text.
+    detail = "\n".join(escape_line(line) for line in cause.detail.strip().split("\n"))
     if room < 20 or not detail:
         return head
     return f"{head}\n{detail if len(detail) <= room else '...' + detail[-(room - 3) :]}"

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hetero import logs
-from hetero.cluster import ClusterSpec, Role, resolve_address
+from hetero.cluster import ClusterSpec, Role, resolve_address, slug
 from hetero.config import LaunchOptions, Timings
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
@@ -35,7 +35,7 @@ from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, end_descendants
 from hetero.version import __version__
 
-__all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "cause_of"]
+__all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "cause_of", "job_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Host:
         self.name = cluster.current_host
         self.trainer_hosts = [host.name for host in cluster.trainer_hosts]
         self.placement = placement.plan(options, cluster)
-        self.job_id = environ.get("HETERO_JOB_ID") or environ.get("TRAINING_JOB_NAME") or _cluster_digest(cluster)
+        self.job_id = job_id(environ, cluster)
         self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0"}
         self.interrupted_s: float | None = None
         """When this host was asked to stop, monotonic seconds; None while it was not."""
@@ -300,8 +300,16 @@ def _load_token(environ: Mapping[str, str], *, is_required: bool) -> security.To
     return token
 
 
+def job_id(environ: Mapping[str, str], cluster: ClusterSpec) -> str:
+    """Return the id of the job, the same on all its hosts: one plain word, since it travels in headers.
+
+    Where neither the user nor the platform names the job, it is a digest of the cluster.
+    """
+    stated = environ.get("HETERO_JOB_ID") or environ.get("TRAINING_JOB_NAME")
+    return slug(stated) if stated else _cluster_digest(cluster)
+
+
 def _cluster_digest(cluster: ClusterSpec) -> str:
-    """Return an id that the hosts of one cluster share where the platform names no job."""
     text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in cluster.groups])
     return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 PARENT_VARIABLE = "HETERO_PARENT_PID"
 _MAX_HOSTS = 250
+_CHANNEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # becomes a link in every host's tree
 _TICK_S = 0.2
 
 
@@ -115,7 +117,7 @@ def simulate(
         lock, network = _lock_block(options.port)
         stack.callback(lock.close)
         hosts = _make_hosts(cluster, network, output_dir)
-        _write_trees(hosts, cluster, channels)
+        _write_trees(hosts, cluster, channels, output_dir=output_dir)
         work_dir = Path(tempfile.mkdtemp(prefix="hetero-simulate-"))
         stack.callback(shutil.rmtree, work_dir, ignore_errors=True)
         hosts_file = work_dir / "hosts"
@@ -243,6 +245,7 @@ class _Run:
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 
     def _write(self, name: str, line: str) -> None:
+        line = logs.escape_line(line)  # nearly always the launcher has, but its libraries may have written this
         self._logs[name].write(line + "\n")
         if self._status.is_live and PROGRESS_MARK in line:
             self._status.show(line.partition(PROGRESS_MARK)[2])
@@ -282,6 +285,11 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
     if sum(group.count for group in groups) > _MAX_HOSTS:
         raise ConfigError(f"{sum(group.count for group in groups)} hosts; a simulated job has at most {_MAX_HOSTS}")
     for name, path in channels.items():
+        if not _CHANNEL_NAME.fullmatch(name):
+            raise ConfigError(
+                f"--channel {name!r:.80} is no name of a channel; expected at most 64 letters, digits and . _ -, "
+                "with a letter, digit or _ first"
+            )
         if not path.is_dir():
             raise ConfigError(f"--channel {name}={path}: no such folder")
 
@@ -349,8 +357,17 @@ def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[_H
     ]
 
 
-def _write_trees(hosts: Sequence[_Host], cluster: ClusterSpec, channels: Mapping[str, Path]) -> None:
+def _check_is_below(path: Path, folder: Path) -> None:
+    """Raise if links lead out of the folder: what is there is removed before a run."""
+    if path.is_symlink() or folder.resolve() not in path.resolve().parents:
+        raise ConfigError(f"{path} is a link that leads out of {folder}; remove it, or give another --output-dir")
+
+
+def _write_trees(
+    hosts: Sequence[_Host], cluster: ClusterSpec, channels: Mapping[str, Path], *, output_dir: Path
+) -> None:
     for host in hosts:
+        _check_is_below(host.root, output_dir)
         if host.root.exists():
             shutil.rmtree(host.root)
         config = host.base_dir / "input" / "config"
@@ -411,6 +428,6 @@ def _collect(hosts: Sequence[_Host], output_dir: Path) -> None:
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
             source = host.base_dir / "output" / "data" / host.name / name
-            if source.is_file():
+            if source.is_file() and not source.is_symlink():
                 shutil.copyfile(source, output_dir / name)
                 break

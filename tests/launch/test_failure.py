@@ -30,6 +30,7 @@ def test_write_makes_the_folder(tmp_path: Path) -> None:
     assert path.read_text().startswith("HET-30")
 
 
+@pytest.mark.attack("A13")
 def test_write_through_a_link_is_refused_and_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
