@@ -61,7 +61,8 @@ if not TYPE_CHECKING:  # a type checker would take it as a licence for any name
         """Import a public name from its module the first time it is used."""
         if name not in __all__:
             raise AttributeError(f"module 'hetero' has no attribute {name!r}; it has {', '.join(__all__)}")
-        value = getattr(importlib.import_module(_HOMES.get(name, "hetero.errors")), name)
+        home = importlib.import_module(_HOMES.get(name, "hetero.errors"))  # allowed: a name of ours
+        value = getattr(home, name)
         globals()[name] = value
         return value
 

@@ -20,4 +20,4 @@ def imported(name: str) -> Any:
     module = sys.modules.get(name)
     # The import statement looks at the same mark.
     is_incomplete = module is not None and getattr(getattr(module, "__spec__", None), "_initializing", False)
-    return import_module(name) if is_incomplete else module
+    return import_module(name) if is_incomplete else module  # allowed: it is imported already

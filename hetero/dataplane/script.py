@@ -52,7 +52,7 @@ def load_script(path: str, arguments: Sequence[str], *, host: str) -> None:
     sys.modules[SCRIPT_MODULE] = module
     set_script_module(SCRIPT_MODULE)
     try:
-        loader.exec_module(module)
+        loader.exec_module(module)  # allowed: the user's own script
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         failure = ChildFailure(

@@ -73,7 +73,7 @@ def _run(script: str, arguments: list[str]) -> _Failure | None:
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
     except SystemExit as error:
         return _exit_failure(error.code)
     except HeteroError as error:

@@ -122,7 +122,7 @@ def _damaged(data: memoryview, room: memoryview) -> ChecksumError:
 def _module(name: str) -> Any:
     """Return the module of a codec, None if it is not installed."""
     try:
-        return importlib.import_module(_PACKAGES[name][1])
+        return importlib.import_module(_PACKAGES[name][1])  # allowed: a name of ours
     except ImportError:
         return None
 
