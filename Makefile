@@ -1,9 +1,10 @@
 # make test    the whole suite: lint, types, generated code, tests
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
 # make bench   short form of the benchmarks against their peers, under ten minutes; see benchmarks/README.md
+# make fuzz    coverage-guided fuzzing of the parsers for DURATION_S=600 seconds; new inputs go into tests/fuzz/corpus.zip
 # make protos  regenerate hetero/wire/proto from protos/
 #
-# Needs Linux, GNU make and Python 3.10 or newer; everything else goes into .venv, .venv-protos and .venv-bench. Variables:
+# Needs Linux, GNU make and Python 3.10 or newer; everything else goes into .venv, .venv-protos, .venv-bench and .venv-fuzz. Variables:
 #   PYTHON=/path/to/python3     the interpreter of the environments (default: the first that works of those below)
 #   TORCH_INDEX=URL             where pip finds PyTorch's CPU builds (the "CPU" choice on PyTorch's install page). Without
 #                               it, and on a machine without such a wheel, pip takes the CUDA builds: several GB.
@@ -11,7 +12,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test lint types protos protos-check pytest demo bench bench-env clean
+.PHONY: test lint types protos protos-check pytest demo bench bench-env fuzz clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -23,6 +24,8 @@ DEV = .venv/.installed-dev
 DEMO = .venv/.installed-demo
 PROTOS = .venv-protos/.installed
 BENCH = .venv-bench/.installed
+FUZZ = .venv-fuzz/.installed
+DURATION_S ?= 600
 
 test: lint types protos-check pytest
 
@@ -52,6 +55,13 @@ bench: $(BENCH)
 
 bench-env: $(BENCH)
 
+fuzz: $(FUZZ)
+	mkdir -p build/fuzz
+	.venv-fuzz/bin/python tests/fuzz/fuzz_decoder.py --unpack build/fuzz
+	.venv-fuzz/bin/python tests/fuzz/fuzz_decoder.py build/fuzz -max_total_time=$(DURATION_S) -max_len=8192 \
+		-rss_limit_mb=1024 -artifact_prefix=build/ -print_final_stats=1
+	.venv-fuzz/bin/python tests/fuzz/fuzz_decoder.py --pack build/fuzz
+
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "error: found no Python 3.10 or newer; install one, or say PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "error: $(PYTHON) cannot make environments (Debian: python3-venv)" >&2; exit 2; }
@@ -74,5 +84,11 @@ $(BENCH): pyproject.toml constraints.txt | .venv/bin/python
 	.venv-bench/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[bench]'
 	@touch $@
 
+# atheris has wheels for some versions of Python only, and nothing else here needs it.
+$(FUZZ): pyproject.toml constraints.txt | .venv/bin/python
+	test -x .venv-fuzz/bin/python || .venv/bin/python -m venv .venv-fuzz
+	.venv-fuzz/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[compression]' atheris
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-bench .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-bench .venv-fuzz .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -1,0 +1,212 @@
+"""Mutated frames over real connections: to an endpoint, and to a reader."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import servers
+from damage import mutate
+from seeds import BATCHES, answer, seeds
+
+from hetero.control.directory import EndpointRecord
+from hetero.control.security import call_metadata
+from hetero.dataplane.delivery import GREETING, TICKET_BYTES
+from hetero.dataplane.failures import CallFailedError
+from hetero.dataplane.link import Link
+from hetero.errors import DatasetError, ProtocolError
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import control_pb2
+from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.streams import Stream, connect
+
+import grpc  # isort: skip
+
+pytestmark = [pytest.mark.integration, pytest.mark.attack("A7")]
+
+REQUEST = pb.FetchRequest(
+    protocol=PROTOCOL,
+    dataset=pb.DatasetSpec(name="photos", arguments_json="{}"),
+    indices=[1, 2, 3],
+    occurrences=[0, 1, 2],
+    collate=True,
+    seed=17,
+    compression=pb.ZSTD,
+).SerializeToString()
+CONTROL_SEEDS = {
+    "/hetero.v1.Control/Heartbeat": [data[1:] for data in seeds() if data[0] == 6],
+    "/hetero.v1.Launcher/Report": [data[1:] for data in seeds() if data[0] == 7],
+    "/hetero.v1.Launcher/Register": [control_pb2.RegisterRequest(rank=1, world_size=2).SerializeToString()],
+}
+
+
+def threads() -> int:
+    return threading.active_count()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_endpoint_survives_mutated_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(5)
+    given = [data[2:] for data in seeds() if data[0] == 8]
+    codes: Counter[object] = Counter()
+    texts: set[str] = set()
+    with servers.endpoint(tmp_path) as server:
+        metadata = call_metadata(server.token, servers.JOB)
+        for _ in range(1500):
+            method = rng.choice(("Prepare", "Describe"))
+            try:
+                server.call(f"/hetero.v1.Data/{method}", metadata, request=mutate(rng.choice(given), rng))
+                codes["answered"] += 1  # that there is no such data set
+            except grpc.RpcError as error:
+                codes[error.code()] += 1
+                texts.add(error.details() or "")
+    # Nothing that nobody expected, and both sides of the parser were seen.
+    assert set(codes) == {"answered", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+    assert min(codes.values()) > 10
+    assert not any("Traceback" in text for text in texts)
+    assert "internal error" not in caplog.text
+
+
+def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(6)
+    codes: Counter[object] = Counter()
+    texts: set[str] = set()
+    with servers.launcher() as server:
+        metadata = call_metadata(server.token, servers.JOB)
+        for _ in range(1500):
+            method = rng.choice(sorted(CONTROL_SEEDS))
+            try:
+                server.call(method, metadata, request=mutate(rng.choice(CONTROL_SEEDS[method]), rng))
+                codes["accepted"] += 1
+            except grpc.RpcError as error:
+                codes[error.code()] += 1
+                texts.add(error.details() or "")
+        assert server.call("/hetero.v1.Launcher/Report", metadata) == b""
+    assert set(codes) == {"accepted", grpc.StatusCode.INVALID_ARGUMENT}
+    assert min(codes.values()) > 100
+    assert not any("Traceback" in text for text in texts)
+
+
+@contextlib.contextmanager
+def attended(server: servers.Server) -> Iterator[bytes]:
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
+            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=call_metadata(server.token, servers.JOB)
+        )
+        yield pb.AttendReply.FromString(next(call)).ticket
+        call.cancel()
+
+
+def test_endpoint_survives_mutated_greetings_and_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(7)
+    whole = struct.pack("<I", len(REQUEST)) + REQUEST
+    with servers.endpoint(tmp_path) as server, attended(server) as ticket:
+        place = ("127.0.0.1", server.batch_port)
+        before = threads(), descriptors()
+        for number in range(3000):
+            greeting = GREETING + ticket
+            said = mutate(greeting, rng) + whole if number % 3 == 0 else greeting + mutate(whole, rng)
+            with socket.create_connection(place, 20.0) as connection, contextlib.suppress(OSError):
+                connection.sendall(said)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass
+        servers.wait_for(lambda: threads() <= before[0] + 2)
+        servers.wait_for(lambda: descriptors() <= before[1] + 4)
+        with contextlib.closing(connect(*place)) as stream:
+            stream.send_raw(GREETING + ticket)
+            stream.send(REQUEST)
+            message = stream.receive_message(2**20)
+        assert message is not None
+        assert pb.Answer.FromString(message).refusal.reason == pb.Refusal.UNPREPARED
+        servers.wait_for(lambda: server.running._service.delivery._num_busy == 0)
+    assert "internal error" not in caplog.text
+
+
+class Liar:
+    """The real service for `Attend`; batches come from here, mutated."""
+
+    def __init__(self, server: servers.Server) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._server = server
+        server.running._service.delivery.port = self._listener.getsockname()[1]
+        self.next: bytes = b""
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            # The first connection is made in advance, and waits for its request.
+            threading.Thread(target=self._answer, args=(Stream(connection),), daemon=True).start()
+
+    def _answer(self, stream: Stream) -> None:
+        with contextlib.closing(stream), contextlib.suppress(OSError, ProtocolError):
+            stream.receive_into(memoryview(bytearray(len(GREETING) + TICKET_BYTES)))
+            if stream.receive_message(2**20) is not None:
+                stream.send_raw(self.next)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_reader_survives_mutated_answers(tmp_path: Path, compression: str | None) -> None:
+    if compression is not None:
+        pytest.importorskip({"lz4": "lz4.block", "zstd": "zstandard"}[compression])
+    rng = random.Random(8)
+    given = [answer(batch, compression) for batch in BATCHES]
+    limits = Limits(max_batch_bytes=2**16)
+    outcomes: Counter[str] = Counter()
+    largest = 0
+
+    def allocate(nbytes: int) -> memoryview:
+        nonlocal largest
+        largest = max(largest, nbytes)
+        return memoryview(bytearray(nbytes))
+
+    def fetch(link: Link) -> Any:
+        decoder = BatchDecoder(limits, allocate=allocate, compression=compression)
+        link.fetch(b"request", decoder, timeout_s=20.0, on_call=lambda call: None)
+        return decoder.result()
+
+    with (
+        servers.endpoint(tmp_path) as server,
+        contextlib.closing(Liar(server)) as liar,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("hetero.wire.framing._allocate", allocate)
+        record = EndpointRecord(endpoint_id="a/0", host="a", address=server.address, incarnation="first")
+        metadata = call_metadata(server.token, servers.JOB, incarnation="first")
+        with contextlib.closing(Link(record, metadata, limits)) as link:
+            link.attend()
+            for _ in range(700):
+                liar.next = mutate(rng.choice(given), rng)
+                try:
+                    fetch(link)
+                    outcomes["batch"] += 1
+                except (ProtocolError, DatasetError, CallFailedError) as error:
+                    outcomes[type(error).__name__] += 1
+            liar.next = given[0]
+            assert fetch(link)["scalar"] == 2
+            assert len(link._streams) <= 1
+    assert largest <= limits.max_batch_bytes
+    assert outcomes["ProtocolError"] + outcomes["ChecksumError"] > 150
+    assert outcomes["CallFailedError"] > 20

@@ -1,0 +1,97 @@
+"""What the fuzzer found worth keeping, and frames mutated by the hundred thousand: nothing but documented errors."""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+import zipfile
+from collections import Counter
+
+import pytest
+from damage import mutate
+from fuzz_decoder import CORPUS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seeds import BATCHES, answer, seeds
+from targets import LIMITS, TARGETS, run, split_answer
+
+from hetero.batches.purity import compare
+from hetero.wire.framing import BatchDecoder
+
+pytest.importorskip("torch")  # imported before memory is counted
+pytest.importorskip("lz4.block")
+pytest.importorskip("zstandard")
+pytestmark = [pytest.mark.attack("A3"), pytest.mark.attack("A5"), pytest.mark.attack("A6"), pytest.mark.attack("A7")]
+
+NUM_FRAMES = int(os.environ.get("MUTATED_FRAMES", "100000"))
+SHARDS = 10
+
+
+def test_every_seed_is_accepted_by_its_parser() -> None:
+    outcomes = Counter(f"{data[0]} {run(data)}" for data in seeds())
+    assert {int(name.split()[0]) for name in outcomes} == set(range(len(TARGETS)))
+    refused = {name for name in outcomes if not name.endswith("accepted")}
+    assert refused == {"0 DatasetError", "0 RefusedError"}
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
+def test_answer_that_is_whole_gives_the_batch(batch: object) -> None:
+    message, payload = split_answer(answer(batch))
+    decoder = BatchDecoder(LIMITS)
+    decoder.take_message(message)
+    while not decoder.done:
+        room = decoder.room()
+        room[:] = payload[: len(room)]
+        payload = payload[len(room) :]
+        decoder.filled(len(room))
+    assert compare(batch, decoder.result()) is None
+
+
+def test_corpus_of_the_fuzzer_raises_nothing_undocumented() -> None:
+    with zipfile.ZipFile(CORPUS) as archive:
+        contents = [archive.read(name) for name in archive.namelist()]
+    assert len(contents) > 50
+    outcomes = Counter(run(data) for data in contents)
+    assert outcomes["accepted"] > 5
+    assert outcomes["ProtocolError"] > 20
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_mutated_frames_raise_nothing_undocumented_and_allocate_nothing_beyond_the_limits(shard: int) -> None:
+    rng = random.Random(f"frames {shard}")
+    given = seeds()
+    outcomes: Counter[str] = Counter()
+    for data in given:  # what is imported or kept on first use is no allocation for a frame
+        run(data)
+    tracemalloc.start()
+    try:
+        for _ in range(NUM_FRAMES // SHARDS):
+            data = rng.choice(given)
+            outcomes[run(data[:1] + mutate(data[1:], rng))] += 1
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(outcomes.values()) == NUM_FRAMES // SHARDS
+    # The limits here are 64 KiB a batch; the rest is protobuf's and numpy's for a few kilobytes of message.
+    assert peak < 16 * LIMITS.max_batch_bytes
+    # Both sides of every check were seen.
+    assert outcomes["accepted"] > NUM_FRAMES // SHARDS // 50
+    assert outcomes["ProtocolError"] + outcomes["ChecksumError"] > NUM_FRAMES // SHARDS // 4
+
+
+@settings(max_examples=500)
+@given(data=st.binary(max_size=200))
+def test_noise_raises_nothing_undocumented(data: bytes) -> None:
+    for target in range(len(TARGETS)):
+        run(bytes([target]) + data)
+
+
+@settings(max_examples=300)
+@given(source=st.data())
+def test_spliced_frames_raise_nothing_undocumented(source: st.DataObject) -> None:
+    """The beginning of one valid frame, the end of another: what mutation by bytes hardly reaches."""
+    given = seeds()
+    first, second = source.draw(st.sampled_from(given)), source.draw(st.sampled_from(given))
+    at, end = source.draw(st.integers(1, len(first))), source.draw(st.integers(1, len(second)))
+    run(first[:at] + second[end:])
