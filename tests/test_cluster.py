@@ -309,6 +309,7 @@ def test_resource_config_reads_back_as_the_same_cluster() -> None:
     assert parse_cluster(spec.to_resource_config(), source="test") == spec
 
 
+@pytest.mark.attack("A13")
 @pytest.mark.parametrize("name", ["../../etc/x", ".", "..", "/", "a/b", "a b", "-rf", ".hidden", "ü" * 64, "x\u0000y"])
 def test_slug_of_an_odd_name_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     path = (tmp_path / slug(name)).resolve()
@@ -318,6 +319,7 @@ def test_slug_of_an_odd_name_stays_in_its_folder(tmp_path: Path, name: str) -> N
     assert not slug(name).startswith("-")
 
 
+@pytest.mark.attack("A13")
 @given(st.text(min_size=1, max_size=64), st.text(min_size=1, max_size=64))
 def test_slugs_of_different_names_differ(one: str, other: str) -> None:
     assert (slug(one) == slug(other)) is (one == other)

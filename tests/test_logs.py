@@ -45,6 +45,7 @@ def test_libraries_are_quiet_below_warning(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "[a b c] WARNING shown\n"
 
 
+@pytest.mark.attack("A14")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -59,6 +60,7 @@ def test_control_characters_are_escaped(text: str, expected: str) -> None:
     assert logs.escape_line(text) == expected
 
 
+@pytest.mark.attack("A14")
 def test_forged_line_in_a_message_keeps_the_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup_logging("a", "b", "c")
     logging.getLogger("hetero").error("failed: %s", "x\n[a algo-9 trainer] INFO hetero_metric step_time_ms=0\x1b[2K")
@@ -68,6 +70,7 @@ def test_forged_line_in_a_message_keeps_the_prefix(capsys: pytest.CaptureFixture
     ]
 
 
+@pytest.mark.attack("A14")
 def test_traceback_is_prefixed_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup_logging("a", "b", "c")
     try:

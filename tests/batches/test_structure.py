@@ -139,6 +139,7 @@ def test_round_trip_every_kind_is_the_same(batch: Any) -> None:
     assert compare(batch, round_trip(batch)) is None
 
 
+@pytest.mark.attack("A3")
 def test_round_trip_dataclass_runs_no_code_of_the_user() -> None:
     sample = Sample("a", np.arange(3))
     assert sample.built == 1
@@ -281,6 +282,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.attack("A7")
 @pytest.mark.parametrize("tree", MALFORMED.values(), ids=MALFORMED.keys())
 def test_unflatten_malformed_tree_is_a_protocol_error(tree: Any) -> None:
     _, leaves = flatten((np.zeros(1), np.ones(1)))

@@ -111,6 +111,7 @@ def test_hub_port_in_use_names_the_port() -> None:
         make_hub("data", {}, port=trainer.port)
 
 
+@pytest.mark.attack("A10")
 @pytest.mark.parametrize("method", sorted(CONTROL_POLICIES))
 def test_hub_call_without_token_is_refused(hubs: tuple[Hub, Hub], method: str) -> None:
     trainer, _ = hubs
@@ -139,6 +140,7 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
         assert membership.own.decided.first_line == "HET-30 trainer: rank 0: boom"
 
 
+@pytest.mark.attack("A11")
 def test_session_of_another_job_is_refused(hubs: tuple[Hub, Hub]) -> None:
     trainer, _ = hubs
     with pytest.raises(HeteroError, match="FAILED_PRECONDITION"):

@@ -108,6 +108,7 @@ def test_connection_with_a_ticket_is_answered_as_often_as_it_asks(
     assert num_threads() == 2
 
 
+@pytest.mark.attack("A1")
 @pytest.mark.parametrize(
     "said",
     [
@@ -147,6 +148,7 @@ def test_stranger_that_leaves_in_the_middle_of_its_hello_is_forgotten(
     assert is_served(served, streams)
 
 
+@pytest.mark.attack("A9")
 def test_stranger_that_trickles_is_closed_when_its_time_is_over(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ def test_hello_in_many_pieces_is_accepted(serve: Serve, streams: contextlib.Exit
     assert bytes(ask(stream)["request"]) == b"request"
 
 
+@pytest.mark.attack("A9")
 def test_flood_of_strangers_costs_few_descriptors_and_readers_are_served(
     serve: Serve, streams: contextlib.ExitStack, tools: Any
 ) -> None:
@@ -260,6 +263,7 @@ def test_connection_beyond_the_bound_that_asks_nothing_is_closed(
     assert bytes(ask(first)["request"]) == b"request"
 
 
+@pytest.mark.attack("A9")
 def test_connections_that_are_idle_keep_nobody_out(serve: Serve, streams: contextlib.ExitStack) -> None:
     served = serve(max_requests=2)
     ticket = served.admit()
@@ -285,6 +289,7 @@ def test_reader_that_does_not_read_frees_its_thread_when_its_attendance_ends(
     assert not served._tickets
 
 
+@pytest.mark.attack("A11")
 def test_ticket_of_a_reader_that_left_admits_nobody(serve: Serve, streams: contextlib.ExitStack) -> None:
     served = serve()
     ticket = served.admit()
@@ -317,6 +322,7 @@ def test_answer_nobody_waits_for_is_given_up(
     tools.wait_for(lambda: num_threads() == 1)
 
 
+@pytest.mark.attack("A8")
 def test_request_that_is_too_long_is_rejected(serve: Serve, streams: contextlib.ExitStack) -> None:
     served = serve()
     stream = admitted(served, streams)

@@ -43,6 +43,7 @@ def status(address: str, method: str, request: bytes, metadata: tuple[tuple[str,
     return caught.value.code(), channels.short_details(caught.value)
 
 
+@pytest.mark.attack("A1")
 def test_every_method_demands_the_token(address: str) -> None:
     assert {f"/hetero.v1.Data/{method}" for method in METHODS} == set(DATA_POLICIES)
     for method in METHODS:
@@ -51,6 +52,7 @@ def test_every_method_demands_the_token(address: str) -> None:
             assert found is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.attack("A2")
 @pytest.mark.parametrize(
     "method",
     [
@@ -64,6 +66,8 @@ def test_unknown_methods_are_refused_even_with_the_token(job: Any, address: str,
     assert found is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.attack("A3")
+@pytest.mark.attack("A8")
 def test_requests_that_break_the_protocol_are_refused_and_harm_nothing(job: Any, tools: Any, address: str) -> None:
     good = call_metadata(job.token, JOB)
     spec = pb.DatasetSpec(name="numbers", arguments_json="{}")
@@ -111,6 +115,9 @@ def ask(stream: Stream, request: bytes) -> None:
     BatchDecoder().take_message(answer)
 
 
+@pytest.mark.attack("A3")
+@pytest.mark.attack("A8")
+@pytest.mark.attack("A12")
 def test_batch_requests_that_break_the_protocol_are_refused_and_harm_nothing(
     job: Any, tools: Any, address: str
 ) -> None:
@@ -164,6 +171,7 @@ def test_text_that_is_not_utf8_is_refused_by_every_protobuf(
     assert not any("internal error" in line for line in job.lines)
 
 
+@pytest.mark.attack("A1")
 def test_connections_without_a_valid_ticket_are_closed_without_a_word(job: Any, address: str) -> None:
     with attended(job, address) as (place, ticket):
         for hello in (
@@ -187,6 +195,7 @@ def test_connections_without_a_valid_ticket_are_closed_without_a_word(job: Any, 
         assert stream.receive_message(2**21) is None
 
 
+@pytest.mark.attack("A9")
 def test_strangers_who_say_nothing_do_not_keep_others_out(job: Any, tools: Any, address: str) -> None:
     with attended(job, address) as (place, _ticket), contextlib.ExitStack() as stack:
         for _ in range(200):
@@ -206,6 +215,7 @@ def test_end_of_attendance_ends_its_connections(job: Any, address: str) -> None:
     stream.close()
 
 
+@pytest.mark.attack("A2")
 def test_health_is_open_and_says_serving(address: str) -> None:
     def named(name: bytes) -> bytes:
         return b"\x0a" + bytes([len(name)]) + name

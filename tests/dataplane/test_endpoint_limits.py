@@ -29,6 +29,7 @@ def test_endpoint_may_open_more_descriptors_than_a_shell_allows(job: Any) -> Non
     assert int(line.split()[3]) == min(hard, 2**16)
 
 
+@pytest.mark.attack("A1")
 def test_strangers_at_both_ports_count_as_authentication_failures(job: Any, tools: Any) -> None:
     pool = job.pool()
     link = Link(pool.records[0], call_metadata(job.token, "test-job"), Limits())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from harness import Job, StartLauncher
 
 
@@ -57,6 +58,7 @@ def test_host_that_is_not_in_the_cluster_leaves_a_failure_file(start_launcher: S
     assert failure(job).startswith("HET-10 ")
 
 
+@pytest.mark.attack("A15")
 def test_wrong_token_ends_both_hosts_and_shows_none_of_it(start_launcher: StartLauncher) -> None:
     trainer = start_launcher("algo-2", token="right-secret")
     data = start_launcher("algo-1", token="wrong-secret")

@@ -62,6 +62,8 @@ def test_report_of_many_ranks_and_hosts_stays_bounded(
 EVIL = "x`|\n# <script>alert(1)</script> [a](javascript:b) ![i](http://e) **b** \x1b[31m\u202e_c_"
 
 
+@pytest.mark.attack("A14")
+@pytest.mark.attack("A22")
 def test_text_from_elsewhere_cannot_be_markup(
     make_facts: FactsMaker, summary_of: Callable[..., StepSummary], usage_of: Callable[..., HostUsage]
 ) -> None:

@@ -218,6 +218,7 @@ def test_decoder_codec_that_was_not_asked_for_is_refused(sent: str, asked: str |
         decode(encode(ramp(5000), sent), asked)
 
 
+@pytest.mark.attack("A6")
 @pytest.mark.parametrize("name", COMPRESSIONS)
 @pytest.mark.parametrize("nbytes", [100, 5000, BLOCK_BYTES])
 def test_decoder_bomb_stops_at_the_declared_size(name: str, nbytes: int) -> None:
@@ -227,6 +228,7 @@ def test_decoder_bomb_stops_at_the_declared_size(name: str, nbytes: int) -> None
         decode(of_block(name, bomb, nbytes), name, LIMITS)
 
 
+@pytest.mark.attack("A6")
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_codec_bomb_writes_no_byte_beyond_its_room(name: str) -> None:
     memory = np.full(6000, 7, np.uint8)
@@ -235,6 +237,7 @@ def test_codec_bomb_writes_no_byte_beyond_its_room(name: str) -> None:
     assert (memory[5000:] == 7).all()
 
 
+@pytest.mark.attack("A6")
 def test_zstd_frame_that_wants_a_large_window_is_refused() -> None:
     """A frame may ask for 128 MiB to be undone in, however little it gives."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
@@ -257,12 +260,14 @@ def test_decoder_other_content_of_the_right_size_is_a_checksum_error(name: str) 
         decode(of_block(name, compressed(name, b"\1" * 5000), 5000), name)
 
 
+@pytest.mark.attack("A6")
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_decoder_header_of_compressed_gigabyte_allocates_nothing(name: str) -> None:
     with pytest.raises(ProtocolError, match="exceeds"):
         decode(of_block(name, b"\0" * 100, 2**31), name)
 
 
+@pytest.mark.attack("A7")
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_decoder_mutated_compressed_answers_raise_nothing_but_protocol_errors(name: str) -> None:
     rng = random.Random(17)

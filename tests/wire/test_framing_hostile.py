@@ -246,6 +246,8 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
 }
 
 
+@pytest.mark.attack("A5")
+@pytest.mark.attack("A7")
 @pytest.mark.parametrize("name", CASES)
 def test_decoder_malformed_frames_are_a_protocol_error(name: str) -> None:
     build, message = CASES[name]
@@ -253,6 +255,7 @@ def test_decoder_malformed_frames_are_a_protocol_error(name: str) -> None:
         decode(build())
 
 
+@pytest.mark.attack("A5")
 def test_decoder_sizes_that_disagree_are_refused_before_allocation() -> None:
     answer = pb.Answer.FromString(of_leaf(b"1234")[0])
     answer.header.payload_bytes = 5
@@ -260,6 +263,7 @@ def test_decoder_sizes_that_disagree_are_refused_before_allocation() -> None:
         BatchDecoder(LIMITS).take_message(answer.SerializeToString())
 
 
+@pytest.mark.attack("A5")
 def test_decoder_leaves_that_exceed_the_batch_together_are_refused() -> None:
     leaf = pb.Leaf(dtype=pb.U8, container=pb.ARRAY, shape=[4096], nbytes=4096)
     structure = pb.Structure(root=node_list(pb.Node(leaf=0), pb.Node(leaf=1)), leaves=[leaf] * 2)
@@ -268,6 +272,7 @@ def test_decoder_leaves_that_exceed_the_batch_together_are_refused() -> None:
         BatchDecoder(LIMITS).take_message(header)
 
 
+@pytest.mark.attack("A5")
 def test_decoder_more_list_items_than_allowed_together_are_refused() -> None:
     leaf = pb.Leaf(dtype=pb.BOOL, container=pb.LIST, shape=[10], nbytes=10)
     structure = pb.Structure(root=node_list(pb.Node(leaf=0), pb.Node(leaf=1)), leaves=[leaf] * 2)
@@ -275,6 +280,7 @@ def test_decoder_more_list_items_than_allowed_together_are_refused() -> None:
         decode(signed(structure.SerializeToString(), bytes(20)), Limits(max_list_items=15))
 
 
+@pytest.mark.attack("A3")
 def test_decoder_pickle_is_not_loaded(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
 
@@ -308,6 +314,7 @@ def test_decoder_damaged_inline_number_is_a_checksum_error() -> None:
         decode((message.replace(np.float64(1234.5).tobytes(), np.float64(1234.25).tobytes()), payload))
 
 
+@pytest.mark.attack("A7")
 def test_decoder_mutated_answers_raise_nothing_but_protocol_errors() -> None:
     rng = random.Random(17)
     message, payload = encode(BATCH)
@@ -329,6 +336,7 @@ def test_decoder_mutated_answers_raise_nothing_but_protocol_errors() -> None:
     assert outcomes["ProtocolError"] > 1000
 
 
+@pytest.mark.attack("A7")
 def test_decoder_mutated_and_signed_batches_raise_nothing_but_protocol_errors() -> None:
     """Behind the checksum, where whoever has the token can get."""
     rng = random.Random(23)
@@ -347,6 +355,7 @@ def test_decoder_mutated_and_signed_batches_raise_nothing_but_protocol_errors() 
     assert min(outcomes.values()) > 100  # both sides were tried
 
 
+@pytest.mark.attack("A7")
 @settings(deadline=None, max_examples=200)
 @given(
     message=st.binary(max_size=64).flatmap(lambda b: st.sampled_from([b, b"\x0a" + b, b"\x12" + b, b"\x1a" + b])),

@@ -97,6 +97,7 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         to_proto(request(**fields), Limits(max_indices=10))
 
 
+@pytest.mark.attack("A12")
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

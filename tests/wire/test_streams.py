@@ -77,6 +77,7 @@ def test_payload_of_more_pieces_than_one_call_takes_arrives(pair: tuple[Stream, 
     thread.join(30)
 
 
+@pytest.mark.attack("A8")
 def test_message_longer_than_allowed_is_refused_before_it_is_read(pair: tuple[Stream, Stream]) -> None:
     pair[0].send_raw(struct.pack("<I", 2**32 - 1))
     with pytest.raises(ProtocolError, match="4294967295 bytes is announced, at most 100"):
