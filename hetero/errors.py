@@ -5,8 +5,9 @@
     |- ClusterError                         |  |- EndpointUnavailableError
     |- PortError                            |  |- BatchTimeoutError (also TimeoutError)
     |- ChildFailedError                     |  |- DatasetMismatchError
-    |- ShutdownError                        |  |- ProtocolError
-    `- DatasetError                         |  `- AuthenticationError
+    |- ResourcesError                       |  |- ProtocolError
+    |- ShutdownError                        |  `- AuthenticationError
+    `- DatasetError
 
 Each takes one record: a message, or a frozen dataclass whose ``str`` is the
 message. One argument is what makes an exception survive the trip between
@@ -34,6 +35,7 @@ __all__ = [
     "HeteroError",
     "PortError",
     "ProtocolError",
+    "ResourcesError",
     "SampleFailure",
     "ShutdownError",
     "first_line",
@@ -126,6 +128,12 @@ class PortError(HeteroError):
     """A port is taken or an address cannot be bound."""
 
     exit_code = ExitCode.PORT
+
+
+class ResourcesError(HeteroError):
+    """Descriptors, memory or disk do not suffice."""
+
+    exit_code = ExitCode.RESOURCES
 
 
 class ChildFailedError(HeteroError):

@@ -1,18 +1,31 @@
 """Log lines that say where they come from, and cannot be forged by what they quote.
 
-Every line goes to standard error as ``[group host role] LEVEL message`` in
-one write, without colours. Control characters are escaped, and a message of
+Every line goes to standard error as ``[group host role] LEVEL message``, without
+colours. Control characters are escaped, and a message of
 several lines has the prefix on each: nothing that a remote traceback or a
 training script prints can look like another host's line.
+
+A process that must not wait for the reader of its output (a pager, a log collector
+that stands still) writes behind: see `write_behind`.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
+import os
 import re
+import select
 import sys
+import threading
+from collections.abc import Iterator
 
-__all__ = ["escape_line", "relay_line", "setup_logging", "write_line"]
+__all__ = ["LineWriter", "dropped_lines", "escape_line", "relay_line", "setup_logging", "write_behind", "write_line"]
+
+_MAX_WAITING_BYTES = 4 * 2**20
+_CHUNK_BYTES = 64 * 1024
+_LAST_WRITES_S = 2.0
 
 # C0 without tab, DEL, C1, line separators, direction overrides, and halves of surrogate pairs.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -60,10 +73,14 @@ def relay_line(source: str, text: str) -> None:
 
 
 def write_line(line: str) -> None:
-    """Write a line that has its prefix already, escaped, in one write.
+    """Write a line that has its prefix already, escaped.
 
     A closed or full output loses the line and stops nothing.
     """
+    writer = _output.writer
+    if writer is not None:
+        writer.put(escape_line(line))
+        return
     try:
         sys.stderr.write(escape_line(line) + "\n")
         sys.stderr.flush()
@@ -71,10 +88,132 @@ def write_line(line: str) -> None:
         pass
 
 
+class LineWriter:
+    """Writes lines to a descriptor on a thread of its own, so that who logs never waits. Thread-safe.
+
+    What the reader is too slow for is dropped, counted, and said once there is room again.
+
+    Args:
+        descriptor: Where to write; stays open.
+        max_bytes: Lines that may wait.
+    """
+
+    def __init__(self, descriptor: int, *, max_bytes: int = _MAX_WAITING_BYTES) -> None:
+        self._descriptor = descriptor
+        self._max_bytes = max_bytes
+        self._lines: collections.deque[bytes] = collections.deque()
+        self._num_bytes = 0
+        self._num_dropped = 0
+        self._num_said = 0
+        self._is_broken = False
+        self._is_closed = False
+        self._is_idle = True
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_dropped(self) -> int:
+        """Lines lost so far."""
+        with self._changed:
+            return self._num_dropped
+
+    def put(self, line: str) -> None:
+        """Have a line written, or drop it; does not wait."""
+        data = line.encode("utf-8", "replace") + b"\n"
+        with self._changed:
+            if self._is_closed or self._is_broken or self._num_bytes + len(data) > self._max_bytes:
+                self._num_dropped += 1
+                return
+            self._say_dropped()
+            self._lines.append(data)
+            self._num_bytes += len(data)
+            self._changed.notify_all()
+
+    def _say_dropped(self) -> None:
+        """Queue a line at the place of those that were dropped since the last such line."""
+        count, self._num_said = self._num_dropped - self._num_said, self._num_dropped
+        if count:
+            text = f"{_output.prefix}WARNING {count} lines were dropped here: this output is read too slowly"
+            self._lines.append(text.encode("utf-8", "replace") + b"\n")
+            self._num_bytes += len(self._lines[-1])
+
+    def close(self, timeout_s: float = _LAST_WRITES_S) -> None:
+        """Write what waits, for at most ``timeout_s`` seconds, then drop lines; idempotent."""
+        with self._changed:
+            self._changed.wait_for(lambda: (self._is_idle and not self._lines) or self._is_broken, timeout_s)
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while chunk := self._take():
+            try:
+                self._write(chunk)
+            except OSError:  # nobody reads any more
+                with self._changed:
+                    self._is_broken = True
+                    self._num_dropped += len(self._lines)
+                    self._lines.clear()
+                    self._num_bytes = 0
+                    self._changed.notify_all()
+
+    def _take(self) -> bytes:
+        """Wait for lines and return the next of them; empty at the end."""
+        with self._changed:
+            self._is_idle = True
+            self._changed.notify_all()
+            if not self._lines and not self._is_broken:
+                self._say_dropped()
+            self._changed.wait_for(lambda: self._lines or self._is_closed)
+            if self._is_closed:
+                return b""
+            self._is_idle = False
+            parts: list[bytes] = []
+            size = 0
+            while self._lines and size < _CHUNK_BYTES:
+                parts.append(self._lines.popleft())
+                size += len(parts[-1])
+            self._num_bytes -= size
+            return b"".join(parts)
+
+    def _write(self, chunk: bytes) -> None:
+        while chunk:
+            try:
+                written = os.write(self._descriptor, chunk)
+            except BlockingIOError:  # somebody has made it non-blocking: it is shared with other processes
+                select.select([], [self._descriptor], [], 1.0)
+                continue
+            chunk = chunk[written:]
+
+
+@contextlib.contextmanager
+def write_behind() -> Iterator[None]:
+    """Have lines written by a thread of its own while this lasts, where standard error has a descriptor."""
+    try:
+        writer = LineWriter(sys.stderr.fileno())
+    except (OSError, ValueError):  # captured by a test, or closed
+        yield
+        return
+    _output.writer = writer
+    try:
+        yield
+    finally:
+        writer.close()
+        if not writer.num_dropped:
+            _output.writer = None  # else the reader has stopped, and a direct write would wait for it
+
+
+def dropped_lines() -> int:
+    """Return how many lines of this process were lost because nobody read them in time."""
+    writer = _output.writer
+    return 0 if writer is None else writer.num_dropped
+
+
 class _Output:
-    """What this process puts before its lines."""
+    """What this process puts before its lines, and who writes them."""
 
     prefix = ""
+    writer: LineWriter | None = None
 
 
 class _Handler(logging.Handler):

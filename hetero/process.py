@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetero.errors import ExitCode
+from hetero.errors import ExitCode, ResourcesError
 
 if TYPE_CHECKING:
     import psutil
@@ -21,16 +25,26 @@ if TYPE_CHECKING:
 __all__ = [
     "SignalWaiter",
     "adopt_descendants",
+    "allow_descriptors",
     "describe_exit_status",
     "die_with_parent",
     "end_descendants",
+    "is_resource_tracker",
+    "kill_all",
     "limit_threads",
+    "reap_adopted",
+    "start_child",
     "thread_limits",
 ]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER_GRACE_S = 2.0
+_MAX_DESCRIPTORS = 2**16
+"""More than all connections need; there are programs that try to close every one that they might have."""
+
+_starting = threading.Lock()
+_own_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 _MEMORY_FILES = (
     ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory.max"),
@@ -71,7 +85,7 @@ def end_descendants() -> None:
     tracker_deadline_s = time.monotonic() + _TRACKER_GRACE_S
     while children := psutil.Process().children(recursive=True):
         # Python's trackers remove the semaphores and shared memory of dead processes, and end after the last of these.
-        doomed = [child for child in children if not _is_resource_tracker(child)]
+        doomed = [child for child in children if not is_resource_tracker(child)]
         if not doomed and time.monotonic() < tracker_deadline_s:
             psutil.wait_procs(children, timeout=0.1)
             continue
@@ -84,7 +98,64 @@ def end_descendants() -> None:
                 os.waitpid(child.pid, 0)  # not a child but a child's: it comes to us, or is gone, by the next round
 
 
-def _is_resource_tracker(process: psutil.Process) -> bool:
+def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process whose end the caller waits for; `reap_adopted` leaves it alone. The arguments are Popen's."""
+    with _starting:
+        process = subprocess.Popen(command, **options)
+        _own_children.add(process)
+    return process
+
+
+def reap_adopted() -> None:
+    """Take leave of ended children that `start_child` did not start: orphans that came to this process.
+
+    As process 1 of a container, or after `adopt_descendants`, this process inherits them, and each
+    holds a place in the process table until then. Does not block.
+    """
+    with _starting:
+        own = {process.pid for process in _own_children if process.returncode is None}
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in own:
+                return  # whoever waits for that one takes it; the next call comes to those behind it
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes, of which some may have ended already. Does not wait."""
+    from psutil import Error
+
+    for process in processes:
+        with contextlib.suppress(Error):
+            process.kill()
+
+
+def allow_descriptors(needed: int = 0) -> None:
+    """Raise the soft limit of open files as far as the hard one lets it: the usual 1,024 do not suffice.
+
+    Args:
+        needed: What this process cannot do without.
+
+    Raises:
+        ResourcesError: If the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    bound = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if bound < needed:
+        raise ResourcesError(
+            f"this process may open {bound} files, it needs about {needed}: raise the hard limit (ulimit -Hn, "
+            "or LimitNOFILE= or --ulimit nofile= of whatever starts it)"
+        )
+    wanted = min(bound, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def is_resource_tracker(process: psutil.Process) -> bool:
+    """Tell whether this is a helper of Python's multiprocessing that cleans up after its process, and then ends."""
     from psutil import Error
 
     try:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -92,3 +95,56 @@ def test_closed_output_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Closed())
     logging.getLogger("hetero").error("lost")
     logs.relay_line("rank 0", "lost")
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read_end, write_end = os.pipe()
+    yield read_end, write_end
+    for descriptor in (read_end, write_end):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+@pytest.mark.fault("F37")
+def test_writer_with_a_stopped_reader_never_waits_and_says_what_it_dropped(pipe: tuple[int, int]) -> None:
+    read_end, write_end = pipe
+    writer = logs.LineWriter(write_end, max_bytes=10_000)
+    line = "x" * 99
+    for _ in range(2_000):  # twice what the pipe and the queue hold
+        writer.put(line)
+    dropped = writer.num_dropped
+    assert dropped > 0
+    received = b""
+    while b"dropped" not in received:  # the reader goes on
+        received += os.read(read_end, 65536)
+    writer.put("after")
+    writer.close()
+    os.close(write_end)
+    while chunk := os.read(read_end, 65536):
+        received += chunk
+    lines = received.decode().splitlines()
+    assert lines.count(line) == 2_000 - dropped
+    assert f"WARNING {dropped} lines were dropped here" in "\n".join(lines)
+    assert lines[-1] == "after"
+
+
+@pytest.mark.fault("F37")
+def test_writer_whose_reader_is_gone_drops_and_goes_on(pipe: tuple[int, int]) -> None:
+    read_end, write_end = pipe
+    os.close(read_end)
+    writer = logs.LineWriter(write_end)
+    writer.put("lost")
+    writer.close()
+    writer.put("lost too")
+    assert writer.num_dropped >= 1
+
+
+def test_writer_that_is_closed_gives_up_on_a_stopped_reader(pipe: tuple[int, int]) -> None:
+    _, write_end = pipe
+    writer = logs.LineWriter(write_end)
+    for _ in range(2_000):
+        writer.put("x" * 99)
+    begin_s = time.monotonic()
+    writer.close(0.2)
+    assert time.monotonic() - begin_s < 30.0

@@ -95,3 +95,53 @@ except ProcessLookupError:
 def test_end_descendants_finds_an_orphan_in_a_session_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", _LEAVES_AN_ORPHAN], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "gone\n"
+
+
+_REAPS = """
+import os, subprocess, sys, time
+from hetero import process
+process.adopt_descendants()
+own = process.start_child([sys.executable, "-c", "raise SystemExit(7)"])
+# Its child's child ends after it, and so comes to this process.
+subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '0.2'])"], check=True)
+deadline_s = time.monotonic() + 30
+while time.monotonic() < deadline_s:
+    time.sleep(0.05)
+    if own.returncode is None and os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        process.reap_adopted()  # leaves the status of an own child to who waits for it
+        assert own.wait() == 7
+    process.reap_adopted()
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        print("none left")
+        break
+"""
+
+
+@pytest.mark.fault("F12")
+def test_reap_adopted_takes_orphans_and_leaves_own_children() -> None:
+    done = subprocess.run([sys.executable, "-c", _REAPS], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "none left\n"
+
+
+_FEW_FILES = """
+import resource, sys
+from hetero import process
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+try:
+    process.allow_descriptors(100)
+except process.ResourcesError as error:
+    print(int(error.exit_code), error)
+else:
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.fault("F29")
+def test_allow_descriptors_raises_the_soft_limit_or_names_the_hard_one() -> None:
+    def run(hard: int) -> str:
+        return subprocess.check_output([sys.executable, "-c", _FEW_FILES, str(hard)], text=True)
+
+    assert run(512) == "(512, 512)\n"
+    assert run(64).startswith("24 this process may open 64 files, it needs about 100")

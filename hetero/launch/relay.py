@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINE_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
+_MAX_LAST_READS = 64
 
 
 class LineRelay:
@@ -31,6 +32,7 @@ class LineRelay:
         self._tail_lines = tail_lines
         self._tails: dict[str, collections.deque[str]] = {}
         self._partial: dict[int, bytes] = {}
+        self._discarded: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
@@ -45,6 +47,12 @@ class LineRelay:
         with self._lock:
             self._tails.setdefault(name, collections.deque(maxlen=self._tail_lines))
             self._selector.register(descriptor, selectors.EVENT_READ, name)
+        self._poke()
+
+    def discard(self, descriptor: int) -> None:
+        """Relay what is left in ``descriptor``, then close it: for one that has no end of its own. Does not wait."""
+        with self._lock:
+            self._discarded.append(descriptor)
         self._poke()
 
     def line(self, name: str, text: str) -> None:
@@ -73,6 +81,10 @@ class LineRelay:
     def _run(self) -> None:
         while True:
             with self._lock:
+                discarded, self._discarded = self._discarded, []
+            for descriptor in discarded:
+                self._finish(descriptor)
+            with self._lock:
                 sources = dict(self._selector.get_map())
             stopping = self._stopping.is_set()
             ready = self._selector.select(0 if stopping else 1.0)
@@ -87,17 +99,28 @@ class LineRelay:
             self._close(key.fd, key.data)
         os.close(self._wake_write)
 
-    def _drain(self, descriptor: int, name: str) -> None:
+    def _finish(self, descriptor: int) -> None:
+        key = self._selector.get_map().get(descriptor)
+        if key is None:
+            return  # it came to an end after all
+        for _ in range(_MAX_LAST_READS):
+            if not self._drain(descriptor, key.data):
+                break
+        if descriptor in self._selector.get_map():
+            self._close(descriptor, key.data)
+
+    def _drain(self, descriptor: int, name: str) -> bool:
+        """Relay what there is; False if that was nothing, or the end."""
         try:
             chunk = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             logger.debug("reading the output of %s: %s", name, error)
             chunk = b""
         if not chunk:
             self._close(descriptor, name)
-            return
+            return False
         *lines, rest = (self._partial.pop(descriptor, b"") + chunk).split(b"\n")
         if len(rest) > _MAX_LINE_BYTES:  # a progress bar that never ends its line, or binary output
             lines.append(rest)
@@ -105,6 +128,7 @@ class LineRelay:
         self._partial[descriptor] = rest
         for line in lines:
             self._emit(name, line)
+        return True
 
     def _emit(self, name: str, line: bytes) -> None:
         # A bar redraws its line with carriage returns: the last state is the one to keep.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,16 @@ def test_bytes_that_are_no_text_do_not_stop_the_relay(relay: LineRelay, sink: Si
 def test_close_twice_is_harmless(relay: LineRelay) -> None:
     relay.close()
     relay.close()
+
+
+def test_discard_relays_what_is_left_and_closes(relay: LineRelay, sink: Sink, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # has no end of its own
+    relay.add("rank 0", descriptor)
+    os.write(descriptor, b"last words")
+    relay.discard(descriptor)
+    relay.close()
+    assert sink.lines == [("rank 0", "last words")]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
