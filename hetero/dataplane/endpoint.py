@@ -12,7 +12,6 @@ import faulthandler
 import json
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -31,7 +30,7 @@ from hetero.dataplane.service import DATA_POLICIES, DataService
 from hetero.dataplane.statistics import EndpointStatistics
 from hetero.errors import ChildFailure, ExitCode, HeteroError
 from hetero.memory import keep_freed_memory
-from hetero.process import SignalWaiter, die_with_parent, limit_threads
+from hetero.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 
@@ -43,8 +42,6 @@ _REPORT_INTERVAL_S = 1.0
 _EVENT_TIMEOUT_S = 5.0
 _MAX_CALLS = 1024
 """Each holds a thread, that of a rank which attends for as long as it does."""
-_MAX_DESCRIPTORS = 2**16
-"""More than all connections need; there are programs that try to close every one that they might have."""
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +78,14 @@ class Endpoint:
 
     Args:
         options: See `EndpointOptions`.
+        on_build: Called when the building of a data set begins (False), and has ended (True).
 
     Raises:
         AuthenticationError: The token file cannot be used.
         PortError: The address cannot be bound.
     """
 
-    def __init__(self, options: EndpointOptions) -> None:
+    def __init__(self, options: EndpointOptions, on_build: Callable[[bool], None] = lambda has_ended: None) -> None:
         token = token_from_environment(os.environ)
         # Each request in work holds a batch. All ranks together have about two per slot on their way; beyond this bound
         # they are told to come back, instead of queueing unseen.
@@ -104,6 +102,7 @@ class Endpoint:
             num_slots=options.num_slots,
             sample_time_s=options.sample_time_s,
             limits=Limits(),
+            on_build=on_build,
         )
         self._health = Health(["hetero.data"])
         self._access = ServerInterceptor(
@@ -137,7 +136,8 @@ class Endpoint:
         self._compute.close()
 
     def statistics(self) -> EndpointStatistics:
-        """Return the counters."""
+        """Return the counters; blocks if the service is stuck, so that an answer is a sign of life."""
+        self._service.show_life()
         compute = self._compute.statistics()
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
@@ -162,34 +162,25 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
     limit_threads()
     allow_descriptors()
     with SignalWaiter((signal.SIGTERM,)) as signals:
-        try:
-            endpoint = Endpoint(options)
-        except HeteroError as error:
-            report_failure(reports, error)
-            return int(error.exit_code)
 
         def report(event: str, facts: dict[str, Any]) -> None:
             send_event(reports, event, index=options.index, incarnation=options.incarnation, **facts)
 
+        def report_build(has_ended: bool) -> None:
+            report("build", {"has_ended": has_ended})
+
+        try:
+            endpoint = Endpoint(options, report_build)
+        except HeteroError as error:
+            report_failure(reports, error)
+            return int(error.exit_code)
         with endpoint:
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
-            reported = EndpointStatistics()
             while signal.SIGTERM not in signals.wait(_REPORT_INTERVAL_S):
-                current = endpoint.statistics()
-                if current != reported:
-                    reported = current
-                    report("statistics", dataclasses.asdict(current))
+                report("statistics", dataclasses.asdict(endpoint.statistics()))  # and a beat, see `beats`
             endpoint.stop(options.grace_s)
             report("statistics", dataclasses.asdict(endpoint.statistics()))
     return int(ExitCode.OK)
-
-
-def allow_descriptors() -> None:
-    """Raise the soft limit of open files: the usual 1,024 are fewer than the connections that are let in."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, _MAX_DESCRIPTORS)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:

@@ -17,12 +17,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hetero.control.directory import EndpointRecord
+from hetero.dataplane.beats import Beats
 from hetero.dataplane.output import Output
+from hetero.dataplane.slot import Slot
 from hetero.dataplane.spawn import ForkerProcess, PoolOptions, failure_from_event
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError
 from hetero.process import describe_exit_status
@@ -35,25 +36,6 @@ _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 10.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Slot:
-    """The place of one endpoint; its process changes with every restart."""
-
-    index: int
-    name: str
-    incarnation: str = ""
-    pid: int = 0
-    record: EndpointRecord | None = None
-    is_started: bool = False
-    """A process is there, ready or not."""
-    start_at_s: float | None = 0.0
-    """When to start a process; None: one is there, or none shall be."""
-    num_crashes: int = 0
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
-    statistics: dict[str, float] = field(default_factory=dict)
-    past_statistics: dict[str, float] = field(default_factory=dict)
 
 
 class EndpointPool:
@@ -74,11 +56,14 @@ class EndpointPool:
         self._options = options
         self._on_change = on_change
         self._on_line = on_line or (lambda name, text: logger.info("%s: %s", name, text))
-        self._slots = [_Slot(index, f"{options.host}/{index}") for index in range(options.num_endpoints)]
+        self._slots = [
+            Slot(index, f"{options.host}/{index}", self._make_beats) for index in range(options.num_endpoints)
+        ]
         self._published: tuple[EndpointRecord, ...] = ()
         self._changed = threading.Condition()
         self._failure: HeteroError | None = None
         self._num_restarts = 0
+        self._num_stuck = 0
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
@@ -132,6 +117,12 @@ class EndpointPool:
         """Crashed processes that were started again."""
         with self._changed:
             return self._num_restarts
+
+    @property
+    def num_stuck(self) -> int:
+        """Processes that were killed because they were stuck."""
+        with self._changed:
+            return self._num_stuck
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -195,6 +186,7 @@ class EndpointPool:
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for something to happen and deal with it."""
+        begin_s = time.monotonic()  # if this process was suspended, beats have come meanwhile: they are read first
         for key, _ in self._selector.select(timeout_s):
             if key.data == "wake":
                 os.read(self._wake_read, 64)
@@ -204,6 +196,9 @@ class EndpointPool:
                 output = self._outputs.get(key.fd)  # None: closed in this turn, with its process
                 if output is not None and not output.read(self._on_line):
                     self._close_output(output)
+        if self._stop_grace_s is None:
+            for slot in self._slots:
+                slot.check_beats(begin_s)
         status = None if self._forker is None else self._forker.poll()
         if status is not None:
             self._on_forker_exit(status)
@@ -219,9 +214,7 @@ class EndpointPool:
         elif self._forker.is_loaded:
             for slot in self._slots:
                 if slot.start_at_s is not None and now_s >= slot.start_at_s:
-                    slot.start_at_s = None
-                    slot.is_started = True
-                    slot.incarnation = secrets.token_hex(16)
+                    slot.begin(secrets.token_hex(16))
                     with self._open_output(slot.name, slot.last_lines) as write_end:
                         self._forker.start_endpoint(slot.index, slot.incarnation, write_end)
 
@@ -252,12 +245,16 @@ class EndpointPool:
         elif kind == "statistics":
             with self._changed:
                 slot.statistics = {name: event[name] for name in event if name not in ("index", "incarnation")}
+            slot.beats.beat(time.monotonic())
+        elif kind == "build":
+            slot.beats.build(time.monotonic(), has_ended=event["has_ended"])
         elif kind == "exited":
             self._on_exit(slot, event["status"])
 
-    def _on_ready(self, slot: _Slot, pid: int, port: int) -> None:
+    def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
         options = self._options
         host = f"[{options.address}]" if ":" in options.address else options.address
+        slot.beats.beat(time.monotonic())
         with self._changed:
             slot.pid = pid
         slot.record = EndpointRecord(
@@ -269,7 +266,7 @@ class EndpointPool:
         )
         self._publish()
 
-    def _on_exit(self, slot: _Slot, status: int) -> None:
+    def _on_exit(self, slot: Slot, status: int) -> None:
         """Plan a restart of one endpoint that ended, or give up."""
         for output in list(self._outputs.values()):
             if output.name == slot.name and not output.read(self._on_line, max_reads=16):
@@ -279,6 +276,10 @@ class EndpointPool:
         if self._stop_grace_s is not None:
             return
         explanation = describe_exit_status(status)
+        if (stuck_for_s := slot.beats.stuck_for_s) is not None:
+            explanation = f"was stuck for {stuck_for_s:.0f} s and was killed"
+            with self._changed:
+                self._num_stuck += 1
         if not self._may_restart():
             if not any(other.is_started or other.start_at_s is not None for other in self._slots):
                 self._give_up(slot.name, status, explanation, slot.last_lines)
@@ -317,14 +318,12 @@ class EndpointPool:
             self._num_restarts += 1
             return True
 
-    def _retire(self, slot: _Slot) -> None:
+    def _retire(self, slot: Slot) -> None:
         with self._changed:
-            slot.pid = 0
-            slot.record = None
-            slot.is_started = False
-            for name, value in slot.statistics.items():
-                slot.past_statistics[name] = slot.past_statistics.get(name, 0) + value
-            slot.statistics = {}
+            slot.retire()
+
+    def _make_beats(self) -> Beats:
+        return Beats(bound_s=self._options.stuck_s, build_bound_s=self._options.prepare_timeout_s)
 
     def _publish(self) -> None:
         records = tuple(slot.record for slot in self._slots if slot.record is not None)

@@ -84,6 +84,7 @@ class DataService:
         num_slots: Emulated vCPUs; 1 if nothing is emulated.
         sample_time_s: Emulated time per sample; 0: real time only.
         limits: Bounds of what is sent and accepted.
+        on_build: Called on the compute thread when the building of a data set begins (False), and has ended (True).
 
     Raises:
         PortError, OSError: As `Delivery`.
@@ -101,6 +102,7 @@ class DataService:
         num_slots: int,
         sample_time_s: float,
         limits: Limits,
+        on_build: Callable[[bool], None] = lambda has_ended: None,
     ) -> None:
         self._compute = compute
         self._name = name
@@ -109,6 +111,7 @@ class DataService:
         self._num_slots = num_slots
         self._sample_time_s = sample_time_s
         self._limits = limits
+        self._on_build = on_build
         self._lock = threading.Lock()
         self._served: dict[DatasetSpec, _Served] = {}
         self.delivery = Delivery(address, self._answer, max_requests=max_requests)
@@ -123,6 +126,11 @@ class DataService:
                 "Attend": grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._attend)),
             },
         )
+
+    def show_life(self) -> None:
+        """Take and release the lock: returns only in a service that is not stuck."""
+        with self._lock:
+            pass
 
     # Prepare, Describe, Attend
 
@@ -155,6 +163,7 @@ class DataService:
 
     def _build(self, spec: DatasetSpec, served: _Served, _task: Task) -> None:
         begin_s = time.monotonic()
+        self._on_build(False)
         try:
             served.built = BuiltDataset.build(
                 spec, host=self._name, worker_index=self._worker_index, num_workers=self._num_workers
@@ -166,6 +175,8 @@ class DataService:
             if isinstance(error, DatasetError):
                 raise
             raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
+        finally:
+            self._on_build(True)
         served.build_time_s = time.monotonic() - begin_s
         logger.info("built data set %s in %.1f s", spec, served.build_time_s)
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from hetero import errors
 from hetero.control.security import TOKEN_FILE_VARIABLE
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
-from hetero.process import thread_limits
+from hetero.process import start_child, thread_limits
 
 __all__ = ["ForkerProcess", "PoolOptions", "failure_from_event"]
 
@@ -52,6 +52,10 @@ class PoolOptions:
     """Restarts of crashed processes on this host before it gives up, >= 0."""
     grace_s: float = 5.0
     """What calls in flight get when an endpoint is told to end, seconds."""
+    stuck_s: float = 15.0
+    """Without a sign of life, before an endpoint is killed and started again, seconds."""
+    prepare_timeout_s: float = 600.0
+    """The same while it builds a data set."""
     log_level: str = "INFO"
     """Of the endpoints' own logging."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +68,7 @@ class PoolOptions:
             ("sample_time_s", self.sample_time_s, 0),
             ("endpoint_restarts", self.endpoint_restarts, 0),
             ("grace_s", self.grace_s, 0),
+            ("stuck_s", self.stuck_s, 1),
         ):
             if value < bound:
                 raise ConfigError(f"{name} is {value}, expected at least {bound}")
@@ -80,7 +85,7 @@ class ForkerProcess:
     def __init__(self, options: PoolOptions, output: int) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = start_child(
                 [sys.executable, "-m", "hetero.dataplane.forker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

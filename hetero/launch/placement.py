@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.cluster import ClusterSpec, Role
-from hetero.config import LaunchOptions
+from hetero.config import LaunchOptions, Timings
 from hetero.dataplane.pool import PoolOptions
 
 __all__ = ["Placement", "num_gpus", "plan", "pool_options", "usable_cpus"]
@@ -68,6 +68,7 @@ def pool_options(
     token_path: str | None,
     job_id: str,
     environment: Mapping[str, str],
+    timings: Timings,
 ) -> PoolOptions:
     """Return the options of this host's endpoint pool."""
     return PoolOptions(
@@ -81,6 +82,8 @@ def pool_options(
         token_path=token_path,
         job_id=job_id,
         endpoint_restarts=options.endpoint_restarts,
+        stuck_s=timings.lease_s,
+        prepare_timeout_s=timings.prepare_timeout_s,
         log_level=options.log_level.upper(),
         environment=environment,
     )
