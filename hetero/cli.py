@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import socket
@@ -115,7 +116,8 @@ def _launch(namespace: argparse.Namespace) -> int:
         cluster = read_cluster(
             env=os.environ, cluster_file=options.cluster_file, host=options.host, roles=options.roles
         )
-        return launch(options, cluster, base_dir=base)
+        with logs.write_behind():
+            return launch(options, cluster, base_dir=base)
     except HeteroError as error:  # before this host knew its part; on a platform its reason is still shown
         if base.is_dir():
             write_failure(base / "output" / "failure", cause_of(error, socket.gethostname()))
@@ -131,13 +133,15 @@ def _simulate(namespace: argparse.Namespace) -> int:
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
     output_dir = options.output_dir or Path("runs") / Path(options.script).stem
     output_dir.mkdir(parents=True, exist_ok=True)
-    return simulation.simulate(
-        options,
-        [simulation.parse_group(text) for text in namespace.group],
-        output_dir=output_dir,
-        channels={name: Path(path) for name, path in _pairs("--channel", namespace.channel, "NAME=DIR")},
-        vcpus={name: _positive("--vcpus", count) for name, count in _pairs("--vcpus", namespace.vcpus, "TYPE=N")},
-    )
+    # On a terminal lines have to keep their order with the one that is redrawn.
+    with contextlib.nullcontext() if sys.stderr.isatty() else logs.write_behind():
+        return simulation.simulate(
+            options,
+            [simulation.parse_group(text) for text in namespace.group],
+            output_dir=output_dir,
+            channels={name: Path(path) for name, path in _pairs("--channel", namespace.channel, "NAME=DIR")},
+            vcpus={name: _positive("--vcpus", count) for name, count in _pairs("--vcpus", namespace.vcpus, "TYPE=N")},
+        )
 
 
 def _report(namespace: argparse.Namespace) -> int:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from hetero import logs
 from hetero.control.status import Cause
 from hetero.logs import escape_line
 
-__all__ = ["MAX_FAILURE_CHARS", "failure_text", "write_failure"]
+__all__ = ["MAX_FAILURE_CHARS", "failure_text", "reserved_space", "write_failure"]
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURE_CHARS = 1024
 """SageMaker shows as many characters as FailureReason."""
+_RESERVE_NAME = ".hetero-reserve"
+_RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # as many as these characters can take
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def failure_text(cause: Cause) -> str:
@@ -29,15 +35,49 @@ def failure_text(cause: Cause) -> str:
     return f"{head}\n{detail if len(detail) <= room else '...' + detail[-(room - 3) :]}"
 
 
+@contextlib.contextmanager
+def reserved_space(path: Path) -> Iterator[None]:
+    """Keep room for the failure file ``path`` while this lasts: a full disk is a reason to fail, and to say so.
+
+    Without effect where its folder does not exist, or is full already.
+    """
+    reserve = path.with_name(_RESERVE_NAME)
+    with contextlib.suppress(OSError):
+        if path.parent.is_dir():
+            reserve.write_bytes(b"\0" * _RESERVE_BYTES)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            reserve.unlink(missing_ok=True)
+
+
 def write_failure(path: Path, cause: Cause) -> None:
-    """Write the failure file; where that fails, say so on stderr and go on."""
+    """Write the failure file; where that fails, say so in the log, by the line that it would begin with, and go on."""
     text = failure_text(cause)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        try:
+            _write(path, text)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            path.with_name(_RESERVE_NAME).unlink(missing_ok=True)
+            _write(path, text)
     except OSError as error:
         logger.error("could not write the failure file %s (%s); it would say: %s", path, error.strerror, text)
-        with contextlib.suppress(OSError):
-            os.write(2, f"HETERO_FAILURE {cause.first_line}\n".encode())
+        logs.write_line(f"HETERO_FAILURE {cause.first_line}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write over what is there, so that its space is used where there is no other."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        data = text.encode("utf-8", "replace")
+        left = data
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.ftruncate(descriptor, len(data))
+        os.fsync(descriptor)  # some file systems find out only then that they are full
+    finally:
+        os.close(descriptor)

@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +35,9 @@ from hetero.errors import ClusterError, ConfigError, ExitCode, PortError
 from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.progress import INTERVAL_VARIABLE, PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
+from hetero.launch.workdir import private_folder
 from hetero.pricing import Catalogue
-from hetero.process import adopt_descendants, describe_exit_status, end_descendants
+from hetero.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
 
 __all__ = ["SimulatedGroup", "parse_group", "simulate"]
 
@@ -118,8 +118,7 @@ def simulate(
         stack.callback(lock.close)
         hosts = _make_hosts(cluster, network, output_dir)
         _write_trees(hosts, cluster, channels, output_dir=output_dir)
-        work_dir = Path(tempfile.mkdtemp(prefix="hetero-simulate-"))
-        stack.callback(shutil.rmtree, work_dir, ignore_errors=True)
+        work_dir = stack.enter_context(private_folder("hetero-simulate-"))
         hosts_file = work_dir / "hosts"
         hosts_file.write_text("".join(f"{host.address} {host.name}\n" for host in hosts), encoding="ascii")
         descriptor, token_path = security.token_memfd(security.Token.generate())
@@ -167,7 +166,8 @@ class _Run:
         end_descendants()  # what a launcher that was killed could not end
         self._relay.close()
         for log in self._logs.values():
-            log.close()
+            with contextlib.suppress(OSError):
+                log.close()
         self._stack.close()
 
     def start(
@@ -187,7 +187,7 @@ class _Run:
         inherited = {
             name: value for name, value in os.environ.items() if name not in read and not name.startswith("SM_")
         }
-        self._processes[host.name] = subprocess.Popen(
+        self._processes[host.name] = start_child(
             [sys.executable, "-m", "hetero.cli", "launch", *flags, options.script, "--", *options.script_args],
             env={**inherited, **environment, **_platform_environment(host, channels)},
             stdin=subprocess.DEVNULL,
@@ -202,6 +202,7 @@ class _Run:
         told_signals = 0
         while any(process.poll() is None for process in self._processes.values()):
             time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
+            reap_adopted()
             self._status.draw()
             if self._signals > told_signals:
                 told_signals = self._signals
@@ -246,7 +247,8 @@ class _Run:
 
     def _write(self, name: str, line: str) -> None:
         line = logs.escape_line(line)  # nearly always the launcher has, but its libraries may have written this
-        self._logs[name].write(line + "\n")
+        with contextlib.suppress(OSError):  # a full disk loses lines and stops nothing
+            self._logs[name].write(line + "\n")
         if self._status.is_live and PROGRESS_MARK in line:
             self._status.show(line.partition(PROGRESS_MARK)[2])
             return

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
-from hetero.launch.failure import MAX_FAILURE_CHARS, failure_text, write_failure
+from hetero.launch.failure import MAX_FAILURE_CHARS, failure_text, reserved_space, write_failure
 
 CAUSE = Cause(host="algo-2", summary="rank 1 failed", detail="trace\n" * 1000, exit_code=ExitCode.SCRIPT_FAILED)
 
@@ -41,6 +45,53 @@ def test_write_through_a_link_is_refused_and_said(tmp_path: Path, capfd: pytest.
     assert "HETERO_FAILURE HET-30 algo-2: rank 1 failed" in capfd.readouterr().err
 
 
+@pytest.mark.fault("F26")
 def test_write_to_a_full_disk_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     write_failure(Path("/dev/full"), CAUSE)
     assert "HETERO_FAILURE" in capfd.readouterr().err
+
+
+@pytest.mark.fault("F26")
+def test_write_to_a_disk_that_became_full_takes_the_reserve(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from hetero.control.status import Cause
+        from hetero.launch.failure import reserved_space, write_failure
+        path = Path(sys.argv[1]) / "failure"
+        with reserved_space(path):
+            try:
+                with (path.parent / "checkpoint").open("wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(4096))
+            except OSError:
+                write_failure(path, Cause(host="algo-2", summary="rank 1 failed", detail="trace " * 400))
+            print(path.read_text())
+    """)
+    mount = f"mount -t tmpfs -o size=64k none {disk} && exec {sys.executable} -c '{program}' {disk}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-c", mount], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip("needs a mount namespace: root")
+    assert done.stdout.startswith("HET-40 algo-2: rank 1 failed\n"), done.stderr
+    assert done.stdout.strip().endswith("trace")
+    assert len(done.stdout.strip()) > 1000
+
+
+def test_reserve_is_gone_afterwards_and_not_made_where_there_is_no_folder(tmp_path: Path) -> None:
+    with reserved_space(tmp_path / "failure"):
+        assert len(list(tmp_path.iterdir())) == 1
+    with reserved_space(tmp_path / "absent" / "failure"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shorter_text_replaces_a_longer_one(tmp_path: Path) -> None:
+    path = tmp_path / "failure"
+    path.write_text("x" * 5000)
+    write_failure(path, Cause(host="a", summary="short"))
+    assert path.read_text() == "HET-40 a: short"

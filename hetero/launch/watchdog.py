@@ -1,0 +1,106 @@
+"""Watches the launcher's own main loop: says where it stands still, and ends what cannot end itself."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+__all__ = ["Watchdog"]
+
+_INTERVAL_S = 1.0
+_SUSPENDED_S = 3.0
+
+logger = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """A thread that expects the main loop to call `tick`; a context manager.
+
+    Peers count a launcher as silent whose main loop stands still for a lease. Here its stacks are
+    logged then, once. If the interpreter itself is held, no thread of Python's runs,
+    and the kernel's timer behind `faulthandler` writes them to standard error instead.
+
+    After three leases, or when the time of `expect_end` is over, this process is ended, and with it, by
+    their parent-death signals, everything that it started. The time in which all of this process was suspended does
+    not count.
+
+    Args:
+        lease_s: Without a tick, before the loop counts as stuck, seconds.
+        status: What a launcher that is stuck ends with; called without a lock that the main loop may hold.
+        exit_process: Ends this process at once with a status.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        lease_s: float,
+        *,
+        status: Callable[[], int],
+        exit_process: Callable[[int], object] = os._exit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lease_s = lease_s
+        self._status = status
+        self._exit_process = exit_process
+        self._clock = clock
+        self._main_id = threading.get_ident()
+        self._ticked_s = self._checked_s = clock()
+        self._end: tuple[float, int] | None = None
+        self._is_dumped = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(2 * _INTERVAL_S)
+        faulthandler.cancel_dump_traceback_later()
+
+    def tick(self) -> None:
+        """Take note that the main loop moves."""
+        self._ticked_s = self._clock()
+        self._is_dumped = False
+
+    def expect_end(self, within_s: float, status: int) -> None:
+        """End this process with ``status`` if it has not ended by itself in time."""
+        self._end = self._clock() + within_s, status
+
+    def check(self) -> None:
+        """Do what is due now."""
+        now_s = self._clock()
+        if now_s - self._checked_s > _SUSPENDED_S:
+            self._ticked_s = now_s
+        self._checked_s = now_s
+        if self._end is not None:
+            deadline_s, status = self._end
+            if now_s > deadline_s:
+                self._dump("the end of this host takes too long: ending it at once")
+                self._exit_process(status)
+            return
+        still_s = now_s - self._ticked_s
+        if still_s > self._lease_s and not self._is_dumped:
+            self._is_dumped = True
+            self._dump(f"the main loop of this launcher has stood still for {still_s:.0f} s")
+        if still_s > 3 * self._lease_s:
+            self.expect_end(0.0, self._status())
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_INTERVAL_S):
+            with contextlib.suppress(RuntimeError, ValueError, OSError):  # standard error may have no descriptor
+                faulthandler.dump_traceback_later(self._lease_s + 2 * _INTERVAL_S)
+            self.check()
+
+    def _dump(self, why: str) -> None:
+        frame = sys._current_frames().get(self._main_id)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else "it has ended"
+        logger.error("%s; it is at:\n%s", why, stack)
