@@ -97,3 +97,6 @@ class Session:
 
     def check_stop(self, timer: object) -> None:
         """Never asked to stop."""
+
+    def check_wait(self, is_starved: bool) -> None:
+        """Never asked to stop."""

@@ -33,6 +33,7 @@ def _option(
     above: float | None = None,
     flag: str = "",
     metavar: str = "",
+    shared: bool = False,
 ) -> Any:
     """Declare an option.
 
@@ -43,9 +44,10 @@ def _option(
         above: What the value must be greater than.
         flag: Its flag if that is not the name in kebab-case.
         metavar: How help shows its value.
+        shared: Whether the hosts of a job have to agree on it.
     """
     bounds = {"low": low, "high": high, "above": above}
-    metadata = {**bounds, "flag": flag, "metavar": metavar}
+    metadata = {**bounds, "flag": flag, "metavar": metavar, "shared": shared}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -83,8 +85,10 @@ class LaunchOptions:
     """How long the construction of a data set may take, at most a day."""
     endpoint_restarts: int = _option(20, low=0, high=1_000_000, metavar="N")
     """How often one endpoint may be restarted after a crash, 0 or more."""
+    job_restarts: int = _option(0, low=0, high=1_000_000, metavar="N", shared=True)
+    """How often the trainer group is restarted from its checkpoint after a rank has failed, 0 or more."""
     emulate_sample_s: float | None = _option(
-        None, above=0, high=3600, flag="--emulate-sample-seconds", metavar="SECONDS"
+        None, above=0, high=3600, flag="--emulate-sample-seconds", metavar="SECONDS", shared=True
     )
     """Time that every sample costs one emulated vCPU, at most an hour; results are labelled simulated."""
     emulate_step_s: float | None = _option(None, low=0, high=3600, flag="--emulate-step-seconds", metavar="SECONDS")
@@ -111,6 +115,11 @@ class LaunchOptions:
     """Whether a job that was asked to stop and did so exits with 0 instead of 143."""
     log_level: str = _option("info", metavar="LEVEL")
     """Least severe messages that are shown: debug, info, warning or error."""
+
+    def shared(self) -> dict[str, str]:
+        """Return the options, by name, on which the hosts of a job have to agree."""
+        fields = (field for field in dataclasses.fields(self) if field.metadata["shared"])
+        return {field.name: str(getattr(self, field.name)) for field in fields}
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import psutil
 from google.protobuf.message import Message
 
 from hetero.wire import channels  # before grpc: sets its environment
@@ -38,7 +37,7 @@ from hetero.control.status import (
     status_to_proto,
     stop_to_proto,
 )
-from hetero.errors import ExitCode, HeteroError, PortError, ProtocolError
+from hetero.errors import ExitCode, HeteroError, ProtocolError
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.trees import parse
 
@@ -50,6 +49,8 @@ _FORWARD_S = 2.0
 """How long a failing rank waits until the arbiter has heard of its failure."""
 _CONTROL = "hetero.v1.Control"
 _LAUNCHER = "hetero.v1.Launcher"
+_RANDOM = random.SystemRandom()
+"""For jitter: seeding the global generator, as training scripts do, must not put hosts in step."""
 
 CONTROL_POLICIES: Mapping[str, security.Policy] = {
     f"/{_CONTROL}/Heartbeat": security.Policy.TOKEN,
@@ -70,6 +71,7 @@ class RankFacts:
     emulate_step_s: float | None
     purity_checks: int
     warmup_steps: int
+    stop_grace_s: float = 50.0
 
 
 class Hub:
@@ -122,7 +124,7 @@ class Hub:
             maximum_concurrent_rpcs=num_threads,
         )
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
-        self.port = self._bind(address, port)
+        self.port = channels.bind(self._server, address, port)
         self._links = [
             threading.Thread(target=self._link, args=(host,), name=f"link-{host}", daemon=True) for host in peers
         ]
@@ -157,10 +159,10 @@ class Hub:
         with self.membership() as membership:
             membership.update(**changes)
 
-    def fail(self, cause: Cause) -> None:
-        """Report a failure of this host; the arbiter decides whether it is the root cause."""
+    def fail(self, cause: Cause, *, generation: int | None = None) -> None:
+        """Report a failure of this host, or of its ranks of one generation; the arbiter decides what it means."""
         with self.membership() as membership:
-            membership.fail(cause)
+            membership.fail(cause, generation=generation)
 
     def wait(self, timeout_s: float) -> None:
         """Block until something changed, at most ``timeout_s`` seconds."""
@@ -181,21 +183,14 @@ class Hub:
                 self._changed.notify_all()
 
     @property
+    def decided(self) -> Cause | None:
+        """The job's root cause, without taking the lock: for those who must not wait."""
+        return self._membership.own.decided
+
+    @property
     def auth_failures(self) -> int:
         """Calls refused because of their token."""
         return self._interceptor.auth_failures
-
-    def _bind(self, address: str, port: int) -> int:
-        try:
-            bound = int(self._server.add_insecure_port(f"{address}:{port}"))
-        except RuntimeError:
-            bound = 0
-        if not bound or (port and bound != port):
-            raise PortError(
-                f"cannot listen on {address}:{port}{_describe_owner(address, port)}; "
-                "end what holds the port, or give every host of the job another --port"
-            )
-        return bound
 
     # The links
 
@@ -206,7 +201,7 @@ class Hub:
         try:
             while not self._stopping.is_set():
                 with self._changed:
-                    interval_s = self._heartbeat_s * random.uniform(0.9, 1.1)
+                    interval_s = self._heartbeat_s * _RANDOM.uniform(0.9, 1.1)
                     self._changed.wait_for(
                         lambda: self._version != sent_version or self._stopping.is_set(),  # noqa: B023
                         interval_s,
@@ -323,7 +318,7 @@ class Hub:
 
     def _on_register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
         with self.membership() as membership:
-            membership.store(RankReport(rank=request.rank))
+            membership.store(RankReport(rank=request.rank, generation=request.generation))
         return pb.RegisterReply(
             remote=self._facts.remote,
             data_timeout_s=self._facts.data_timeout_s,
@@ -331,17 +326,18 @@ class Hub:
             emulate_step_s=self._facts.emulate_step_s or 0.0,
             purity_checks=self._facts.purity_checks,
             warmup_steps=self._facts.warmup_steps,
+            stop_grace_s=self._facts.stop_grace_s,
         )
 
     def _on_report(self, request: pb.RankReport, context: grpc.ServicerContext) -> pb.RankReportReply:
         report = _parsed(context, report_from_proto, request)
         with self.membership() as membership:
             if report.failure is not None:  # a rank does not know the name of its host
-                failure = dataclasses.replace(report.failure, host=membership.own.host)
+                failure = dataclasses.replace(report.failure, host=membership.own.host, of_rank=True)
                 report = dataclasses.replace(report, failure=failure)
             membership.store(report)
             if report.failure is not None:
-                membership.fail(report.failure)
+                membership.fail(report.failure, generation=report.generation)
         if report.failure is not None:
             # The rank waits for this answer before it ends, and its peers fail when it ends:
             # their failures must not reach the arbiter first.
@@ -370,20 +366,6 @@ class Hub:
             stop_requested=membership.stop_requested,
             stop_at=stop_to_proto(membership.own.stop_at),
         )
-
-
-def _describe_owner(address: str, port: int) -> str:
-    """Name the process that listens on a port, as far as this user may see it."""
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status != psutil.CONN_LISTEN or not connection.pid or not connection.laddr:
-                continue
-            if connection.laddr.port == port and connection.laddr.ip in (address, "0.0.0.0", "::"):
-                process = psutil.Process(connection.pid)
-                return f": process {process.pid} ({' '.join(process.cmdline())[:80]}) holds it"
-    except psutil.Error:
-        pass
-    return ""
 
 
 _Message = TypeVar("_Message")

@@ -12,6 +12,7 @@ the decision. Clocks of hosts are not compared: order is order of arrival.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.directory import EndpointRecord
+from hetero.control.restarts import is_restartable
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
 from hetero.errors import ExitCode
 
@@ -43,6 +45,9 @@ class _Peer:
     member: Member
     status: HostStatus | None = None
     last_heard_s: float = 0.0
+    """When it was heard and had moved on: a launcher that answers but is stuck counts as silent."""
+    is_stuck: bool = False
+    """It answered last without having moved on."""
     last_word: str = "never heard of"
     delivered: HostStatus | None = None
     """Our status as this host has it."""
@@ -62,6 +67,7 @@ class Membership:
         own: This host's status at start.
         timings: Leases and intervals, seconds.
         clock: Monotonic seconds.
+        max_restarts: Of the trainer group after failures of its ranks.
     """
 
     SETTLE_S = 1.0
@@ -71,7 +77,13 @@ class Membership:
     """The same while all that is known are echoes: ranks whose connection broke."""
 
     def __init__(
-        self, members: Sequence[Member], own: HostStatus, *, timings: Timings, clock: Callable[[], float]
+        self,
+        members: Sequence[Member],
+        own: HostStatus,
+        *,
+        timings: Timings,
+        clock: Callable[[], float],
+        max_restarts: int = 0,
     ) -> None:
         self.own = own
         self._members = {member.host: member for member in members}
@@ -79,7 +91,10 @@ class Membership:
         self._timings = timings
         self._clock = clock
         self._started_s = clock()
+        self._max_restarts = max_restarts
         self._failures: list[tuple[float, Cause]] = []
+        self.past_counters: collections.Counter[str] = collections.Counter()
+        """What this host's ranks had counted before they were restarted."""
 
     # What arrives
 
@@ -87,8 +102,15 @@ class Membership:
         """Replace fields of this host's own status."""
         self.own = dataclasses.replace(self.own, revision=self.own.revision + 1, **changes)  # type: ignore[arg-type]
 
-    def fail(self, cause: Cause) -> None:
-        """Take note of a failure, of this host or reported by another; repeats are ignored."""
+    def fail(self, cause: Cause, *, generation: int | None = None) -> None:
+        """Take note of a failure, of this host or reported by another; repeats are ignored.
+
+        Args:
+            cause: The failure.
+            generation: Of the rank that failed; ignored if another one runs by now.
+        """
+        if generation is not None and generation != self.own.generation:
+            return
         if any(known.first_line == cause.first_line for _, known in self._failures):
             return
         self._failures.append((self._clock(), cause))
@@ -102,25 +124,33 @@ class Membership:
             logger.warning("heartbeat from %r, which is no host of this job: ignored", status.host)
             return
         before = peer.status
-        peer.last_heard_s = self._clock()
         is_same = before is not None and before.incarnation == status.incarnation
         if is_same and before is not None and status.revision < before.revision:
             return  # requests and answers travel apart: this one was overtaken
-        peer.last_word = f"heard, {status.state.name.lower()}"
+        now_s = self._clock()
+        if not is_same or before is None or status.ticks == 0 or status.ticks != before.ticks:
+            peer.last_heard_s = now_s
+        peer.is_stuck = now_s - peer.last_heard_s > self._timings.suspect_s
+        state = status.state.name.lower()
+        peer.last_word = f"heard, {state}, but its main loop stands still" if peer.is_stuck else f"heard, {state}"
         peer.status = status
         if not is_same:
             self._compare(status)
             if before is not None:
                 self._restarted(peer, before)
+        if status.generation > self.own.generation and self.own.decided is None:
+            self._begin_generation(status.generation, status.restarted_for)
         if status.failure is not None and self._is_fatal(peer.member, status):
-            self.fail(status.failure)
-        if self.own.decided is None and status.decided is not None:
+            self.fail(status.failure, generation=status.generation if status.failure.of_rank else None)
+        if self.own.decided is None and status.decided is not None and self._may_decide(peer.member, status.decided):
             self.update(decided=status.decided)
         if self.own.stop_at is None and status.stop_at is not None:
             self.update(stop_at=status.stop_at)
 
     def store(self, report: RankReport) -> None:
-        """Keep the last report of one of this host's ranks."""
+        """Keep the last report of one of this host's ranks; of a rank that a restart has ended, ignore it."""
+        if report.generation != self.own.generation:
+            return
         others = [known for known in self.own.ranks if known.rank != report.rank]
         ranks = tuple(sorted([*others, report], key=lambda known: known.rank))
         self.update(ranks=ranks)
@@ -149,14 +179,15 @@ class Membership:
         """What others should hear at once rather than with the next heartbeat."""
         own = self.own
         votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
-        return own.state, own.endpoints, own.failure, own.decided, own.stop_requested, own.stop_at, votes
+        decisions = own.failure, own.decided, own.stop_requested, own.stop_at, own.generation
+        return own.state, own.endpoints, own.rendezvous_port, decisions, votes
 
     @property
     def local_news(self) -> tuple[object, ...]:
         """What those on this host who wait for a change should look at at once."""
         finals = tuple(peer.has_our_final for peer in self._peers.values())
         states = tuple(self._state(host) for host in self._members)
-        return self.failure_delivered, finals, states, self.stop_requested, self.endpoints()
+        return self.failure_delivered, finals, states, self.stop_requested, self.own.generation, self.endpoints()
 
     @property
     def arbiter(self) -> str | None:
@@ -227,7 +258,10 @@ class Membership:
         if host == self.own.host:
             return self.own.state
         status = self._peers[host].status
-        return HostState.INIT if status is None else status.state
+        if status is None:
+            return HostState.INIT
+        is_behind = self._members[host].role is Role.TRAINER and status.generation < self.own.generation
+        return HostState.INIT if is_behind else status.state
 
     def _lives(self, host: str) -> bool:
         peer = self._peers[host]
@@ -238,10 +272,16 @@ class Membership:
         # One that never served has a fault that the job should not hide.
         return member.role is Role.TRAINER or not status.endpoints
 
+    def _may_decide(self, member: Member, decided: Cause) -> bool:
+        # A data host passes on what it heard. That it found itself alone, behind a partition say, is its own end only.
+        return member.role is Role.TRAINER or decided.host != member.host
+
     def _compare(self, status: HostStatus) -> None:
+        shared = sorted(status.options.keys() & self.own.options.keys())
         for what, theirs, ours in (
             ("hetero", status.version, self.own.version),
             ("a training script with digest", status.script_digest, self.own.script_digest),
+            *((name, status.options[name], self.own.options[name]) for name in shared),
         ):
             if theirs != ours:
                 summary = f"{status.host} has {what} {theirs}, {self.own.host} has {ours}: give all groups the same"
@@ -265,10 +305,11 @@ class Membership:
             return
         for host in self.hosts(Role.TRAINER):
             peer = self._peers.get(host)
-            if peer is None or peer.status is None or peer.status.state in _ENDED or self._lives(host):
+            if peer is None or peer.status is None or self._state(host) in _ENDED or self._lives(host):
                 continue
+            what = "stood still" if peer.is_stuck else "fell silent"
             summary = (
-                f"trainer host {host} fell silent for {now - peer.last_heard_s:.0f} s "
+                f"trainer host {host} {what} for {now - peer.last_heard_s:.0f} s "
                 f"(lease {self._timings.lease_s:.0f} s; last word: {peer.last_word})"
             )
             if not any(host in known.summary for _, known in self._failures):
@@ -287,13 +328,39 @@ class Membership:
             causes = [cause for _, cause in self._failures]
             settle_s = self.ECHO_SETTLE_S if all(cause.is_echo for cause in causes) else self.SETTLE_S
             if now - first_s >= settle_s:
+                # One that no restart helps against ends the job, whatever else failed.
+                final = [cause for cause in causes if not self._may_restart(cause)]
                 # The first of the best kind: killed, failed by itself, echo of another's end.
-                self.update(decided=min(causes, key=lambda cause: (not cause.by_signal, cause.is_echo)))
+                root = min(final or causes, key=lambda cause: (not cause.by_signal, cause.is_echo))
+                if final:
+                    self.update(decided=root)
+                else:
+                    self._begin_generation(self.own.generation + 1, root)
         elif self.own.failure is not None and now - first_s > self._timings.lease_s:
             # Nobody decides for us: the arbiter is gone or does not let us in.
             self.update(decided=self.own.failure)
         elif self.arbiter is None and self.own.failure is not None and now - first_s > self._timings.heartbeat_s:
             self.update(decided=self.own.failure)
+
+    def _may_restart(self, cause: Cause) -> bool:
+        return (
+            is_restartable(cause)
+            and self.own.generation < self._max_restarts
+            and not self.stop_requested
+            and all(host == self.own.host or self._lives(host) for host in self.hosts(Role.TRAINER))
+        )
+
+    def _begin_generation(self, generation: int, cause: Cause | None) -> None:
+        """Forget the failures of ranks; on a trainer host, also what was true of the ranks that end now."""
+        changes: dict[str, object] = {"generation": generation, "restarted_for": cause}
+        self._failures = [(at_s, known) for at_s, known in self._failures if not known.of_rank]
+        if self.own.failure is not None and self.own.failure.of_rank:
+            changes["failure"] = None
+        if self._members[self.own.host].role is Role.TRAINER:
+            for report in self.own.ranks:
+                self.past_counters.update(report.counters)
+            changes |= {"state": HostState.INIT, "ranks": (), "rendezvous_port": 0}
+        self.update(**changes)
 
     def _decide_stop(self) -> None:
         if not self.stop_requested or self.arbiter != self.own.host:

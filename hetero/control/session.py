@@ -17,7 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from hetero.wire import channels  # before grpc: sets its environment
 
@@ -33,11 +33,13 @@ from hetero.control.status import (
     report_to_proto,
     stop_from_proto,
 )
+from hetero.control.stopping import LateStop
 from hetero.errors import ExitCode, HeteroError
 from hetero.wire.proto import control_pb2 as pb
 
 __all__ = [
     "LAUNCHER_VARIABLE",
+    "RESTART_VARIABLE",
     "RankSession",
     "SessionOptions",
     "check_stop",
@@ -50,6 +52,9 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
 """Environment: ``address:port`` of the launcher of this host."""
+
+RESTART_VARIABLE = "HETERO_RESTART_COUNT"
+"""Environment of a rank: how often the trainer group has been restarted, 0 at first."""
 
 _REPORT_INTERVAL_S = 1.0
 _CALL_TIMEOUT_S = 10.0
@@ -81,6 +86,8 @@ class SessionOptions:
     emulate_step_s: float | None
     purity_checks: int
     warmup_steps: int
+    stop_grace_s: float = 50.0
+    """From a request to stop to the kill of ranks that have not ended."""
 
 
 class RankSession:
@@ -95,18 +102,29 @@ class RankSession:
         token: The job's token.
         job_id: The job's identity, sent with every call.
         stopped: Whether this rank ended its work because the job was asked to stop.
+        generation: Restarts of the trainer group before this process.
 
     Raises:
         HeteroError: If the launcher cannot be reached or refuses the token.
     """
 
-    def __init__(self, launcher: str, token: security.Token | None, *, job_id: str, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        launcher: str,
+        token: security.Token | None,
+        *,
+        job_id: str,
+        rank: int,
+        world_size: int,
+        generation: int = 0,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.token = token
         self.job_id = job_id
         self.directory = Directory()
         self.stopped = False
+        self.generation = generation
         self._timers: list[Timer] = []
         self._loaders: dict[int, str] = {}
         """By a timer's id: its loader's name, made unique within this rank."""
@@ -125,7 +143,7 @@ class RankSession:
         self._channel = grpc.insecure_channel(launcher, options=channels.client_options())
         try:
             reply = self._unary("Register", pb.RegisterRequest, pb.RegisterReply)(
-                pb.RegisterRequest(rank=rank, world_size=world_size),
+                pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation),
                 timeout=_CALL_TIMEOUT_S,
                 metadata=self._metadata,
                 wait_for_ready=True,
@@ -140,7 +158,9 @@ class RankSession:
             emulate_step_s=reply.emulate_step_s or None,
             purity_checks=reply.purity_checks,
             warmup_steps=reply.warmup_steps,
+            stop_grace_s=reply.stop_grace_s,
         )
+        self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
         self._watch_call: Any = None
         self._threads = [
             threading.Thread(target=self._watch, name="hetero-watch", daemon=True),
@@ -203,9 +223,26 @@ class RankSession:
                 self._steps_started[loader] += 1
                 self._loader = loader
                 return
-        self.stopped = True
-        run_stop_callbacks()
-        raise SystemExit(_EXIT_SIGTERM)
+        self._end()
+
+    def check_wait(self, is_starved: bool) -> None:
+        """End this process if the job was asked to stop and the batch that is waited for will not come.
+
+        Called about twice a second by a loader that is blocked in ``next()``, so between two steps.
+
+        Args:
+            is_starved: No endpoint serves at the moment.
+
+        Raises:
+            SystemExit: After the stop callbacks ran, with status 143.
+        """
+        if self._late_stop.is_wait_over(is_starved=is_starved) and self._stop_at is not None:
+            logger.warning("asked to stop, and the next batch does not come: ending before it")
+            self._end()
+
+    def take_late_stops(self) -> None:
+        """Have this process end even if it begins no further step, see `LateStop`; call it on the main thread."""
+        self._late_stop.install()
 
     def close(self, *, finished: bool = True) -> None:
         """Send the last report and disconnect; idempotent."""
@@ -219,6 +256,16 @@ class RankSession:
         for thread in self._threads:
             thread.join(2.0)
         self._channel.close()
+
+    def _end(self) -> NoReturn:
+        self.stopped = True
+        run_stop_callbacks()
+        raise SystemExit(_EXIT_SIGTERM)
+
+    def _end_late(self) -> None:
+        if not self.stopped:
+            logger.warning("asked to stop, and no step has ended since: stopping in the midst of it")
+            self._end()
 
     def _is_reached(self, loader: str) -> bool:
         stop_at = self._stop_at
@@ -252,6 +299,7 @@ class RankSession:
                 self._stop_at = stop_from_proto(update.stop_at)
             self._changed.notify_all()
         if update.stop_requested:
+            self._late_stop.request()
             self._wake.set()
 
     def _report_regularly(self) -> None:
@@ -259,6 +307,7 @@ class RankSession:
             self._wake.wait(_REPORT_INTERVAL_S)
             self._wake.clear()
             if not self._closing.is_set():
+                self._late_stop.interrupt_if_due()
                 self._report()
 
     def _report(self, *, finished: bool = False) -> None:
@@ -275,6 +324,7 @@ class RankSession:
                 stop_vote=self._stop_requested,
                 failure=self._failure,
                 finished=finished,
+                generation=self.generation,
             )
             timers = list(self._timers)
         summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
@@ -310,6 +360,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
         job_id=environ["HETERO_JOB_ID"],
         rank=int(environ.get("RANK", "0")),
         world_size=int(environ.get("WORLD_SIZE", "1")),
+        generation=int(environ.get(RESTART_VARIABLE, "0")),
     )
     return _session
 
@@ -323,7 +374,8 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
     """Register what to do when the job is asked to stop: save a checkpoint, say.
 
     Callbacks run on each rank between two steps, all ranks after the same
-    step, in the order of registration; then the rank exits with status 143.
+    step, in the order of registration; then the rank exits with status 143. A rank that
+    comes to no step's end runs them where it is, after half of the grace: see `hetero.control.stopping`.
     In a process that no launcher started, SIGTERM itself is the request.
 
     Args:

@@ -36,13 +36,16 @@ _MAX_JSON_BYTES = 64 * 1024
 _MAX_ENDPOINTS = 1024
 _MAX_LOADERS = 64
 _MAX_COUNTERS = 100
+_MAX_OPTIONS = 32
+_MAX_OPTION_CHARS = 200
 
 
 class HostState(enum.IntEnum):
     """Where a host is in the life of a job.
 
     Transitions: INIT -> WAIT_PEERS -> SERVING (data host) or TRAINING (trainer
-    host) -> DRAINING -> DONE; and from any of them -> FAILED.
+    host) -> DRAINING -> DONE; and from any of them -> FAILED. A restart of the
+    trainer group takes a trainer host back to INIT.
     """
 
     INIT = pb.INIT
@@ -68,6 +71,8 @@ class Cause:
     """A process was killed: it outranks the exceptions that its death raises in others."""
     is_echo: bool = False
     """The ranks' connection broke: another rank most likely failed before, and has the better reason."""
+    of_rank: bool = False
+    """A rank ended badly, not a launcher or an endpoint: restarting the trainer group may help."""
 
     @property
     def first_line(self) -> str:
@@ -105,6 +110,8 @@ class RankReport:
     """The rank begins no further step until it is decided where to stop."""
     failure: Cause | None = None
     finished: bool = False
+    generation: int = 0
+    """Of the trainer group: what ranks of an earlier one still say is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +137,15 @@ class HostStatus:
     revision: int = 0
     """Grows with every change: tells an older status from a newer one of the same launcher."""
     rendezvous_port: int = 0
-    """Where the ranks' process group meets; the first trainer host picks a free one."""
+    """Where the ranks' process group meets; the first trainer host picks a free one for each generation."""
+    generation: int = 0
+    """Restarts of the trainer group so far; the arbiter begins one, the others follow."""
+    restarted_for: Cause | None = None
+    """Why this generation began; None in the first."""
+    ticks: int = 0
+    """Turns of the launcher's main loop. One that answers but does not move on is stuck; 0: it does not count."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What has to be the same on every host that states it."""
 
 
 def cause_to_proto(cause: Cause) -> pb.Cause:
@@ -142,6 +157,7 @@ def cause_to_proto(cause: Cause) -> pb.Cause:
         exit_code=int(cause.exit_code),
         by_signal=cause.by_signal,
         is_echo=cause.is_echo,
+        of_rank=cause.of_rank,
     )
 
 
@@ -158,6 +174,7 @@ def cause_from_proto(message: pb.Cause) -> Cause:
         exit_code=exit_code,
         by_signal=message.by_signal,
         is_echo=message.is_echo,
+        of_rank=message.of_rank,
     )
 
 
@@ -181,6 +198,7 @@ def report_to_proto(report: RankReport) -> pb.RankReport:
         counters=report.counters,
         stop_vote=report.stop_vote,
         finished=report.finished,
+        generation=report.generation,
     )
     if report.failure is not None:
         message.failure.CopyFrom(cause_to_proto(report.failure))
@@ -206,6 +224,7 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
         stop_vote=message.stop_vote,
         failure=cause_from_proto(message.failure) if message.HasField("failure") else None,
         finished=message.finished,
+        generation=message.generation,
     )
 
 
@@ -226,11 +245,16 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         counters=status.counters,
         revision=status.revision,
         rendezvous_port=status.rendezvous_port,
+        generation=status.generation,
+        ticks=status.ticks,
+        options=status.options,
     )
     if status.failure is not None:
         message.failure.CopyFrom(cause_to_proto(status.failure))
     if status.decided is not None:
         message.decided.CopyFrom(cause_to_proto(status.decided))
+    if status.restarted_for is not None:
+        message.restarted_for.CopyFrom(cause_to_proto(status.restarted_for))
     return message
 
 
@@ -252,6 +276,9 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
     _check("counters", len(message.counters), _MAX_COUNTERS)
     _check("endpoints", len(message.endpoints), _MAX_ENDPOINTS)
     _check("bytes of a host's usage", len(message.usage_json), _MAX_JSON_BYTES)
+    _check("options", len(message.options), _MAX_OPTIONS)
+    for text in (*message.options, *message.options.values()):
+        _check("characters in an option", len(text), _MAX_OPTION_CHARS)
     return HostStatus(
         host=message.host,
         incarnation=message.incarnation,
@@ -268,6 +295,10 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         counters=dict(message.counters),
         revision=message.revision,
         rendezvous_port=message.rendezvous_port,
+        generation=message.generation,
+        restarted_for=cause_from_proto(message.restarted_for) if message.HasField("restarted_for") else None,
+        ticks=message.ticks,
+        options=dict(message.options),
     )
 
 

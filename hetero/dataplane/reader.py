@@ -55,6 +55,8 @@ class Reader(Iterator[Any]):
         allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
         on_skips: Given the samples of a batch that others stand in for, in the consuming thread, just before it returns
             that batch: once, however often it was asked for. What it raises is raised instead.
+        on_wait: Called at least twice a second while a batch is waited for, in that thread and without the lock; told
+            whether no endpoint serves. What it raises ends the reader.
 
     Raises:
         ConfigError: If ``prefetch_factor`` or ``window_bytes`` is not positive.
@@ -70,6 +72,7 @@ class Reader(Iterator[Any]):
         data_timeout_s: float | None = None,
         allocate: Callable[[int], memoryview] | None = None,
         on_skips: Callable[[Skips], object] | None = None,
+        on_wait: Callable[[bool], None] | None = None,
     ) -> None:
         if prefetch_factor <= 0:
             raise ConfigError(f"prefetch_factor is {prefetch_factor}, expected more than 0")
@@ -79,6 +82,7 @@ class Reader(Iterator[Any]):
         self._fleet = fleet
         self._requests = iter(requests)
         self._on_skips = on_skips
+        self._on_wait = on_wait
         self._num_taken = 0
         self._is_exhausted = False
         self._agreement: Agreement | None = None
@@ -188,6 +192,8 @@ class Reader(Iterator[Any]):
                         fleet.describe_endpoints(),
                     )
                 window.arrived.wait(min(_POLL_S, window.hedge_if_overdue()))
+            if self._on_wait is not None:
+                self._on_wait(unserved_since_s is not None)
             self._fill()  # the window grows with the fleet
 
     def _patience_s(self, agreement: Agreement) -> float:

@@ -8,10 +8,8 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,17 +23,20 @@ from hetero.control import security
 from hetero.control.directory import EndpointRecord
 from hetero.control.hub import Hub, RankFacts
 from hetero.control.membership import Member, Membership
-from hetero.control.status import Cause, HostStatus
+from hetero.control.status import Cause, HostState, HostStatus
 from hetero.dataplane.pool import EndpointPool
-from hetero.errors import AuthenticationError, ExitCode, HeteroError, first_line
+from hetero.errors import AuthenticationError, ClusterError, ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.relay import LineRelay
 from hetero.launch.summary import write_report
+from hetero.launch.watchdog import Watchdog
+from hetero.launch.workdir import private_folder
 from hetero.metrics.hosts import HostSampler
-from hetero.process import adopt_descendants, end_descendants
+from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.version import __version__
+from hetero.wire.limits import PROTOCOL
 
-__all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "cause_of", "job_id"]
+__all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "StoppedEarlyError", "cause_of", "job_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 _TICK_S = 0.2
 _PATIENCE_S = 10.0
 _FAREWELL_S = 5.0
+_RESOLVE_INTERVAL_S = 0.5
+_DESCRIPTORS_PER_PEER = 4
+_OTHER_DESCRIPTORS = 96
 
 
 class JobEndsError(Exception):
@@ -53,6 +57,14 @@ class JobEndsError(Exception):
     def __init__(self, cause: Cause) -> None:
         super().__init__(cause)
         self.cause = cause
+
+
+class RestartError(Exception):
+    """The trainer group starts over; unwinds whatever this host was doing with the ranks that end now."""
+
+
+class StoppedEarlyError(Exception):
+    """This host was asked to stop before it was one of the job."""
 
 
 class Host:
@@ -70,6 +82,9 @@ class Host:
     Raises:
         AuthenticationError: If the token cannot be read, or there is none and it is required.
         PortError: If the control port cannot be bound.
+        ClusterError: If the name of this host is not resolved within the start timeout.
+        ResourcesError: If this process may open too few files.
+        StoppedEarlyError: If it was asked to stop meanwhile.
     """
 
     def __init__(
@@ -87,8 +102,14 @@ class Host:
         """When this host was asked to stop, monotonic seconds; None while it was not."""
         self.endpoints_were_ready = False
         """Whether every endpoint of this host has served at some time."""
+        self.trainers_came = False
+        """Whether every trainer host has been there at some time."""
+        self.generation = 0
+        """Of the trainer group, as far as this host has followed."""
         self._base_dir = base_dir
         self._num_signals = 0
+        self._num_ticks = 0
+        self._peer_addresses: dict[str, str] = {}
         self._started_epoch_s = time.time()
         self._started_s = time.monotonic()
         self._patience_s = self._started_s + _PATIENCE_S
@@ -99,8 +120,8 @@ class Host:
     def _set_up(self, stack: contextlib.ExitStack, environ: Mapping[str, str]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
-        self.run_dir = Path(tempfile.mkdtemp(prefix="hetero-", dir=environ.get(WORK_DIR_VARIABLE)))
-        stack.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
+        allow_descriptors(_OTHER_DESCRIPTORS + _DESCRIPTORS_PER_PEER * len(self.cluster.hosts))
+        self.run_dir = stack.enter_context(private_folder("hetero-launch-", parent=environ.get(WORK_DIR_VARIABLE)))
         self.relay = LineRelay(logs.relay_line)
         stack.callback(self.relay.close)
         # Whatever the script has started and left; what this process itself starts is stopped in order before.
@@ -112,8 +133,9 @@ class Host:
             descriptor, token_path = security.token_memfd(token)
             stack.callback(os.close, descriptor)
             self.child_environment[security.TOKEN_FILE_VARIABLE] = token_path
-        self.address = resolve_address(self.name)
+        self.address = self.resolve(self.name)
         self.hub = stack.enter_context(self._make_hub(token))
+        self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
         self._sampler = stack.enter_context(HostSampler(self.name, scope=self.placement.usage_scope))
         self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
 
@@ -134,7 +156,7 @@ class Host:
             incarnation=secrets.token_hex(8),
             version=__version__,
             script_digest=hashlib.sha256(Path(options.script).read_bytes()).hexdigest()[:16],
-            rendezvous_port=_free_port(self.address) if self.is_first_trainer else 0,
+            options=self._shared_options(),
         )
         facts = RankFacts(
             remote=self.placement.remote,
@@ -143,12 +165,13 @@ class Host:
             emulate_step_s=options.emulate_step_s,
             purity_checks=options.purity_checks,
             warmup_steps=options.warmup_steps,
+            stop_grace_s=self.timings.stop_grace_s,
         )
         return Hub(
-            Membership(members, own, timings=self.timings, clock=time.monotonic),
+            Membership(members, own, timings=self.timings, clock=time.monotonic, max_restarts=options.job_restarts),
             address=self.address,
             port=options.port,
-            resolve=lambda host: f"{resolve_address(host)}:{options.port}",
+            resolve=self._resolve_peer,
             peers=tuple(member.host for member in members if member.host != self.name),
             token=token,
             job_id=self.job_id,
@@ -165,8 +188,54 @@ class Host:
             token_path=token_path,
             job_id=self.job_id,
             environment=self.child_environment,
+            timings=self.timings,
         )
         return EndpointPool(options, on_change=self._on_endpoints, on_line=self.relay.line)
+
+    def _shared_options(self) -> dict[str, str]:
+        """Return what has to be the same on every host that states it."""
+        shared = {**self.options.shared(), "data plane protocol": str(PROTOCOL)}
+        if self.placement.num_ranks:
+            shared["ranks per trainer host"] = str(self.placement.num_ranks)
+        return shared
+
+    def _status_if_stuck(self) -> int:
+        decided = self.hub.decided
+        return int(ExitCode.INTERNAL if decided is None else decided.exit_code)
+
+    def resolve(self, host: str) -> str:
+        """Return the address of a host; waits for its name, which on the platform may appear minutes after the start.
+
+        Raises:
+            ClusterError: If it is not resolved within the start timeout.
+            StoppedEarlyError: If this process was asked to stop meanwhile.
+        """
+        begin_s = time.monotonic()
+        said_s = begin_s
+        while True:
+            try:
+                return resolve_address(host)
+            except ClusterError as error:
+                now_s = time.monotonic()
+                if now_s - begin_s > self.timings.start_timeout_s:
+                    raise
+                if now_s - said_s >= (_PATIENCE_S if said_s > begin_s else _RESOLVE_INTERVAL_S):
+                    said_s = now_s
+                    logger.info("waiting for the address of %s: %s", host, error)
+            if self._num_signals:
+                raise StoppedEarlyError
+            time.sleep(_RESOLVE_INTERVAL_S)
+
+    def _resolve_peer(self, host: str) -> str:
+        """Return where the launcher of another host listens, as the name says now."""
+        address = self._peer_addresses[host] = resolve_address(host)
+        return f"{address}:{self.options.port}"
+
+    def address_of(self, host: str) -> str:
+        """Return the address by which a host is reached; needs no name service where it was reached before."""
+        if host == self.name:
+            return self.address
+        return self._peer_addresses.get(host) or self.resolve(host)
 
     def _on_endpoints(self, records: tuple[EndpointRecord, ...]) -> None:
         if len(records) == self.placement.num_endpoints:
@@ -197,9 +266,12 @@ class Host:
 
         Raises:
             JobEndsError: If the root cause of a failure is decided, here or elsewhere.
+            RestartError: If the trainer group starts over, and this is one of its hosts.
         """
         self.hub.wait(_TICK_S)
+        reap_adopted()
         self.publish()
+        self._follow()
         with self.hub.membership() as membership:
             decided = membership.own.decided
             words = waiting_for(membership) if waiting_for is not None else ""
@@ -213,29 +285,62 @@ class Host:
             self._patience_s = time.monotonic() + _PATIENCE_S
             logger.info("waiting for %s", words)
 
+    def _follow(self) -> None:
+        """Take note of a restart of the trainer group that was decided meanwhile."""
+        with self.hub.membership() as membership:
+            own = membership.own
+        if own.generation == self.generation or own.decided is not None:
+            return
+        self.generation = own.generation
+        why = own.restarted_for.first_line if own.restarted_for is not None else "an unknown reason"
+        limit = self.options.job_restarts
+        logger.warning("restart %d of at most %d of the trainer group, because of %s", self.generation, limit, why)
+        if self.placement.num_ranks:
+            raise RestartError
+
     def publish(self, **changes: object) -> None:
-        """Bring this host's status up to date, with ``changes`` to it."""
-        counters = {"authentication failures": self.hub.auth_failures}
+        """Bring this host's status up to date, with ``changes`` to it.
+
+        Raises:
+            RestartError: If ``changes`` say where the ranks are and these are of an earlier generation.
+        """
+        self._num_ticks += 1
+        self.watchdog.tick()
+        counters = {"authentication failures": self.hub.auth_failures, "log lines dropped": logs.dropped_lines()}
+        if self.is_first_trainer:
+            counters["job restarts"] = self.generation
         if self.pool is not None:
             endpoints = self.pool.statistics()
             counters["authentication failures"] += int(endpoints.get("auth_failures", 0))
             counters["endpoint restarts"] = self.pool.num_restarts
+            counters["stuck endpoints"] = self.pool.num_stuck
             counters["batches computed"] = int(endpoints.get("num_batches", 0))
             counters["emulation overruns"] = int(endpoints.get("num_overruns", 0))
         usage_json = json.dumps(self._sampler.usage().to_json()).encode()
         with self.hub.membership() as membership:
-            membership.update(usage_json=usage_json, counters=counters, **changes)
+            is_behind = self.placement.num_ranks > 0 and membership.own.generation != self.generation
+            is_behind = is_behind and changes.get("state") not in (None, HostState.FAILED)
+            if not is_behind:
+                for name, count in membership.past_counters.items():
+                    counters[name] = counters.get(name, 0) + count
+                membership.update(usage_json=usage_json, counters=counters, ticks=self._num_ticks, **changes)
+        if is_behind:
+            self._follow()
 
     def fail(self, cause: Cause) -> NoReturn:
-        """Report that this host failed, and wait for the arbiter to say what the root cause is.
+        """Report that this host failed, and wait for the arbiter to say what follows from it.
 
         Raises:
-            JobEndsError: Always.
+            JobEndsError: With the root cause.
+            RestartError: If the trainer group starts over.
         """
-        self.hub.fail(cause)
+        self.hub.fail(cause, generation=self.generation if cause.of_rank else None)
         deadline_s = time.monotonic() + self.timings.lease_s + _FAREWELL_S
         while time.monotonic() < deadline_s:
             self.hub.wait(_TICK_S)
+            reap_adopted()
+            self.publish()
+            self._follow()
             with self.hub.membership() as membership:
                 decided = membership.own.decided
             if decided is not None:
@@ -265,6 +370,7 @@ class Host:
                 if membership.final_delivered:
                     return
             self.hub.wait(_TICK_S)
+            self.publish()
 
     def report(self, cause: Cause | None = None) -> None:
         """Write the job's report if this host is the one to do so."""
@@ -314,7 +420,7 @@ def _cluster_digest(cluster: ClusterSpec) -> str:
     return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _free_port(address: str) -> int:
+def free_port(address: str) -> int:
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

@@ -10,12 +10,16 @@ Life of a host (states: `hetero.control.status.HostState`):
     DONE        ended well; told to every living peer before the process exits
     FAILED      the decided root cause is known; everything of this host is killed
 
+Where a rank fails and --job-restarts allows it, the arbiter has the trainer group start over instead: every
+trainer host kills its ranks, goes back to INIT and from there to WAIT_PEERS and TRAINING. Data hosts go on serving.
+
 The main thread runs all of it; signal handlers only count. Exit code: 0, that
 of the decided root cause, or 128 + 15 after SIGTERM.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -27,8 +31,8 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostState
 from hetero.errors import ConfigError, ExitCode, HeteroError
-from hetero.launch.failure import write_failure
-from hetero.launch.host import Host, JobEndsError, cause_of
+from hetero.launch.failure import reserved_space, write_failure
+from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.roles import serve, train
 
 __all__ = ["launch"]
@@ -36,6 +40,9 @@ __all__ = ["launch"]
 logger = logging.getLogger(__name__)
 
 _MAX_DETAIL_LINES = 40
+_END_S = 20.0
+"""For the end of a host whose job has failed, kills included; then the watchdog ends its process."""
+_WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN)
 
 
 def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> int:
@@ -50,11 +57,17 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
     failure_file = base_dir / "output" / "failure"
-    try:
-        with Host(options, cluster, base_dir=base_dir, environ=os.environ) as host:
-            return _run(host, failure_file)
-    except HeteroError as error:
-        cause = cause_of(error, cluster.current_host)
+    with reserved_space(failure_file):
+        try:
+            with Host(options, cluster, base_dir=base_dir, environ=os.environ) as host:
+                return _run(host, failure_file)
+        except StoppedEarlyError:
+            return _stopped(options)
+        except HeteroError as error:
+            cause = cause_of(error, cluster.current_host)
+        except Exception as error:
+            logger.exception("an error inside hetero")
+            cause = _internal(error, cluster.current_host)
         _show(cause)
         write_failure(failure_file, cause)
         return int(cause.exit_code)
@@ -72,20 +85,46 @@ def _run(host: Host, failure_file: Path) -> int:
             serve(host)
     except JobEndsError as end:
         return _abort(host, end.cause, failure_file)
+    except StoppedEarlyError:
+        return _stopped(host.options)
     except HeteroError as error:
-        return _abort(host, cause_of(error, host.name), failure_file)
+        return _abort(host, _agreed(host, cause_of(error, host.name)), failure_file)
     except Exception as error:
         logger.exception("an error inside hetero")
-        summary = f"an error inside hetero: {type(error).__name__}: {error}"
-        cause = Cause(host=host.name, summary=summary, detail=traceback.format_exc(), exit_code=ExitCode.INTERNAL)
-        return _abort(host, cause, failure_file)
-    if host.was_stopped and not host.options.sigterm_ok:
-        return 128 + signal.SIGTERM
-    return int(ExitCode.OK)
+        return _abort(host, _agreed(host, _internal(error, host.name)), failure_file)
+    return _stopped(host.options) if host.was_stopped else int(ExitCode.OK)
+
+
+def _stopped(options: LaunchOptions) -> int:
+    return int(ExitCode.OK) if options.sigterm_ok else 128 + signal.SIGTERM
+
+
+def _internal(error: Exception, host: str) -> Cause:
+    """Return an error that nobody expected as a cause; the system's want of something is told apart."""
+    is_want = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _WANTS)
+    return Cause(
+        host=host,
+        summary=f"{'not enough resources' if is_want else 'an error inside hetero'}: {type(error).__name__}: {error}",
+        detail=traceback.format_exc(),
+        exit_code=ExitCode.RESOURCES if is_want else ExitCode.INTERNAL,
+    )
+
+
+def _agreed(host: Host, cause: Cause) -> Cause:
+    """Report a failure of this host; return what the job says is the root cause."""
+    try:
+        host.fail(cause)
+    except JobEndsError as end:
+        return end.cause
+    except RestartError:  # decided before anybody heard of this
+        return cause
 
 
 def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
     """Kill what is left of this host, tell the others, and return the exit code."""
+    with host.hub.membership() as membership:
+        cause = membership.own.decided or cause
+    host.watchdog.expect_end(_END_S, int(cause.exit_code))
     _show(cause)
     host.publish(state=HostState.FAILED, decided=cause, endpoints=())
     write_failure(failure_file, cause)

@@ -47,6 +47,10 @@ def main(arguments: Sequence[str]) -> int:
     except HeteroError as error:
         logger.error("%s", error)
         return int(error.exit_code)
+    if session is not None:
+        session.take_late_stops()
+        # What torch's own agent would say, if it was the one who restarts.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(session.generation)
     failure = _run(script, script_arguments)
     if session is not None:
         if failure is not None:

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from hetero.control.session import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
 from hetero.launch.elastic import PARENT_VARIABLE
 from hetero.launch.rank import LOG_VARIABLE
 from hetero.launch.relay import LineRelay
-from hetero.process import describe_exit_status
+from hetero.process import describe_exit_status, is_resource_tracker, kill_all, start_child
 
 __all__ = ["RankProcesses", "RanksOptions", "first_to_fail"]
 
 AGENT_NAME = "torchrun"
+_KILL_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,8 @@ class RanksOptions:
     """CPUs that the ranks share."""
     environment: Mapping[str, str]
     """Added to this process's own."""
+    generation: int = 0
+    """Restarts of the trainer group before."""
 
 
 class RankProcesses:
@@ -63,17 +73,22 @@ class RankProcesses:
         self._options = options
         self._host = host
         self._relay = relay
-        self._result_file = run_dir / "ranks.json"
+        folder = run_dir / f"ranks-{options.generation}"
+        folder.mkdir(mode=0o700)
+        self._result_file = folder / "ended.json"
+        self._logs: list[int] = []
         first_rank = options.host_index * options.num_ranks
-        prefix = run_dir / "rank-log-"
+        self._log_prefix = f"{folder}/log-"
         for local_rank in range(options.num_ranks):
-            fifo = f"{prefix}{local_rank}"
+            fifo = f"{self._log_prefix}{local_rank}"
             os.mkfifo(fifo, 0o600)
             # Read and write: opening does not wait for the rank, and its end is no end of file.
-            relay.add(f"rank {first_rank + local_rank}", os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+            log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            relay.add(f"rank {first_rank + local_rank}", log)
+            self._logs.append(log)
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         relay.add(AGENT_NAME, read_end)
-        self._process = subprocess.Popen(
+        self._process = start_child(
             [sys.executable, "-m", "hetero.launch.elastic", str(self._result_file), *self._agent_arguments()],
             env={
                 # Without it torch's agent gives every rank one thread and warns about that.
@@ -81,7 +96,8 @@ class RankProcesses:
                 **os.environ,
                 **options.environment,
                 PARENT_VARIABLE: str(os.getpid()),
-                LOG_VARIABLE: str(prefix),
+                LOG_VARIABLE: self._log_prefix,
+                RESTART_VARIABLE: str(options.generation),
                 "PYTHONUNBUFFERED": "1",
             },
             stdin=subprocess.DEVNULL,
@@ -143,14 +159,35 @@ class RankProcesses:
             detail="\n".join(self._relay.tail(name)),
             exit_code=exit_code,
             by_signal=exit_status < 0,
+            of_rank=True,
         )
 
     def kill(self) -> None:
-        """End torch's agent and the ranks at once; idempotent. `end_descendants` ends what the ranks left."""
+        """End torch's agent, the ranks and everything that they started; idempotent."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # the ranks die with it
         self._process.wait()
+        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        while left := self._living():
+            kill_all(left)
+            psutil.wait_procs(left, timeout=0.05)
+            if time.monotonic() > deadline_s:
+                logger.warning("killed, but not gone: %s", ", ".join(str(process.pid) for process in left))
+                break
+        for log in self._logs:
+            self._relay.discard(log)
+        self._logs.clear()
+
+    def _living(self) -> list[psutil.Process]:
+        """Return what lives of the ranks and their children, told by the environment that they inherit."""
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                is_theirs = process.environ().get(LOG_VARIABLE) == self._log_prefix
+                if is_theirs and not is_resource_tracker(process):
+                    found.append(process)
+        return found
 
     def _failures(self) -> list[tuple[int, int]]:
         try:

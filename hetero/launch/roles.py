@@ -7,19 +7,19 @@ import os
 import time
 from collections.abc import Sequence
 
-from hetero.cluster import Role, resolve_address
+from hetero.cluster import Role
 from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import placement, progress
-from hetero.launch.host import Host
+from hetero.launch.host import Host, RestartError, free_port
 from hetero.launch.ranks import RankProcesses, RanksOptions
 
 __all__ = ["serve", "train"]
 
 logger = logging.getLogger(__name__)
 
-_SPOT_S = 2.0
+_SPOT_S = 5.0
 """How long a data host that got SIGTERM waits to learn whether the whole job is to stop."""
 
 
@@ -48,19 +48,29 @@ def train(host: Host) -> None:
     Raises:
         JobEndsError: If the job fails, or a host is missing at the start timeout.
     """
-    deadline_s = time.monotonic() + host.timings.start_timeout_s
-    _start_endpoints(host, deadline_s)
-    host.publish(state=HostState.WAIT_PEERS)
-    if _wait_for_peers(host, deadline_s):
-        host.publish(state=HostState.TRAINING)
-        _run_ranks(host)
-    host.publish(state=HostState.DONE)
-    while not _trainers_done(host):
-        host.tick(lambda membership: _words(membership.missing(Role.TRAINER, at_least=HostState.DONE)))
+    _start_endpoints(host, time.monotonic() + host.timings.start_timeout_s)
+    while not _train_generation(host):
+        pass
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
     host.report()
+
+
+def _train_generation(host: Host) -> bool:
+    """Run the ranks of this host once; False if the trainer group has to start over."""
+    try:
+        port = free_port(host.address) if host.is_first_trainer else 0
+        host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
+        if _wait_for_peers(host, time.monotonic() + host.timings.start_timeout_s):
+            host.publish(state=HostState.TRAINING)
+            _run_ranks(host)
+        host.publish(state=HostState.DONE)
+        while not _trainers_done(host):
+            host.tick(lambda membership: _words(membership.missing(Role.TRAINER, at_least=HostState.DONE)))
+    except RestartError:
+        return False
+    return True
 
 
 def _start_endpoints(host: Host, deadline_s: float) -> None:
@@ -83,7 +93,8 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
     if is_done:
         logger.info("every trainer host is done")
         return True
-    if missing and time.monotonic() > deadline_s:
+    host.trainers_came = host.trainers_came or not missing  # a restart makes them count as not ready again
+    if not host.trainers_came and time.monotonic() > deadline_s:
         summary = f"trainer hosts never came within {host.timings.start_timeout_s:.0f} s: {_words(missing)}"
         host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
     if host.interrupted_s is None or job_stops or time.monotonic() - host.interrupted_s < _SPOT_S:
@@ -96,7 +107,8 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
     """Return whether ranks are to start: every host is there, and none was asked to stop."""
     while True:
         with host.hub.membership() as membership:
-            data = membership.missing(Role.DATA, at_least=HostState.SERVING)
+            # A data host may come and go once the job runs.
+            data = [] if host.generation else membership.missing(Role.DATA, at_least=HostState.SERVING)
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
             stop_requested = membership.stop_requested
         words = _words(data + trainers)
@@ -122,12 +134,13 @@ def _run_ranks(host: Host) -> None:
         script_args=host.options.script_args,
         num_hosts=len(host.trainer_hosts),
         host_index=host.trainer_hosts.index(host.name),
-        rendezvous_address=resolve_address(first),
+        rendezvous_address=host.address_of(first),
         rendezvous_port=ports[first],
         own_address=host.address,
         num_ranks=host.placement.num_ranks,
         num_cpus=placement.usable_cpus(),
         environment={**host.child_environment, LAUNCHER_VARIABLE: f"{host.address}:{host.hub.port}"},
+        generation=host.generation,
     )
     logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)
     interval_s = progress.interval_s(os.environ)

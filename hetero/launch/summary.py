@@ -119,6 +119,7 @@ def run_facts(
         versions={"hetero": __version__, "python": platform.python_version()},
         options={
             "ranks per trainer host": str(placement.num_ranks),
+            "job restarts allowed": str(options.job_restarts),
             "endpoints per data host": str(options.endpoints_per_host or "default"),
             "endpoints per trainer host": str(options.trainer_endpoints),
             "emulate_sample_s": str(options.emulate_sample_s),

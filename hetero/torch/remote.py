@@ -77,8 +77,14 @@ def open_reader(
         on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
     """
     options: dict[str, Any] = {} if window is None else {"prefetch_factor": window}
-    allocate = _allocate_pinned if pin_memory else None
-    return Reader(fleet_for(session), requests, allocate=allocate, on_skips=on_skips, **options)
+    return Reader(
+        fleet_for(session),
+        requests,
+        allocate=_allocate_pinned if pin_memory else None,
+        on_skips=on_skips,
+        on_wait=session.check_wait,
+        **options,
+    )
 
 
 def _allocate_pinned(nbytes: int) -> memoryview:

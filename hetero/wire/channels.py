@@ -7,6 +7,7 @@ deadlock or abort in processes that fork for other reasons.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from hetero.errors import PortError
 
 if TYPE_CHECKING:
     import grpc
+    import psutil
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
@@ -27,6 +29,8 @@ HANDSHAKE_MS = 10_000
 MAX_IDLE_MS = 60_000
 MAX_CONNECTIONS = 4096
 """Of one server: more than ranks and hosts of any job. Strangers leave after the two times above."""
+
+_PORT_ADVICE = "end what holds the port, or give every host of the job another --port"
 
 Option = tuple[str, int]
 
@@ -111,9 +115,9 @@ def bind(server: grpc.Server, address: str, port: int = 0) -> int:
     try:
         bound = server.add_insecure_port(target)
     except RuntimeError as error:
-        raise PortError(f"cannot bind {target}{_owner(port)}: {error}") from error
+        raise PortError(f"cannot bind {target}{_owner(address, port)}: {error}") from error
     if bound == 0 or (port and bound != port):
-        raise PortError(f"cannot bind {target}{_owner(port)}")
+        raise PortError(f"cannot bind {target}{_owner(address, port)}")
     return bound
 
 
@@ -124,14 +128,31 @@ def short_details(error: grpc.RpcError) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _owner(port: int) -> str:
+def _owner(address: str, port: int) -> str:
+    """Say which process listens on a port, as far as this user may see it, and what to do."""
     if port == 0:
         return ""
     import psutil
 
     try:
-        listening = [entry for entry in psutil.net_connections("tcp") if entry.status == psutil.CONN_LISTEN]
-        pids = [entry.pid for entry in listening if entry.laddr and entry.laddr[1] == port and entry.pid]
-        return f", process {pids[0]} ({psutil.Process(pids[0]).name()}) listens on it" if pids else ""
+        for entry in psutil.net_connections("tcp"):
+            if entry.status != psutil.CONN_LISTEN or not entry.pid or not entry.laddr:
+                continue
+            if entry.laddr.port == port and entry.laddr.ip in (address, "0.0.0.0", "::"):
+                return f": {_describe(psutil.Process(entry.pid))} listens on it; {_PORT_ADVICE}"
     except (psutil.Error, OSError):
-        return ""
+        pass
+    return f"; {_PORT_ADVICE}"
+
+
+def _describe(process: psutil.Process) -> str:
+    """Name a process; a launcher that was left over from another run is told by that run's id."""
+    from psutil import Error
+
+    command = " ".join(process.cmdline())
+    run = None
+    if "hetero" in command:
+        with contextlib.suppress(Error):
+            environment = process.environ()
+            run = environment.get("HETERO_JOB_ID") or environment.get("TRAINING_JOB_NAME")
+    return f"process {process.pid} ({command[:80]}){f' of the job {run}' if run else ''}"

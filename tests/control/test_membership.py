@@ -326,3 +326,48 @@ def test_heartbeat_of_a_stranger_is_ignored(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.observe(status("algo-9", HostState.SERVING, endpoints=(endpoint("algo-9"),)))
     assert membership.endpoints() == ()
+
+
+@pytest.mark.fault("F6")
+def test_launcher_that_answers_but_does_not_move_counts_as_silent(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(status("algo-4", HostState.TRAINING, ticks=7))
+    for revision in range(1, 20):  # its ranks' reports go on
+        clock.now_s += 1.0
+        membership.observe(status("algo-4", HostState.TRAINING, ticks=7, revision=revision))
+        membership.tick()
+    assert membership.own.decided is not None
+    assert "algo-4 stood still for" in membership.own.decided.summary
+
+
+@pytest.mark.fault("F6")
+def test_data_host_that_does_not_move_gets_no_requests_until_it_does(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    serving = {"endpoints": (endpoint("algo-1"),), "state": HostState.SERVING}
+    membership.observe(status("algo-1", ticks=1, **serving))
+    clock.now_s += Timings().lease_s + 1
+    membership.observe(status("algo-1", ticks=1, revision=1, **serving))
+    assert membership.endpoints() == ()
+    membership.observe(status("algo-1", ticks=2, revision=2, **serving))
+    assert membership.endpoints() == (endpoint("algo-1"),)
+    assert membership.own.failure is None
+
+
+@pytest.mark.fault("F17")
+def test_orphaned_data_host_that_is_heard_again_does_not_end_the_job(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    alone = cause("algo-1", "no trainer host was heard", exit_code=ExitCode.ORPHANED)
+    membership.observe(status("algo-1", HostState.FAILED, decided=alone, endpoints=(endpoint("algo-1"),)))
+    assert membership.own.decided is None
+    membership.observe(status("algo-2", decided=cause("algo-4")))  # what it heard from a trainer host counts
+    assert membership.own.decided == cause("algo-4")
+
+
+@pytest.mark.fault("F32")
+def test_different_option_on_a_host_is_named_with_both_values(clock: Clock) -> None:
+    own = status("algo-3", options={"job_restarts": "2", "ranks per trainer host": "8"})
+    membership = Membership(MEMBERS, own, timings=Timings(), clock=clock)
+    membership.observe(status("algo-1", options={"job_restarts": "0"}))
+    assert membership.own.failure is not None
+    assert membership.own.failure.exit_code is ExitCode.DISAGREEMENT
+    assert "algo-1 has job_restarts 0, algo-3 has 2" in membership.own.failure.summary

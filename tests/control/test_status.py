@@ -29,6 +29,7 @@ causes = st.builds(
     exit_code=st.sampled_from(ExitCode),
     by_signal=st.booleans(),
     is_echo=st.booleans(),
+    of_rank=st.booleans(),
 )
 reports = st.builds(
     RankReport,
@@ -40,6 +41,7 @@ reports = st.builds(
     stop_vote=st.booleans(),
     failure=st.none() | causes,
     finished=st.booleans(),
+    generation=counts,
 )
 hosts = st.shared(words)
 endpoints = st.builds(
@@ -62,6 +64,10 @@ statuses = st.builds(
     counters=st.dictionaries(words, counts, max_size=3),
     revision=counts,
     rendezvous_port=st.integers(0, 65535),
+    generation=counts,
+    restarted_for=st.none() | causes,
+    ticks=counts,
+    options=st.dictionaries(words, words, max_size=3),
 )
 
 
@@ -91,6 +97,13 @@ def test_status_over_its_bound_is_refused() -> None:
     )
     with pytest.raises(ProtocolError, match="bound"):
         status_from_proto(message)
+
+
+@pytest.mark.parametrize("options", [{str(number): "" for number in range(33)}, {"x": "y" * 201}])
+def test_options_over_their_bounds_are_refused(options: dict[str, str]) -> None:
+    status = HostStatus(host="a", incarnation="i", version="1", script_digest="d", options=options)
+    with pytest.raises(ProtocolError, match="bound"):
+        status_from_proto(status_to_proto(status))
 
 
 def test_cause_of_several_lines_becomes_one_line() -> None:

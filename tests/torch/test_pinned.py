@@ -119,6 +119,7 @@ def session(script: Any) -> Iterator[Any]:
             register_timer=lambda timer: None,
             set_counters=lambda counters: None,
             check_stop=lambda timer: None,
+            check_wait=lambda is_starved: None,
         )
 
 

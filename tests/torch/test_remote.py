@@ -117,6 +117,9 @@ class Job:
     def check_stop(self, timer: object) -> None:
         pass
 
+    def check_wait(self, is_starved: bool) -> None:
+        pass
+
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:

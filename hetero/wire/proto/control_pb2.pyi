@@ -38,20 +38,22 @@ class Endpoint(_message.Message):
     def __init__(self, endpoint_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_slots: _Optional[int] = ...) -> None: ...
 
 class Cause(_message.Message):
-    __slots__ = ("host", "summary", "detail", "exit_code", "by_signal", "is_echo")
+    __slots__ = ("host", "summary", "detail", "exit_code", "by_signal", "is_echo", "of_rank")
     HOST_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     BY_SIGNAL_FIELD_NUMBER: _ClassVar[int]
     IS_ECHO_FIELD_NUMBER: _ClassVar[int]
+    OF_RANK_FIELD_NUMBER: _ClassVar[int]
     host: str
     summary: str
     detail: str
     exit_code: int
     by_signal: bool
     is_echo: bool
-    def __init__(self, host: _Optional[str] = ..., summary: _Optional[str] = ..., detail: _Optional[str] = ..., exit_code: _Optional[int] = ..., by_signal: bool = ..., is_echo: bool = ...) -> None: ...
+    of_rank: bool
+    def __init__(self, host: _Optional[str] = ..., summary: _Optional[str] = ..., detail: _Optional[str] = ..., exit_code: _Optional[int] = ..., by_signal: bool = ..., is_echo: bool = ..., of_rank: bool = ...) -> None: ...
 
 class StopPoint(_message.Message):
     __slots__ = ("loader", "steps")
@@ -62,7 +64,7 @@ class StopPoint(_message.Message):
     def __init__(self, loader: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port")
+    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port", "generation", "restarted_for", "ticks", "options")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +72,13 @@ class HostStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SCRIPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +95,10 @@ class HostStatus(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_PORT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESTARTED_FOR_FIELD_NUMBER: _ClassVar[int]
+    TICKS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     script_digest: str
@@ -102,31 +115,39 @@ class HostStatus(_message.Message):
     counters: _containers.ScalarMap[str, int]
     revision: int
     rendezvous_port: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ...) -> None: ...
+    generation: int
+    restarted_for: Cause
+    ticks: int
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ..., generation: _Optional[int] = ..., restarted_for: _Optional[_Union[Cause, _Mapping]] = ..., ticks: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("rank", "world_size")
+    __slots__ = ("rank", "world_size", "generation")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps")
+    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s")
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     DATA_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PREPARE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     EMULATE_STEP_S_FIELD_NUMBER: _ClassVar[int]
     PURITY_CHECKS_FIELD_NUMBER: _ClassVar[int]
     WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STOP_GRACE_S_FIELD_NUMBER: _ClassVar[int]
     remote: bool
     data_timeout_s: float
     prepare_timeout_s: float
     emulate_step_s: float
     purity_checks: int
     warmup_steps: int
-    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ...) -> None: ...
+    stop_grace_s: float
+    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("rank",)
@@ -153,7 +174,7 @@ class RankUpdate(_message.Message):
     def __init__(self, endpoints: _Optional[_Iterable[_Union[DirectoryEntry, _Mapping]]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader")
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "generation")
     class StepsStartedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +197,7 @@ class RankReport(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     rank: int
     steps_started: _containers.ScalarMap[str, int]
     summaries_json: _containers.RepeatedScalarFieldContainer[bytes]
@@ -184,7 +206,8 @@ class RankReport(_message.Message):
     failure: Cause
     finished: bool
     loader: str
-    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RankReportReply(_message.Message):
     __slots__ = ()
