@@ -65,6 +65,7 @@ def test_chain_two_trainer_hosts_equal_two_ranks_on_one(start_job: StartJob) -> 
     assert [one.result(rank)["chain"] for rank in range(2)] == [two.result(rank)["chain"] for rank in range(2)]
 
 
+@pytest.mark.fault("F1")
 def test_endpoint_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJob) -> None:
     args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "1000"]
     calm = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
@@ -79,6 +80,7 @@ def test_endpoint_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJ
     assert job.report()["run"]["events"]["endpoint restarts"] == 1
 
 
+@pytest.mark.fault("F3")
 def test_data_host_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJob) -> None:
     args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "400"]
     job = start_job([data(2), DNN], "--endpoints-per-host", "1", args=args)
@@ -90,6 +92,7 @@ def test_data_host_killed_at_half_an_epoch_gives_the_same_chain(start_job: Start
     assert job.result(0)["chain"] == calm.result(0)["chain"]
 
 
+@pytest.mark.fault("F9")
 def test_training_script_raises_every_host_reports_the_same_cause(start_job: StartJob) -> None:
     job = start_job(
         [data(2), DNN],
@@ -134,6 +137,7 @@ def test_output_folder_of_a_running_simulation_is_refused(start_job: StartJob) -
     assert job.wait(20.0) != 0
 
 
+@pytest.mark.fault("F10")
 def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
     job = start_job(
         [data(1), DNN],
@@ -187,6 +191,7 @@ def test_script_at_fault_on_a_data_host_ends_the_job(
     assert words in job.failure("algo-2")
 
 
+@pytest.mark.fault("F12")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_first_signal_runs_stop_callbacks_after_the_same_step(start_job: StartJob, number: signal.Signals) -> None:
     job = start_job(
@@ -204,6 +209,7 @@ def test_first_signal_runs_stop_callbacks_after_the_same_step(start_job: StartJo
     assert stopped[0] == stopped[1]
 
 
+@pytest.mark.fault("F38")
 @pytest.mark.parametrize("groups", [[data(1), DNN], [DNN]], ids=["heterogeneous", "homogeneous"])
 def test_interrupt_twice_is_gone_at_once(start_job: StartJob, groups: list[str]) -> None:
     before = set(Path("/dev/shm").iterdir())
@@ -217,6 +223,7 @@ def test_interrupt_twice_is_gone_at_once(start_job: StartJob, groups: list[str])
     assert set(Path("/dev/shm").iterdir()) - before == set(), "semaphores or shared memory are left"
 
 
+@pytest.mark.fault("F11")
 def test_trainer_launcher_killed_takes_its_ranks_along(start_job: StartJob) -> None:
     job = start_job(
         [data(1), DNN],
@@ -252,6 +259,7 @@ def test_report_names_loader_hosts_and_emulation(start_job: StartJob) -> None:
     assert "simulated" in markdown.lower()
 
 
+@pytest.mark.fault("F30")
 def test_port_in_use_is_an_error_that_names_it(start_job: StartJob) -> None:
     import socket
 

@@ -13,6 +13,7 @@ def failure(job: Job) -> str:
     return (job.directory / "ml" / "output" / "failure").read_text()
 
 
+@pytest.mark.fault("F13")
 def test_data_host_comes_late_and_the_trainer_says_whom_it_waits_for(start_launcher: StartLauncher) -> None:
     trainer = start_launcher("algo-2", "--start-timeout", "120")
     line = trainer.wait_line("waiting for")
@@ -23,6 +24,7 @@ def test_data_host_comes_late_and_the_trainer_says_whom_it_waits_for(start_launc
     assert data.wait() == 0, data.output
 
 
+@pytest.mark.fault("F13")
 def test_trainer_host_comes_late_and_the_data_host_serves_it(start_launcher: StartLauncher) -> None:
     data = start_launcher("algo-1", "--start-timeout", "120")
     data.wait_line("serving with 1 endpoints")
@@ -31,12 +33,14 @@ def test_trainer_host_comes_late_and_the_data_host_serves_it(start_launcher: Sta
     assert data.wait() == 0, data.output
 
 
+@pytest.mark.fault("F13")
 def test_data_host_never_comes_fails_naming_it(start_launcher: StartLauncher) -> None:
     trainer = start_launcher("algo-2", "--start-timeout", "3")
     assert trainer.wait() == 20, trainer.output
     assert "algo-1" in failure(trainer).splitlines()[0]
 
 
+@pytest.mark.fault("F14")
 def test_trainer_host_never_comes_lets_the_data_host_leave(start_launcher: StartLauncher) -> None:
     data = start_launcher("algo-1", "--start-timeout", "25")
     assert data.wait() == 21, data.output
