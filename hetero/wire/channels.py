@@ -138,7 +138,8 @@ def _owner(address: str, port: int) -> str:
         for entry in psutil.net_connections("tcp"):
             if entry.status != psutil.CONN_LISTEN or not entry.pid or not entry.laddr:
                 continue
-            if entry.laddr.port == port and entry.laddr.ip in (address, "0.0.0.0", "::"):
+            # gRPC listens on sockets of both families, which show IPv4 addresses as mapped ones.
+            if entry.laddr.port == port and entry.laddr.ip.removeprefix("::ffff:") in (address, "0.0.0.0", "::"):
                 return f": {_describe(psutil.Process(entry.pid))} listens on it; {_PORT_ADVICE}"
     except (psutil.Error, OSError):
         pass

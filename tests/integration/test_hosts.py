@@ -118,7 +118,7 @@ def test_port_held_by_another_run_is_told_by_its_process_and_run(start_launcher:
     first.wait_line("waiting for")
     second = start_launcher("algo-2", "--start-timeout", "120")
     assert second.wait() == 23, second.output
-    assert str(first.process.pid) in failure(second)
+    assert f"process {first.process.pid} (" in failure(second)
     first.process.terminate()
     assert first.wait(20.0) == 143
 
@@ -231,8 +231,9 @@ def test_folder_of_a_killed_simulation_is_removed_by_the_next(start_job: StartJo
 def test_processes_of_a_killed_simulation_are_gone_at_once(start_job: StartJob) -> None:
     job = start_job(["data_group=ml.c5.9xlarge:1", DNN], "--endpoints-per-host", "1", args=["--step-s", "30"])
     job.wait_line("starting 1 of 1 ranks")
-    processes = job.processes()
+    processes = [process for process in job.processes() if process.pid != job.process.pid]
     job.process.kill()
+    job.process.wait()
     gone, alive = psutil.wait_procs(processes, timeout=60.0)
     assert alive == []
     assert gone

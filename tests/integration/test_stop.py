@@ -129,7 +129,7 @@ def test_second_request_kills_at_once(start_launcher: StartLauncher) -> None:
 
 @pytest.mark.fault("F34")
 def test_request_to_one_data_host_takes_only_that_one_out(start_job: StartJob) -> None:
-    args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "600"]
+    args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "2000"]
     job = start_job([data(2), DNN], "--endpoints-per-host", "1", args=args)
     job.wait_line("step 5")
     os.kill(launchers(job, "algo-1"), signal.SIGTERM)
