@@ -1,14 +1,28 @@
-"""What every test gets: an environment without the machine's own job."""
+"""What every test gets: an environment without the machine's own job, and a way to say what it measured."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("hetero", deadline=None)  # a loaded machine is no failure
 settings.load_profile("hetero")
+
+EVIDENCE_VARIABLE = "HETERO_TEST_EVIDENCE"
+"""Names the JSON file that receives which rows of the fault and attack tables this run has shown, and how fast."""
+
+_EVIDENCE_PATH = os.environ.get(EVIDENCE_VARIABLE)  # before any test hides it
+
+Measured = Callable[[str, float], None]
+_MEASURED = pytest.StashKey[dict[str, float]]()
+_OUTCOMES = pytest.StashKey[dict[str, str]]()
+_EVIDENCE = pytest.StashKey[list[dict[str, Any]]]()
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +34,46 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             "HETERO_TEST_PROTOBUF_MATRIX",
         }:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """Return a function that records a time of this test: ``measured("detection_s", 1.3)``; the name has the unit."""
+    found = request.node.stash.setdefault(_MEASURED, {})
+
+    def record(name: str, value: float) -> None:
+        found[name] = float(value)
+
+    return record
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_EVIDENCE] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what became of tests that prove rows: passed only if setting up and the sweep afterwards passed too."""
+    report = yield
+    rows = [str(row) for kind in ("fault", "attack") for mark in item.iter_markers(kind) for row in mark.args]
+    if not rows:
+        return report
+    outcomes = item.stash.setdefault(_OUTCOMES, {})
+    outcomes[report.when] = report.outcome
+    if report.when == "teardown":
+        worst = next((each for each in ("failed", "skipped") if each in outcomes.values()), "passed")
+        item.config.stash[_EVIDENCE].append(
+            {
+                "test": item.nodeid,
+                "rows": sorted(set(rows)),
+                "outcome": worst,
+                "measured": item.stash.get(_MEASURED, {}),
+            }
+        )
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if path := _EVIDENCE_PATH:
+        evidence = sorted(session.config.stash[_EVIDENCE], key=lambda entry: entry["test"])
+        Path(path).write_text(json.dumps({"tests": evidence}, indent=1) + "\n", encoding="utf-8")
