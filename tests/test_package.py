@@ -22,7 +22,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 LAYERS = (
     {"errors", "version"},
     {"documents"},
-    {"config", "cluster", "logs", "memory", "process"},
+    {"config", "cluster", "faults", "logs", "memory", "process"},
     {"datasets"},
     {"batches"},
     {"wire", "pricing", "metrics"},

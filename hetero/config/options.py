@@ -113,6 +113,8 @@ class LaunchOptions:
     """USD per hour of an instance type; beats the file; repeat for each."""
     sigterm_ok: bool = _option(False)
     """Whether a job that was asked to stop and did so exits with 0 instead of 143."""
+    allow_faults: bool = _option(False)
+    """Whether HETERO_FAULTS, which makes processes do wrong on purpose, is obeyed outside of simulations."""
     log_level: str = _option("info", metavar="LEVEL")
     """Least severe messages that are shown: debug, info, warning or error."""
 

@@ -38,6 +38,7 @@ from hetero.control.status import (
     stop_to_proto,
 )
 from hetero.errors import ExitCode, HeteroError, ProtocolError
+from hetero.faults import faults_at
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.trees import parse
 
@@ -115,6 +116,7 @@ class Hub:
         self._facts = facts
         self._heartbeat_s = heartbeat_s
         self._stopping = threading.Event()
+        self._fault = faults_at("heartbeat")
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
         num_threads = 2 * len(peers) + 64
         self._server = grpc.server(
@@ -230,6 +232,9 @@ class Hub:
                 channel.close()
 
     def _heartbeat(self, host: str, target: str, channel: grpc.Channel, own: HostStatus) -> bool:
+        if self._fault is not None and self._fault() is not None:
+            self._unreachable(host, "no heartbeat was sent, on purpose")
+            return False
         call = channel.unary_unary(
             f"/{_CONTROL}/Heartbeat",
             request_serializer=pb.HostStatus.SerializeToString,

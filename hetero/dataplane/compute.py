@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hetero.faults import faults_at
+
 __all__ = ["Compute", "ComputeStatistics", "Task"]
 
 _ASK_INTERVAL_S = 0.005
@@ -117,6 +119,7 @@ class Compute:
         self._running: set[Task] = set()
         self._is_closed = False
         self._real_work = threading.Lock()
+        self._fault = faults_at("compute")
         self._statistics = ComputeStatistics()
         self._threads = [
             threading.Thread(target=self._serve, name=f"compute-{slot}", daemon=True) for slot in range(num_slots)
@@ -187,6 +190,8 @@ class Compute:
         work_s = 0.0
         if not task.is_cancelled():
             with self._real_work:
+                if self._fault is not None:
+                    self._fault()
                 begin_s = self._clock()
                 task.run()
                 work_s = self._clock() - begin_s

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from hetero.errors import ProtocolError
+from hetero.faults import Strike, faults_at
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.framing import EncodedBatch, Refusal, encode_refusal
 from hetero.wire.streams import Stream, listen
@@ -95,6 +96,7 @@ class Delivery:
         self.is_stopped = False
         """Whether nothing more is delivered."""
         self._strangers: dict[socket.socket, _Hello] = {}
+        self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
         self._warn_of_refused, self._warn_of_failed = _RareWarning(), _RareWarning()
         self._selector = selectors.DefaultSelector()
         self._listener = listen(address)
@@ -264,6 +266,8 @@ class Delivery:
             return False
         if request is None:
             return False
+        if self._fetch_fault is not None and not self._survives(self._fetch_fault, stream):
+            return False
         with self._changed:
             why_not = ""
             if self._is_draining:
@@ -279,6 +283,8 @@ class Delivery:
             if answer is None:
                 return False
             if isinstance(answer, EncodedBatch):
+                if self._send_fault is not None:
+                    self._spoil(self._send_fault, stream, answer)
                 stream.send(answer.message, answer.payload)
                 with self._changed:
                     self.num_batches += 1
@@ -289,3 +295,30 @@ class Delivery:
             with self._changed:
                 self._num_busy -= 1
                 self._changed.notify_all()
+
+    # Faults on purpose
+
+    def _survives(self, strike: Strike, stream: Stream) -> bool:
+        """Do wrong with a request; False if that was the end of the connection."""
+        fault = strike()
+        if fault is not None and fault.action == "busy":
+            stream.send(encode_refusal(Refusal.BUSY, "on purpose"))
+        return fault is None
+
+    def _spoil(self, strike: Strike, stream: Stream, answer: EncodedBatch) -> None:
+        """Do wrong with an answer.
+
+        Raises:
+            ConnectionAbortedError: It was sent, damaged, and that is to be the end of the connection.
+        """
+        fault = strike()
+        if fault is None:
+            return
+        message, payload = bytearray(answer.message), [memoryview(bytearray(piece)) for piece in answer.payload]
+        damaged = max([memoryview(message), *payload], key=len)
+        if fault.action == "corrupt":
+            damaged[fault.place(len(damaged))] ^= 1
+        elif payload:
+            payload[-1] = payload[-1][: len(payload[-1]) // 2]
+        stream.send(bytes(message), [piece for piece in payload if piece])
+        raise ConnectionAbortedError("on purpose")

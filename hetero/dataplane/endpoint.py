@@ -25,6 +25,7 @@ from typing import Any
 from hetero.control.health import HEALTH_POLICIES, Health
 from hetero.control.security import ServerInterceptor, token_from_environment
 from hetero.dataplane.compute import Compute
+from hetero.dataplane.faulty import faulty_calls
 from hetero.dataplane.script import load_script
 from hetero.dataplane.service import DATA_POLICIES, DataService
 from hetero.dataplane.statistics import EndpointStatistics
@@ -114,7 +115,7 @@ class Endpoint:
         self._server = grpc.server(
             ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="call"),
             handlers=[self._service.handler(), self._health.handler()],
-            interceptors=[self._access],
+            interceptors=[self._access, *faulty_calls()],
             options=channels.server_options(max_streams=_MAX_CALLS),
             maximum_concurrent_rpcs=_MAX_CALLS,
         )

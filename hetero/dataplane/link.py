@@ -21,6 +21,7 @@ from hetero.dataplane.delivery import GREETING, TICKET_BYTES
 from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.service import SERVICE
 from hetero.errors import AuthenticationError, DatasetError, ProtocolError
+from hetero.faults import address_via
 from hetero.wire import channels  # before grpc: channels sets its environment
 from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
 from hetero.wire.limits import PROTOCOL, Limits
@@ -72,12 +73,13 @@ class Link:
 
     def __init__(self, record: EndpointRecord, metadata: tuple[tuple[str, str], ...], limits: Limits) -> None:
         self._name = f"{record.endpoint_id} ({record.address})"
-        self._host = record.address.rpartition(":")[0].strip("[]")
+        address = address_via(record.address)
+        self._host = address.rpartition(":")[0].strip("[]")
         self._metadata = metadata
         self._limits = limits
         self._lock = threading.Lock()  # of the fields below
         self._attending = threading.Lock()  # only one thread at a time does
-        self._channel = grpc.insecure_channel(record.address, options=channels.client_options())
+        self._channel = grpc.insecure_channel(address, options=channels.client_options())
         self._attendance: Any = None
         self._port = 0
         self._hello = b""

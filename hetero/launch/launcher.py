@@ -31,6 +31,7 @@ from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostState
 from hetero.errors import ConfigError, ExitCode, HeteroError
+from hetero.faults import permit_faults
 from hetero.launch.failure import reserved_space, write_failure
 from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.roles import serve, train
@@ -49,12 +50,19 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
     """Run this host's part of the job and return its exit code; call it on the main thread.
 
     Raises:
-        ConfigError: If the script does not exist.
+        ConfigError: If the script does not exist, or `HETERO_FAULTS` is set where it must not be.
     """
     if not Path(options.script).is_file():
         raise ConfigError(f"the training script {options.script!r} does not exist in {Path.cwd()}; give its path")
     logs.setup_logging(
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
+    )
+    is_platform = options.cluster_file is None and "HETERO_SIMULATED" not in os.environ
+    permit_faults(
+        os.environ,
+        allow=options.allow_faults,
+        host=cluster.current_host,
+        platform=cluster.source if is_platform else "",
     )
     failure_file = base_dir / "output" / "failure"
     with reserved_space(failure_file):

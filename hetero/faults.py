@@ -1,0 +1,232 @@
+"""Faults on purpose: what `HETERO_FAULTS` makes this process do wrong, deterministically. For tests, never for jobs.
+
+Rules are separated by ``;``, the parts of a rule by ``:``::
+
+    HETERO_FAULTS="Fetch:unavailable:p=0.1:seed=7;compute:hang:at=50;send:corrupt:p=0.01;heartbeat:delay_s=2"
+
+The first part is the *site*, a bare word after it the *action* (``delay`` if there is none), and the rest says when:
+``at=N`` at the N-th passage of this process, ``p=P`` at each with this probability (drawn from ``seed``), neither:
+at every one; ``times=N`` bounds how often; ``host=NAME`` restricts the rule to one host of the job.
+
+Sites and their actions:
+
+- ``Prepare``, ``Describe``, ``Attend`` (gRPC calls of an endpoint): ``unavailable``, ``delay``;
+- ``Fetch`` (a request for a batch): ``unavailable``, which ends the connection, ``busy``, ``delay``;
+- ``compute`` (a piece of the user's work): ``hang``, for ``delay_s`` or for ever, ``kill``, ``delay``;
+- ``send`` (a batch): ``corrupt``, which flips a bit, ``truncate``, ``delay``;
+- ``heartbeat`` (of a launcher, to each peer): ``drop``, ``delay``;
+- ``link`` (of a reader): ``via`` with ``network=A.B.C``, where it connects instead, at the same last number and port.
+
+Nothing is looked up where faults are not set: a site asks once, at its start, and gets None.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetero.errors import ConfigError
+
+__all__ = ["FAULTS_VARIABLE", "Fault", "Strike", "address_via", "faults_at", "parse_faults", "permit_faults"]
+
+FAULTS_VARIABLE = "HETERO_FAULTS"
+
+_ACTIONS: Mapping[str, tuple[str, ...]] = {
+    "Prepare": ("unavailable", "delay"),
+    "Describe": ("unavailable", "delay"),
+    "Attend": ("unavailable", "delay"),
+    "Fetch": ("unavailable", "busy", "delay"),
+    "compute": ("hang", "kill", "delay"),
+    "send": ("corrupt", "truncate", "delay"),
+    "heartbeat": ("drop", "delay"),
+    "link": ("via",),
+}
+_HOST_VARIABLE = "HETERO_FAULTS_HOST"
+"""Environment of a host's processes: its name, which rules may ask for; set by the launcher."""
+_FOR_EVER_S = 1e9
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """One rule; counts the passages of its site in this process."""
+
+    site: str
+    action: str
+    at: int | None = None
+    """Number of the passage, from 1."""
+    p: float | None = None
+    """In (0, 1]."""
+    seed: int = 0
+    times: int | None = None
+    host: str = ""
+    delay_s: float | None = None
+    network: str = ""
+    _num_passed: int = field(default=0, init=False)
+    _num_struck: int = field(default=0, init=False)
+    _random: random.Random = field(default_factory=random.Random, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._random.seed(f"{self.site}:{self.action}:{self.seed}")
+
+    def is_due(self) -> bool:
+        """Count a passage; tell whether the fault strikes now. For one thread at a time."""
+        self._num_passed += 1
+        if self.times is not None and self._num_struck >= self.times:
+            return False
+        is_due = self.at == self._num_passed if self.at is not None else True
+        if self.p is not None:
+            is_due = self._random.random() < self.p and is_due
+        self._num_struck += is_due
+        return is_due
+
+    def place(self, size: int) -> int:
+        """Return an offset in [0, size), the same in every run."""
+        return self._random.randrange(size)
+
+
+class Strike:
+    """The faults of one site in this process. Thread-safe."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._faults = tuple(faults)
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Fault | None:
+        """Pass the site: wait where it says so, and return what else is to go wrong here, None if nothing is."""
+        with self._lock:
+            due = [fault for fault in self._faults if fault.is_due()]
+        found = None
+        for fault in due:
+            if fault.action in ("delay", "hang"):
+                logger.warning("fault on purpose: %s %s", fault.site, fault.action)
+                time.sleep(_FOR_EVER_S if fault.delay_s is None else fault.delay_s)
+            elif fault.action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                logger.warning("fault on purpose: %s %s", fault.site, fault.action)
+                found = fault
+        return found
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Read what `HETERO_FAULTS` says; see the module docstring.
+
+    Raises:
+        ConfigError: If it says nothing that can be done, naming the rule.
+    """
+    return tuple(_parse_rule(rule.strip()) for rule in text.split(";") if rule.strip())
+
+
+def faults_at(site: str) -> Strike | None:
+    """Return what this process has to do wrong at a site; None, which costs nothing from then on, if nothing.
+
+    Raises:
+        ConfigError: If `HETERO_FAULTS` is malformed.
+    """
+    here = [fault for fault in _current() if fault.site == site]
+    return Strike(here) if here else None
+
+
+def address_via(address: str) -> str:
+    """Return the ``ip:port`` to connect to instead of ``address``: the same one, unless a ``link:via`` rule is set."""
+    host, _, port = address.rpartition(":")
+    for fault in _current():
+        if fault.site == "link" and "." in host:
+            return f"{fault.network}.{host.rpartition('.')[2]}:{port}"
+    return address
+
+
+def permit_faults(environ: MutableMapping[str, str], *, allow: bool, host: str, platform: str) -> None:
+    """Check at a launcher's start that faults may be made here, and tell its processes the host's name.
+
+    Args:
+        environ: Of this process; its children inherit it.
+        allow: ``--allow-faults``.
+        host: This host's name.
+        platform: What describes the cluster if that is a real platform, else empty.
+
+    Raises:
+        ConfigError: If faults are set on a real platform, or malformed.
+    """
+    text = environ.get(FAULTS_VARIABLE, "")
+    if not text:
+        return
+    faults = parse_faults(text)
+    if platform and not allow:
+        raise ConfigError(
+            f"{FAULTS_VARIABLE} is set, and this is no simulated job: {platform} describes its cluster\n"
+            f"  to do: unset {FAULTS_VARIABLE}; or, if faults are what you want here, say --allow-faults"
+        )
+    logger.warning("%s is set: this host does wrong on purpose (%d rules)", FAULTS_VARIABLE, len(faults))
+    environ[_HOST_VARIABLE] = host
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(text: str, host: str) -> tuple[Fault, ...]:
+    return tuple(fault for fault in parse_faults(text) if fault.host in ("", host))
+
+
+def _current() -> tuple[Fault, ...]:
+    return _parsed(os.environ.get(FAULTS_VARIABLE, ""), os.environ.get(_HOST_VARIABLE, ""))
+
+
+def _parse_rule(rule: str) -> Fault:
+    site, *parts = (part.strip() for part in rule.split(":"))
+    words = [part for part in parts if "=" not in part]
+    texts = dict(part.split("=", 1) for part in parts if "=" in part)
+    if site not in _ACTIONS:
+        raise _malformed(rule, f"there is no site {site!r}", f"one of {', '.join(_ACTIONS)}")
+    if len(words) > 1:
+        raise _malformed(rule, f"there are the actions {' and '.join(words)}", "one")
+    action = words[0] if words else "delay"
+    if action not in _ACTIONS[site]:
+        raise _malformed(rule, f"{site} has no action {action!r}", f"one of {', '.join(_ACTIONS[site])}")
+    if action == "delay" and "delay_s" not in texts:
+        raise _malformed(rule, "a delay has no length", "delay_s=SECONDS")
+    if (action == "via") != ("network" in texts):
+        raise _malformed(rule, "via and network= belong together", "link:via:network=127.0.1")
+    return Fault(site=site, action=action, **{name: _value(rule, name, text) for name, text in texts.items()})
+
+
+def _value(rule: str, name: str, text: str) -> Any:
+    if name not in _VALUES:
+        raise _malformed(rule, f"there is no {name!r}", f"some of {', '.join(_VALUES)}")
+    convert, is_fine, expected = _VALUES[name]
+    try:
+        value = convert(text)
+    except ValueError:
+        value = None
+    if value is None or not is_fine(value):
+        raise _malformed(rule, f"{name} is {text!r}", expected)
+    return value
+
+
+def _network(text: str) -> str:
+    ipaddress.IPv4Address(f"{text}.1")
+    return text
+
+
+_VALUES: Mapping[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
+    "at": (int, lambda value: value >= 1, "a whole number, 1 or more"),
+    "p": (float, lambda value: 0 < value <= 1, "a number in (0, 1]"),
+    "seed": (int, lambda value: True, "a whole number"),
+    "times": (int, lambda value: value >= 1, "a whole number, 1 or more"),
+    "host": (str, bool, "a host's name"),
+    "delay_s": (float, lambda value: 0 <= value <= 3600, "seconds, at most an hour"),
+    "network": (_network, bool, "three numbers of an IPv4 address, such as 127.0.1"),
+}
+
+
+def _malformed(rule: str, found: str, expected: str) -> ConfigError:
+    return ConfigError(f"{FAULTS_VARIABLE}: in the rule {rule!r}, {found}; expected {expected}")
