@@ -256,7 +256,9 @@ class EndpointConnection:
             )
         options = {} if allocate is None else {"allocate": allocate}
         max_skipped = len(request.indices) - 1 if request.on_sample_error == "skip" else 0
-        decoder = BatchDecoder(self._limits, compression=request.compression, max_skipped=max_skipped, **options)
+        decoder = BatchDecoder(
+            self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
+        )
         link = self._present_link(Fault.UNSENT)
         nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
         skips = decoder.skips

@@ -247,7 +247,7 @@ class DataService:
         limits = self._limits.within(message.max_batch_bytes)
         task = self._compute.submit(
             request.step,
-            functools.partial(self._compute_batch, built, request, limits),
+            functools.partial(self._compute_batch, built, request, data, limits),
             emulated_s=self._sample_time_s * len(request.indices),
             is_abandoned=has_left,
         )
@@ -260,7 +260,7 @@ class DataService:
             return None
         if not isinstance(found, framing.EncodedBatch):
             batch, compute_time_s, skips = found
-            found = self._encode(batch, request, limits, compute_time_s, skips, copy=False)
+            found = self._encode(batch, request, data, limits, compute_time_s, skips, copy=False)
         # Without the package the batch travels as it is, and says so: the reader warns. Every batch is the same
         # either way, and a job that runs slower than it could is worth more than one that does not.
         if request.compression is not None and is_installed(request.compression):
@@ -268,7 +268,7 @@ class DataService:
         return found
 
     def _compute_batch(
-        self, built: BuiltDataset, request: BatchRequest, limits: Limits, task: Task
+        self, built: BuiltDataset, request: BatchRequest, data: bytes, limits: Limits, task: Task
     ) -> framing.EncodedBatch | tuple[Any, float, Skips | None]:
         """Return the batch encoded; or, if nobody will write to its memory, as it is, its seconds, what was skipped."""
         begin_s = time.monotonic()
@@ -281,7 +281,7 @@ class DataService:
             # code returns may be a buffer that it fills again for the next batch.
             if built.makes_new_memory(collate=request.collate):
                 return batch, compute_time_s, skips
-            return self._encode(batch, request, limits, compute_time_s, skips, copy=True)
+            return self._encode(batch, request, data, limits, compute_time_s, skips, copy=True)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
@@ -292,13 +292,14 @@ class DataService:
         self,
         batch: Any,
         request: BatchRequest,
+        data: bytes,
         limits: Limits,
         compute_time_s: float,
         skips: Skips | None,
         *,
         copy: bool,
     ) -> framing.EncodedBatch:
-        """Return the batch as an answer.
+        """Return the batch as the answer to a request, which came as ``data``.
 
         Raises:
             DatasetError: If it holds an object that cannot travel, or is too large.
@@ -311,6 +312,7 @@ class DataService:
                 compute_time_s=compute_time_s,
                 copy=copy,
                 skips=skips,
+                request=data,
             )
         except ConfigError as error:
             failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")

@@ -3,7 +3,8 @@
 The message is a protobuf ``Answer``: the header of a batch (version, structure, sizes, checksum), the failure of
 the user's code, or a refusal. After a header come the leaves' bytes one after the other, with nothing between
 them: sent from the batch's own memory, received into memory that is the batch's. Compressed ones come in blocks, whose
-sizes the header says (`hetero.wire.compression`); the checksum is of what they were before. No I/O here.
+sizes the header says (`hetero.wire.compression`); the checksum is of what they were before, and of the request: the
+answer to another request, or to one that was damaged on its way, does not pass. No I/O here.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class EncodedBatch:
         compute_time_s: What the batch took.
         copy: Whether the batch may change or go before it is sent. Without, its memory is what is sent.
         skips: The samples that others stand in for.
+        request: What it answers, as it arrived: the checksum is bound to it.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
@@ -101,6 +103,7 @@ class EncodedBatch:
         compute_time_s: float = 0.0,
         copy: bool = True,
         skips: Skips | None = None,
+        request: bytes = b"",
     ) -> None:
         tree, leaves = flatten(batch, limits)
         structure = encode_structure(tree, leaves)
@@ -115,7 +118,8 @@ class EncodedBatch:
         self.nbytes: int = sum(map(len, self._pieces))
         """Payload, uncompressed."""
         skipped = encode_skips(skips)
-        hasher = xxhash.xxh3_64(structure)
+        hasher = _hasher_for(request)
+        hasher.update(structure)
         hasher.update(skipped)
         for data in self._pieces:
             hasher.update(data)
@@ -194,6 +198,7 @@ class BatchDecoder:
             other leaves either.
         compression: What was asked for; another one is not accepted.
         max_skipped: Samples that others may stand in for: 0 if the request does not allow it.
+        request: What was sent: the answer to another one, or to this one damaged on its way, is not accepted.
 
     Raises:
         ConfigError: If the package of that compression is not installed here.
@@ -206,6 +211,7 @@ class BatchDecoder:
         allocate: Callable[[int], memoryview] = _allocate,
         compression: str | None = None,
         max_skipped: int = 0,
+        request: bytes = b"",
     ) -> None:
         self._limits = limits
         self._allocate = allocate
@@ -221,7 +227,7 @@ class BatchDecoder:
         self._filled = 0  # bytes of that leaf
         self._missing = 0  # bytes of payload
         self._expected_checksum = 0
-        self._hasher = xxhash.xxh3_64()
+        self._hasher = _hasher_for(request)
 
         self.nbytes = 0
         """Payload, uncompressed; 0 before the header has come."""
@@ -376,7 +382,9 @@ class BatchDecoder:
     def _check_end(self) -> None:
         if self.done and self._hasher.intdigest() != self._expected_checksum:
             self._missing = -1
-            raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
+            raise ChecksumError(
+                f"a batch of {self.nbytes} bytes, or its request, arrived damaged: its checksum differs"
+            )
 
     def _next_leaf(self) -> None:
         """Allocate the next leaf that has bytes."""
@@ -388,6 +396,11 @@ class BatchDecoder:
         buffer = self._allocate(nbytes) if shape.container == "tensor" else _allocate(nbytes)
         self._buffers.append((buffer if buffer.format == "B" else buffer.cast("B"))[:nbytes])
         self._filled = 0
+
+
+def _hasher_for(request: bytes) -> Any:
+    """Return the hasher of an answer's checksum, which starts from that of the request."""
+    return xxhash.xxh3_64(seed=xxhash.xxh3_64_intdigest(request) if request else 0)
 
 
 def _refused(message: pb.Refusal) -> Exception:

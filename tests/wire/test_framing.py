@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as npst
 from hetero.batches.purity import compare
 from hetero.batches.structure import UnsupportedBatchError
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
+from hetero.wire.compression import ChecksumError
 from hetero.wire.framing import BatchDecoder, EncodedBatch, Refusal, RefusedError, encode_failure, encode_refusal
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
@@ -206,3 +207,18 @@ def test_failure_with_control_characters_cannot_forge_a_log_line() -> None:
         BatchDecoder().take_message(pb.Answer(failure=failure).SerializeToString())
     assert caught.value.record.exception == r"a\nfake line\x1b[31m"
     assert caught.value.record.traceback == "one\ntwo\\x1b\\r"
+
+
+def test_answer_to_another_request_does_not_pass() -> None:
+    encoded = EncodedBatch(np.arange(4), request=b"one")
+    for request, passes in ((b"one", True), (b"ane", False), (b"", False)):
+        decoder = BatchDecoder(request=request)
+        decoder.take_message(encoded.message)
+        room = decoder.room()
+        room[:] = b"".join(encoded.payload)
+        if passes:
+            decoder.filled(len(room))
+            assert decoder.result().tolist() == [0, 1, 2, 3]
+        else:
+            with pytest.raises(ChecksumError):
+                decoder.filled(len(room))
