@@ -124,7 +124,7 @@ class Misbehaving:
                 request = connection.recv(*struct.unpack("<I", prefix), socket.MSG_WAITALL)
                 self.num_fetches += 1
                 asked = pb.FetchRequest.FromString(request)
-                encoded = EncodedBatch({"index": np.array(asked.indices), "zeros": np.zeros(1000)})
+                encoded = EncodedBatch({"index": np.array(asked.indices), "zeros": np.zeros(1000)}, request=request)
                 if name := compression_from_proto(asked.compression):
                     encoded.compress(name)
                 message, payload = encoded.message, b"".join(encoded.payload)
@@ -162,6 +162,7 @@ def read(tools: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("fault", [damaged, nonsense, too_long, bomb])
+@pytest.mark.fault("F22")
 def test_damaged_answer_is_asked_for_again(read: Callable[..., Any], tools: Any, fault: Answer) -> None:
     fleet, endpoint, reader = read([fault, fault])
     expected = [request.indices.tolist() for request in tools.requests(tools.spec(), num_batches=3)]
@@ -172,6 +173,7 @@ def test_damaged_answer_is_asked_for_again(read: Callable[..., Any], tools: Any,
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
+@pytest.mark.fault("F22")
 def test_damaged_compressed_answer_is_asked_for_again(read: Callable[..., Any], name: str) -> None:
     if not is_installed(name):
         pytest.skip(f"{name} is not installed")
@@ -181,6 +183,7 @@ def test_damaged_compressed_answer_is_asked_for_again(read: Callable[..., Any], 
     assert (endpoint.num_fetches, fleet.stats.retries, fleet.stats.checksum_errors) == (5, 2, 2)
 
 
+@pytest.mark.fault("F22")
 def test_batch_damaged_three_times_names_the_peer(read: Callable[..., Any]) -> None:
     _, _, reader = read([damaged] * 30)
     with pytest.raises(ProtocolError, match=r"damaged 3 times, last from algo-1/0") as caught:
@@ -189,6 +192,7 @@ def test_batch_damaged_three_times_names_the_peer(read: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("answer", [closed, truncated, refused(Refusal.BUSY), refused(Refusal.UNPREPARED)])
+@pytest.mark.fault("F21")
 def test_passing_trouble_is_waited_out(read: Callable[..., Any], answer: Answer) -> None:
     fleet, _, reader = read([answer] * 4)  # an attempt takes two if the first was on a connection used before
     assert len(list(reader)) == 3

@@ -1,0 +1,43 @@
+"""The fixtures of tests that hurt networks and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_proxy import Chaos
+from hosts import Hosts, host_names
+from networks import NamespaceNetwork, Network, ProxiedNetwork
+
+
+@pytest.fixture
+def chaos() -> Iterator[Chaos]:
+    """Proxies; all of them are closed afterwards."""
+    with Chaos() as chaos:
+        yield chaos
+
+
+@pytest.fixture(params=["proxies", pytest.param("namespaces", marks=pytest.mark.netns)])
+def make_hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+    """Return a function that makes the hosts of a job, on either kind of network; afterwards nothing may be left."""
+    if request.param == "namespaces" and (why_not := NamespaceNetwork.why_not()):
+        pytest.skip(why_not)
+    shared_before = set(Path("/dev/shm").iterdir())
+    opened: list[Network | Hosts] = []
+
+    def make(num_data: int = 2, **options: Any) -> Hosts:
+        kind = {"proxies": ProxiedNetwork, "namespaces": NamespaceNetwork}[request.param]
+        network = kind(host_names(num_data))
+        hosts = Hosts(network, tmp_path, **options)
+        opened.extend([network, hosts])
+        return hosts
+
+    try:
+        yield make
+        for hosts in [each for each in opened if isinstance(each, Hosts)]:
+            assert hosts.leftovers(shared_before) == [], hosts.tails()
+    finally:
+        for each in reversed(opened):
+            each.__exit__()

@@ -1,0 +1,42 @@
+"""The soak in short, and that its judge would notice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import soak
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+@pytest.mark.fault("F39")
+def test_short_soak_finds_nothing_lost_repeated_or_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = tmp_path / "summary.json"
+    flags = ["--duration-s", "1", "--seed", "4", "--steps", "240", "--network", "proxies", "--summary", str(summary)]
+    code = soak.main(flags)
+    output = capsys.readouterr().out
+    assert code == 0, output
+    found = json.loads(summary.read_text())
+    assert found["violations"] == []
+    assert found["num_events"] >= 5
+    assert found["num_batches"] == 240 * soak.NUM_RANKS * found["num_jobs"]
+    assert "seed 4  event 1 " in output
+
+
+@pytest.mark.parametrize(
+    ("indices", "chain", "words"),
+    [
+        ([[1, 2], [3, 4], [5, 6]], "a", []),
+        ([[1, 2], [3, 4], [5, 6]], "b", ["the bytes of batches differ"]),
+        ([[1, 2], [5, 6], [3, 4]], "b", ["reordered"]),
+        ([[1, 2], [5, 6]], "b", ["1 batches are lost, 0"]),
+        ([[1, 2], [3, 4], [3, 4], [5, 6]], "b", ["0 batches are lost, 1 are there twice"]),
+    ],
+)
+def test_judge_names_what_differs(indices: list[list[int]], chain: str, words: list[str]) -> None:
+    expected = {"indices": [[1, 2], [3, 4], [5, 6]], "chain": "a"}
+    found = soak.compare(expected, {"indices": indices, "chain": chain})
+    assert len(found) == len(words)
+    assert all(word in problem for word, problem in zip(words, found, strict=True))
