@@ -167,6 +167,7 @@ def test_wrong_role_flag_is_refused(flags: tuple[str, ...], error: type[Exceptio
         ({"instance_groups": [DATA] * 65}, "instance_groups", "{"),
     ],
 )
+@pytest.mark.fault("F35")
 def test_malformed_file_error_names_file_and_key(
     base: Path, change: Mapping[str, object], path: str, found: str
 ) -> None:
@@ -180,6 +181,7 @@ def test_malformed_file_error_names_file_and_key(
         read_cluster(write(base, content))
 
 
+@pytest.mark.fault("F35")
 def test_misspelled_key_is_pointed_out() -> None:
     with pytest.raises(ClusterError, match="write 'current_host' for 'curent_host'"):
         parse_cluster({"curent_host": "algo-1", "hosts": ["algo-1"]}, source="test")
@@ -205,6 +207,7 @@ def test_unreadable_file_says_why(base: Path) -> None:
         read_cluster({"SAGEMAKER_BASE_DIR": str(base)})
 
 
+@pytest.mark.fault("F35")
 def test_missing_description_says_what_to_do(base: Path) -> None:
     with pytest.raises(ClusterError, match="hetero simulate\n.*--cluster-file FILE --host NAME"):
         read_cluster({"SAGEMAKER_BASE_DIR": str(base)})

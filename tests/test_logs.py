@@ -86,6 +86,7 @@ def test_traceback_is_prefixed_on_every_line(capsys: pytest.CaptureFixture[str])
     assert all(line.startswith("[a b c] ERROR") for line in lines)
 
 
+@pytest.mark.fault("F37")
 def test_closed_output_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed:
         def write(self, _: str) -> None:

@@ -105,6 +105,7 @@ def test_hub_wrong_token_fails_the_job_naming_the_host() -> None:
             assert "trainer" in membership.own.decided.summary
 
 
+@pytest.mark.fault("F30")
 def test_hub_port_in_use_names_the_port() -> None:
     ports: dict[str, int] = {}
     with make_hub("trainer", ports) as trainer, pytest.raises(PortError, match=f"127.0.0.1:{trainer.port}"):
@@ -141,6 +142,7 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
 
 
 @pytest.mark.attack("A11")
+@pytest.mark.fault("F31")
 def test_session_of_another_job_is_refused(hubs: tuple[Hub, Hub]) -> None:
     trainer, _ = hubs
     with pytest.raises(HeteroError, match="FAILED_PRECONDITION"):

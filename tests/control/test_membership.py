@@ -174,6 +174,7 @@ def test_trainer_done_then_silent_is_no_failure(clock: Clock) -> None:
     assert membership.own.failure is None
 
 
+@pytest.mark.fault("F17")
 def test_data_host_silent_for_a_lease_is_dropped_and_comes_back(clock: Clock) -> None:
     membership = view("algo-3", clock)
     serving = status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),))
@@ -214,6 +215,7 @@ def test_data_host_without_trainers_leaves_as_an_orphan(clock: Clock) -> None:
     assert membership.own.decided.exit_code is ExitCode.ORPHANED
 
 
+@pytest.mark.fault("F32")
 def test_different_script_on_a_host_is_named_with_both_digests(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.observe(status("algo-1", script_digest="other"))

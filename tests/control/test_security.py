@@ -119,6 +119,7 @@ def test_method_without_policy_is_refused_even_with_token(server: Server, token:
 
 
 @pytest.mark.attack("A11")
+@pytest.mark.fault("F31")
 def test_call_of_another_job_is_refused(server: Server, token: Token) -> None:
     for metadata in (security.call_metadata(token, "job-2"), security.call_metadata(token, JOB)[:1]):
         code, details = refused(server, "allowed_unary_unary", metadata)

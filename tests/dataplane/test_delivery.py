@@ -396,6 +396,7 @@ def test_delivery_on_ipv6_is_reached(serve: Serve, streams: contextlib.ExitStack
     assert bytes(ask(stream)["request"]) == b"request"
 
 
+@pytest.mark.fault("F29")
 def test_descriptors_that_run_out_are_waited_for(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

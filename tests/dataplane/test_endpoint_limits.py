@@ -18,6 +18,7 @@ from hetero.wire.limits import Limits
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.fault("F29")
 def test_endpoint_may_open_more_descriptors_than_a_shell_allows(job: Any) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))

@@ -237,6 +237,7 @@ def test_cancel_at_any_time_ends_that_fetch_or_none(serve: Any, opened: Any) -> 
     assert set(faults) == {Fault.CANCELLED}
 
 
+@pytest.mark.fault("F23")
 def test_late_answer_is_not_taken_for_that_of_the_next_request(serve: Any, opened: Any) -> None:
     proceed = threading.Event()
 
@@ -457,6 +458,7 @@ def test_idle_connection_on_which_something_came_is_not_used(serve: Any, opened:
 
 
 @pytest.mark.parametrize("is_for_good", [False, True])
+@pytest.mark.fault("F21")
 def test_request_on_a_reused_connection_that_ends_is_sent_once_more(serve: Any, opened: Any, is_for_good: bool) -> None:
     requests: list[bytes] = []
 

@@ -200,6 +200,7 @@ def expected_digests(job: Any, tools: Any, batch_bytes: int) -> list[str]:
     ("batch_bytes", "window_bytes", "num_endpoints"),
     [(4 * MB, 32 * MB, 1), (4 * MB, 32 * MB, 2), (12 * MB, 8 * MB, 1)],
 )
+@pytest.mark.fault("F8")
 def test_trainer_that_takes_nothing_holds_its_window_and_no_more(
     job: Any, tools: Any, start: Any, batch_bytes: int, window_bytes: int, num_endpoints: int
 ) -> None:
@@ -223,6 +224,7 @@ def test_trainer_that_takes_nothing_holds_its_window_and_no_more(
     assert ended["trouble"] == 0
 
 
+@pytest.mark.fault("F8")
 def test_trainer_process_that_is_stopped_costs_endpoints_a_batch_per_request(job: Any, tools: Any, start: Any) -> None:
     batch_bytes, window_bytes = 16 * MB, 64 * MB  # a batch is more than the kernel's buffers take
     endpoints = job.pool().pids
@@ -280,6 +282,7 @@ def test_window_of_small_batches_is_bounded_by_their_number(job: Any, tools: Any
             assert not window._attempts
 
 
+@pytest.mark.fault("F5")
 def test_endpoint_that_is_stopped_for_good_is_done_without(job: Any, tools: Any) -> None:
     first = job.pool("algo-1")
     job.pool("algo-2")

@@ -84,6 +84,7 @@ def test_pool_gives_up_after_its_restarts(job: Any, tools: Any) -> None:
     assert pool.num_restarts == 1
 
 
+@pytest.mark.fault("F1")
 def test_pool_starts_over_when_the_forker_dies(job: Any, tools: Any) -> None:
     pool = job.pool(num_endpoints=2)
     before = pool.records

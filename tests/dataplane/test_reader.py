@@ -104,6 +104,7 @@ def test_reader_before_any_endpoint_waits_for_the_first(job: Any, tools: Any) ->
     assert tools.digest(list(reader)) == tools.digest(tools.local(job.script, wanted))
 
 
+@pytest.mark.fault("F1")
 def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(job: Any, tools: Any) -> None:
     pool = job.pool(num_endpoints=2)
     wanted = tools.requests(tools.spec(sample_s=0.005), num_batches=20)
@@ -147,6 +148,7 @@ def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -
     assert fleet.stats.failovers >= 4
 
 
+@pytest.mark.fault("F4")
 def test_reader_loses_the_only_endpoint_and_goes_on_with_its_successor(job: Any, tools: Any) -> None:
     pool = job.pool()
     before = pool.records[0]
@@ -161,6 +163,7 @@ def test_reader_loses_the_only_endpoint_and_goes_on_with_its_successor(job: Any,
     assert pool.records[0].incarnation != before.incarnation
 
 
+@pytest.mark.fault("F4")
 def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any) -> None:
     pool = job.pool(endpoint_restarts=0)
     fleet = job.fleet(data_timeout_s=0.5, prepare_timeout_s=0.5)
@@ -174,6 +177,7 @@ def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any) -
     assert "SIGKILL" in str(pool.failure)
 
 
+@pytest.mark.fault("F34")
 def test_reader_survives_a_drained_host(job: Any, tools: Any) -> None:
     first, _ = job.pool("algo-1"), job.pool("algo-2")
     wanted = tools.requests(tools.spec(sample_s=0.005), num_batches=20)
@@ -186,6 +190,7 @@ def test_reader_survives_a_drained_host(job: Any, tools: Any) -> None:
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
 
 
+@pytest.mark.fault("F33")
 def test_reader_uses_an_endpoint_that_joins_later(job: Any, tools: Any) -> None:
     job.pool("algo-1")
     fleet = job.fleet()
@@ -289,6 +294,7 @@ def test_reader_wrong_token_is_an_error_at_once(job: Any, tools: Any) -> None:
         fleet.describe(tools.spec())
 
 
+@pytest.mark.fault("F31")
 def test_reader_of_another_job_is_told_so(job: Any, tools: Any) -> None:
     job.pool()
     fleet = job.fleet(job_id="other", prepare_timeout_s=0.5, data_timeout_s=0.5)
@@ -296,6 +302,7 @@ def test_reader_of_another_job_is_told_so(job: Any, tools: Any) -> None:
         fleet.describe(tools.spec())
 
 
+@pytest.mark.fault("F2")
 def test_sample_that_raises_is_raised_in_its_turn_with_the_remote_traceback(job: Any, tools: Any) -> None:
     job.pool(num_endpoints=2)
     fleet = job.fleet()
@@ -310,6 +317,7 @@ def test_sample_that_raises_is_raised_in_its_turn_with_the_remote_traceback(job:
     assert fleet.stats.retries == 0
 
 
+@pytest.mark.attack("A12")
 def test_index_out_of_range_names_index_and_length(job: Any, tools: Any) -> None:
     job.pool()
     request = BatchRequest(spec=tools.spec(), indices=np.array([3, 100]), seed=0, epoch=0, position=0)
@@ -325,6 +333,7 @@ def test_factory_that_raises_is_raised_with_the_remote_traceback(job: Any, tools
     assert fleet.describe(tools.spec()).num_samples == 100
 
 
+@pytest.mark.attack("A12")
 def test_unregistered_data_set_names_those_there_are(job: Any, tools: Any) -> None:
     job.pool()
     with pytest.raises(DatasetError, match=r"nombers(?s:.)*numbers"):
@@ -338,6 +347,7 @@ def test_unsendable_batch_names_the_path_and_type(job: Any, tools: Any) -> None:
         next(Reader(job.fleet(), iter([request])))
 
 
+@pytest.mark.fault("F24")
 def test_batch_over_the_limit_is_an_error_before_anything_is_sent(job: Any, tools: Any) -> None:
     from hetero.wire.limits import Limits
 
@@ -347,6 +357,7 @@ def test_batch_over_the_limit_is_an_error_before_anything_is_sent(job: Any, tool
         next(Reader(fleet, iter(tools.requests(tools.spec(width=1000)))))
 
 
+@pytest.mark.fault("F2")
 def test_poisonous_sample_fails_by_name_after_three_deaths(job: Any, tools: Any) -> None:
     pool = job.pool(num_endpoints=2)
     wanted = tools.requests(tools.spec(kill_at=17))
@@ -363,6 +374,7 @@ def test_poisonous_sample_fails_by_name_after_three_deaths(job: Any, tools: Any)
         assert len(list(healthy)) == 12
 
 
+@pytest.mark.fault("F2")
 def test_sample_that_kills_its_endpoint_once_costs_nothing(job: Any, tools: Any) -> None:
     job.pool(num_endpoints=2)
     wanted = tools.requests(tools.spec(kill_at=17, kill_flag=str(job.path / "killed")))
@@ -425,6 +437,7 @@ def test_fleet_in_a_forked_child_is_refused_and_harmless(job: Any, tools: Any) -
     next(reader)
 
 
+@pytest.mark.fault("F5")
 def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
     job: Any, tools: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -109,6 +109,7 @@ def test_training_script_raises_every_host_reports_the_same_cause(start_job: Sta
     assert "rank 1: " in job.output
 
 
+@pytest.mark.fault("F9")
 def test_cause_is_the_exception_not_the_connection_that_broke_on_another_host(start_job: StartJob) -> None:
     job = start_job(
         [data(1), "dnn_group=ml.p3.2xlarge:2"],
@@ -163,6 +164,7 @@ def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
         ("listing=1", 11, ["differ", "fingerprint"]),
     ],
 )
+@pytest.mark.fault("F2")
 def test_dataset_at_fault_is_shown_in_the_trainers_error(
     start_job: StartJob, faults: str, code: int, words: list[str]
 ) -> None:

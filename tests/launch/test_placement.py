@@ -46,6 +46,7 @@ def test_trainer_endpoints_make_placement_hybrid() -> None:
     assert plan("algo-9", trainer_endpoints=3).num_endpoints == 3
 
 
+@pytest.mark.fault("F36")
 def test_homogeneous_job_loads_locally() -> None:
     found = plan("algo-9", data=0)
     assert (found.num_endpoints, found.remote) == (0, False)

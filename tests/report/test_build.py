@@ -120,6 +120,7 @@ def with_utilisation(summary_of: SummaryMaker, utilisation: float) -> tuple[Rank
     return (RankFacts(rank=0, host="algo-1", loaders=(summary_of(1.0, utilisation),)),)
 
 
+@pytest.mark.fault("F7")
 def test_verdict_of_the_worked_example_names_64_more_vcpus(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
     groups = (GroupFacts(name="g", role="trainer", instance_type="ml.p4d.24xlarge", count=1),)
     facts = make_facts(groups=groups, ranks=with_utilisation(summary_of, 0.6))
