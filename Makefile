@@ -1,5 +1,8 @@
 # make test    the whole suite: lint, types, generated code, tests
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
+# make soak    kills, stops, slows and cuts off processes of simulated jobs at random, and compares what was fed to the
+#              ranks with an undisturbed run; DURATION_S=600 SEED=1 EVENTS=1000000
+# make reliability   run the tests and write from what they show docs/reliability.md
 # make bench   short form of the benchmarks against their peers, under ten minutes; see benchmarks/README.md
 # make fuzz    coverage-guided fuzzing of the parsers for DURATION_S=600 seconds; new inputs go into tests/fuzz/corpus.zip
 # make protos  regenerate hetero/wire/proto from protos/
@@ -12,12 +15,17 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test lint types protos protos-check pytest demo bench bench-env fuzz clean
+.PHONY: test lint types protos protos-check pytest demo bench bench-env fuzz soak reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
 	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$candidate && break; done)
 PIP_INSTALL = -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(PIP_FLAGS)
+
+DURATION_S = 600
+SEED = 1
+EVENTS = 1000000
+EVIDENCE = .evidence.json
 
 ENV = .venv/bin
 DEV = .venv/.installed-dev
@@ -44,6 +52,13 @@ protos: $(PROTOS)
 
 protos-check: $(PROTOS)
 	.venv-protos/bin/python protos/generate.py --check
+
+soak: $(DEV)
+	$(ENV)/python tests/chaos/soak.py --duration-s $(DURATION_S) --seed $(SEED) --events $(EVENTS)
+
+reliability: $(DEV)
+	HETERO_TEST_EVIDENCE=$(EVIDENCE) $(ENV)/python -m pytest $(PYTEST_FLAGS)
+	$(ENV)/python tests/reliability/reliability_document.py $(EVIDENCE)
 
 demo: $(DEMO)
 	$(ENV)/python examples/photos/demo.py
