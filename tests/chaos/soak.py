@@ -33,6 +33,7 @@ from hetero.config import LaunchOptions
 
 NUM_DATA_HOSTS, NUM_RANKS, ENDPOINTS_PER_HOST = 3, 2, 2
 MEAN_PAUSE_S = 1.2
+_MAX_RANK_KILLS = 2  # of one job: each costs it a start
 _MAY_RESTART = any(option.name == "job_restarts" for option in dataclasses.fields(LaunchOptions))
 _FLAGS = (
     *("--nproc-per-node", str(NUM_RANKS), "--endpoints-per-host", str(ENDPOINTS_PER_HOST)),
@@ -81,12 +82,14 @@ class Killer:
         self._hosts, self._chance, self._summary, self._say = hosts, chance, summary, say
         self._max_events = max_events
         self._next_s = 0.0
-        self._has_begun = False  # most events are to meet a job that trains, not one that starts
+        self._has_begun, self._begin_step = False, 0  # most events are to meet a job that trains, not one that starts
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._hurt: set[str] = set()  # hosts whose link is hurt
         self._dead: set[str] = set()
         self._stopped: dict[int, psutil.Process] = {}
         self.num_killed_ranks = 0
+        """Since the job was started last."""
+        self._num_rank_kills = 0
         self._kinds: dict[Callable[[], str | None], int] = {
             self._kill_endpoint: 6,
             self._kill_forker: 1,
@@ -110,7 +113,7 @@ class Killer:
             self._due.remove(due)
             due[1]()
         if not self._has_begun:
-            self._has_begun = self._hosts.step() > 0
+            self._has_begun = self._hosts.step() > self._begin_step
             self._next_s = now_s + 0.2
         if now_s < self._next_s or self._summary.num_events >= self._max_events:
             return
@@ -126,6 +129,7 @@ class Killer:
         """The job was started again, on all hosts."""
         self._dead.clear()
         self.num_killed_ranks = 0
+        self._has_begun, self._begin_step = False, self._hosts.step()
 
     def relent(self) -> None:
         """Take back at once what can be taken back, and start nothing again."""
@@ -256,10 +260,11 @@ class Killer:
 
     def _kill_rank(self) -> str | None:
         ranks = self._hosts.ranks()
-        if self.num_killed_ranks >= 2 or len(ranks) < NUM_RANKS or self._hosts.step() < 5:
+        if self._num_rank_kills >= _MAX_RANK_KILLS or len(ranks) < NUM_RANKS or self._hosts.step() < 5:
             return None
         what = self._kill_one(ranks)
         self.num_killed_ranks += what is not None
+        self._num_rank_kills += what is not None
         return what
 
     def _stop_rank(self) -> str | None:

@@ -11,7 +11,7 @@ from hetero.dataplane.reader import Reader
 
 def read(job: Any, tools: Any, rules: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     """Read from two endpoints, one of which does wrong; return the fleet."""
-    wanted = tools.requests(tools.spec(width=500), 40)
+    wanted = tools.requests(tools.spec(width=500, sample_s=0.005), 50)
     job.pool("algo-1")
     with monkeypatch.context() as patch:
         patch.setenv("HETERO_FAULTS", rules)
