@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.batches.purity import compare, freeze, outline, sketch
+from hetero.batches.purity import compare, digest, freeze, outline, sketch
 
 torch = pytest.importorskip("torch")
 
@@ -174,3 +174,54 @@ def test_frozen_value_does_not_change_with_its_memory(make: Any) -> None:
     array[1] = 1
     assert str(compare(frozen, value)).startswith("batch['a'][0].value: ")
     assert str(compare(frozen, [1])) == "batch: dict of 1 against list of 1"
+
+
+def test_digest_is_equal_where_compare_finds_no_difference() -> None:
+    batch = {
+        "image": torch.arange(12, dtype=torch.uint8).reshape(3, 4),
+        "mask": np.arange(12.0).reshape(3, 4),
+        "name": ["a", b"b", None, 1, 2.5, True],
+        "pair": Pair(1, "x"),
+        "record": Record("a", np.float32(1)),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3),
+        "date": np.array(["2026-01-01"], "datetime64[D]"),
+    }
+    same = {
+        **batch,
+        "image": torch.arange(12, dtype=torch.uint8).reshape(3, 4).t().contiguous().t(),
+        "mask": np.asfortranarray(batch["mask"]),
+    }
+    assert compare(batch, same) is None
+    assert digest(batch) == digest(same)
+    assert len(digest(batch)) == 16
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (1, 2),
+        (1, 1.0),
+        (1, True),
+        (0.0, -0.0),
+        ("a", b"a"),
+        (["ab", "c"], ["a", "bc"]),
+        ([1, 2], (1, 2)),
+        ([[1], 2], [[1, 2]]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (np.zeros(4), np.zeros((2, 2))),
+        (np.zeros(4, np.float32), np.zeros(4, np.int32)),
+        (np.zeros(4), torch.zeros(4, dtype=torch.float64)),
+        (nan(0), nan(1)),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, np.nextafter(np.float32(2), np.float32(3))])),
+        (torch.empty(0, 3), torch.empty(3, 0)),
+    ],
+)
+def test_digest_counts_every_bit(first: Any, second: Any) -> None:
+    assert compare(first, second) is not None
+    assert digest(first) != digest(second)
+
+
+@given(values, values)
+def test_digest_agrees_with_compare(first: Any, second: Any) -> None:
+    assert (digest(first) == digest(second)) == (compare(first, second) is None)
