@@ -88,6 +88,18 @@ def _make_parser() -> argparse.ArgumentParser:
     report.add_argument("candidate", type=Path, nargs="?", metavar="B", help="the run to compare with A")
     report.set_defaults(run=_report)
 
+    audit = commands.add_parser(
+        "audit",
+        allow_abbrev=False,
+        help="say whether two runs trained on the same data",
+        description="Compare the ledgers that two runs wrote with --audit, and say where they part.",
+        epilog="exit status: 0 the same data, 1 not the same or a ledger is damaged, 2 the ledgers cannot be compared",
+    )
+    for name in ("A", "B"):
+        help_text = "a run's folder, or one of its ledgers"
+        audit.add_argument(name.lower(), type=Path, metavar=name, help=help_text)
+    audit.set_defaults(run=_audit)
+
     prices = commands.add_parser("prices", allow_abbrev=False, help="what the catalogue of instance types says")
     actions = prices.add_subparsers(title="actions", required=True, metavar="ACTION")
     for name, help_text in (("list", "every type"), ("show", "one type")):
@@ -153,6 +165,14 @@ def _report(namespace: argparse.Namespace) -> int:
         text = commands.compare_files(namespace.baseline, namespace.candidate)
     sys.stdout.write(text.rstrip("\n") + "\n")
     return int(ExitCode.OK)
+
+
+def _audit(namespace: argparse.Namespace) -> int:
+    from hetero.audit import commands
+
+    is_same, text = commands.audit_paths(namespace.a, namespace.b)
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    return int(not is_same)
 
 
 def _prices(namespace: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ LAYERS = (
     {"config", "cluster", "faults", "logs", "memory", "process"},
     {"datasets"},
     {"batches"},
-    {"wire", "pricing", "metrics"},
+    {"audit", "wire", "pricing", "metrics"},
     {"control"},
     {"dataplane"},
     {"torch", "tf", "report"},

@@ -1,0 +1,50 @@
+"""Two runs' ledgers as paths, the answer as text. The command line calls this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetero.audit.compare import Verdict, compare_runs
+from hetero.audit.runs import find_run
+
+__all__ = ["audit_paths"]
+
+_MAX_SHOWN = 20
+
+
+def audit_paths(one: Path, other: Path) -> tuple[bool, str]:
+    """Return whether two runs trained on the same data, and the answer in words.
+
+    Args:
+        one: A run's folder, or one of its ledgers.
+        other: Likewise.
+
+    Raises:
+        ConfigError: If there is no ledger, one cannot be read, or they cannot be compared.
+    """
+    runs = find_run("A", one), find_run("B", other)
+    verdict = compare_runs(*runs)
+    lines = [f"{run.label}: {run.path}, {_count(len(run.ledgers), 'ledger')}" for run in runs]
+    lines += ["", _headline(verdict)]
+    lines += _listed(verdict.differences)
+    if verdict.notes:
+        lines += ["", "Notes:", *_listed(verdict.notes)]
+    return not verdict.differences, "\n".join(lines)
+
+
+def _headline(verdict: Verdict) -> str:
+    what = "bit for bit" if verdict.by_rank else "by the samples of their global batches: their world sizes differ"
+    if not verdict.differences:
+        return f"The same data: {_count(verdict.num_compared, 'batch', 'batches')} are equal {what}."
+    if verdict.by_rank:
+        return f"Not the same data ({_count(verdict.num_compared, 'batch', 'batches')} in common):"
+    return f"Not the same data, compared {what} ({_count(verdict.num_compared, 'batch', 'batches')} in common):"
+
+
+def _listed(texts: tuple[str, ...]) -> list[str]:
+    left = len(texts) - _MAX_SHOWN
+    return [f"  {text}" for text in texts[:_MAX_SHOWN]] + ([f"  and {left} more"] if left > 0 else [])
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,319 @@
+"""Did two runs train on the same data, and if not, where do they part?
+
+With one world size in both, every rank is compared with its counterpart: indices
+in order, and content bit for bit. With several, ranks hold other parts of a global
+batch; then it is the samples of global batches that are compared, by sums over
+all ranks, and nothing is said of their content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.audit.ledger import LoaderFacts
+from hetero.audit.reading import world_sizes
+from hetero.audit.runs import Run, Side, load_side, shown
+from hetero.errors import ConfigError
+
+__all__ = ["Verdict", "compare_runs"]
+
+_MEANINGS = {
+    "indices": "the indices differ",
+    "content": "the indices are the same, the content differs",
+    "samples": "the samples differ",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the comparison of two runs found."""
+
+    differences: tuple[str, ...]
+    """Why it was not the same data, or why nobody can say; none: it was."""
+    notes: tuple[str, ...]
+    """What else to know."""
+    num_compared: int
+    """Batches that both runs have."""
+    by_rank: bool
+    """Whether ranks were compared, with the content of their batches, or global batches, without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """The places of one loader."""
+
+    keys: npt.NDArray[np.int64]
+    """Epoch, position, time; sorted."""
+    digests: tuple[tuple[str, npt.NDArray[np.uint64]], ...]
+    """What to compare, what says most first."""
+    lines: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(slots=True)
+class _Findings:
+    differences: list[tuple[tuple[int, int, int], str]]
+    """With the place that it is about, by which they are told."""
+    notes: list[str]
+    num_compared: int = 0
+
+    def differ(self, text: str, key: Sequence[int] = (-1, -1, -1)) -> None:
+        self.differences.append(((int(key[0]), int(key[1]), int(key[2])), text))
+
+    def verdict(self, *, by_rank: bool) -> Verdict:
+        if not self.num_compared and not self.differences:
+            self.differ("they have no batch in common")
+        ordered = sorted(self.differences, key=lambda pair: pair[0])
+        return Verdict(
+            differences=tuple(text for _, text in ordered),
+            notes=tuple(dict.fromkeys(self.notes)),
+            num_compared=self.num_compared,
+            by_rank=by_rank,
+        )
+
+
+def compare_runs(one: Run, other: Run) -> Verdict:
+    """Compare two runs; reads two ledgers at a time.
+
+    Raises:
+        ConfigError: If a ledger cannot be read, or those that are there cannot be compared.
+    """
+    runs = (one, other)
+    sizes = {size for run in runs for path in run.ledgers.values() for size in world_sizes(path)}
+    findings = _Findings([], [])
+    if len(sizes) > 1:
+        tables = [_global_tables(run, findings) for run in runs]
+        _compare_loaders("", tables[0], tables[1], findings)
+        return findings.verdict(by_rank=False)
+    for rank in _ranks(one, other, findings):
+        sides = [load_side(run, rank) for run in runs]
+        for side in sides:
+            _check(side, rank, findings)
+        _compare_loaders(f"rank {rank}, ", _tables(sides[0]), _tables(sides[1]), findings)
+    absent = sorted(set(range(max(sizes, default=0))) - set(one.ledgers) - set(other.ledgers))
+    if absent:
+        findings.notes.append(f"no run has a ledger of rank {_some(absent)}: nothing is said of what those were given")
+    return findings.verdict(by_rank=True)
+
+
+def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
+    """Return the ranks to compare; those that only one run has are a difference, unless single files were given."""
+    common = sorted(set(one.ledgers) & set(other.ledgers))
+    if one.is_file or other.is_file:
+        if not common:
+            names = " and ".join(f"{run.label} has rank {_some(sorted(run.ledgers))}" for run in (one, other))
+            raise ConfigError(f"the ledgers are of other ranks: {names}\n  Give those of one rank, or whole folders.")
+        return common
+    for run, counterpart in ((one, other), (other, one)):
+        if alone := sorted(set(run.ledgers) - set(counterpart.ledgers)):
+            findings.differ(f"{counterpart.label} has no ledger of rank {_some(alone)}")
+    return common
+
+
+def _check(side: Side, rank: int, findings: _Findings) -> None:
+    """Tell damage, and steps that did not repeat themselves."""
+    where = f"{side.label}, rank {rank}"
+    if side.record.damage:
+        damage = shown(side.record.damage, 300)
+        findings.differ(f"{where}: the ledger is damaged, and counts up to there only: {damage}")
+    findings.notes += [f"{where}: {shown(note, 300)}" for note in side.record.notes]
+    again = side.places.differing
+    if again is not None:
+        name = shown(side.record.loaders[again.loader].name)
+        findings.differ(
+            f"{where}, loader {name}: epoch {again.epoch}, position {again.position} was delivered again after a "
+            f"restart, and {_MEANINGS[again.what]} (lines {again.first_line} and {again.line})",
+            (again.epoch, again.position, 0),
+        )
+    if side.places.num_repeated:
+        findings.notes.append(f"{where}: {side.places.num_repeated:,} batches came again; the last time counts")
+
+
+def _tables(side: Side) -> list[tuple[LoaderFacts, _Table]]:
+    """Return the loaders of one rank."""
+    places = side.places
+    found = []
+    for number, facts in enumerate(side.record.loaders):
+        chosen = places.entries["loader"] == number
+        entries = places.entries[chosen]
+        table = _Table(
+            keys=np.stack([entries["epoch"], entries["position"], places.times[chosen]], axis=1),
+            digests=(("indices", entries["indices"]), ("content", entries["content"])),
+            lines=entries["line"],
+        )
+        found.append((facts, table))
+    return found
+
+
+def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Table]]:
+    """Return the loaders of a run with their global batches, whatever the world size was at each."""
+    facts_of: dict[tuple[object, ...], tuple[int, LoaderFacts]] = {}
+    parts = []
+    for rank in sorted(run.ledgers):
+        side = load_side(run, rank)
+        _check(side, rank, findings)
+        absent = sorted(set(range(side.world_size)) - set(run.ledgers))
+        if absent:
+            raise ConfigError(
+                f"{run.label} has no ledger of rank {_some(absent)}, and the world sizes of the runs differ\n"
+                "  Global batches are compared then, which takes the ledgers of all ranks: give the run's whole folder."
+            )
+        numbers = [facts_of.setdefault(facts.identity, (len(facts_of), facts))[0] for facts in side.record.loaders]
+        entries = side.places.entries
+        columns = [
+            np.array(numbers, np.int64)[entries["loader"]],
+            entries["epoch"],
+            entries["position"],
+            side.places.times,
+            np.full(len(entries), rank),
+            side.places.world_sizes,
+        ]
+        parts.append((np.stack(columns, axis=1), entries["samples"]))
+    keys = np.concatenate([part[0] for part in parts])
+    samples = np.concatenate([part[1] for part in parts])
+    order = np.lexsort(keys[:, 4::-1].T)
+    keys, samples = keys[order], samples[order]
+    starts = np.flatnonzero(np.append(True, (keys[1:, :4] != keys[:-1, :4]).any(axis=1))[: len(keys)])
+    lengths = np.diff(np.append(starts, len(keys)))
+    # Ranks of an earlier, larger world may have been there before the restart that wrote last.
+    samples = np.where((keys[:, 5] == np.repeat(keys[starts, 5], lengths))[:, None], samples, np.uint64(0))
+    sums = np.add.reduceat(samples, starts, axis=0) if len(starts) else samples
+    places = keys[starts]
+    return [
+        (facts, _Table(keys=places[chosen, 1:4], digests=(("samples", sums[chosen]),)))
+        for number, facts in facts_of.values()
+        for chosen in (places[:, 0] == number,)
+    ]
+
+
+def _compare_loaders(
+    where: str,
+    ours: list[tuple[LoaderFacts, _Table]],
+    theirs: list[tuple[LoaderFacts, _Table]],
+    findings: _Findings,
+) -> None:
+    """Compare the loaders of one rank, or of all."""
+    for mine, their in _pairs([facts for facts, _ in ours], [facts for facts, _ in theirs]):
+        if mine is None or their is None:
+            label, (facts, table) = ("A", ours[mine]) if mine is not None else ("B", theirs[their or 0])
+            findings.differ(f"{where}only {label} has loader {shown(facts.name)}, with {len(table.keys):,} batches")
+            continue
+        facts, table = ours[mine]
+        name = f"loader {shown(facts.name)}"
+        for part in fields(LoaderFacts):
+            one, other = getattr(facts, part.name), getattr(theirs[their][0], part.name)
+            if one != other:
+                what = part.name.replace("_", " ")
+                findings.notes.append(f"{name}: {what} is {shown(one)} in A, {shown(other)} in B")
+        _compare_tables(f"{where}{name}", table, theirs[their][1], findings)
+
+
+def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterator[tuple[int | None, int | None]]:
+    """Match loaders: those of equal facts, then those of one name, in the order in which they first delivered."""
+    free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
+    for alike in (_identity, _name):
+        for mine in list(free_ours):
+            their = next((number for number in free_theirs if alike(theirs[number]) == alike(ours[mine])), None)
+            if their is not None:
+                free_ours.remove(mine)
+                free_theirs.remove(their)
+                yield mine, their
+    yield from ((mine, None) for mine in free_ours)
+    yield from ((None, their) for their in free_theirs)
+
+
+def _identity(facts: LoaderFacts) -> object:
+    return facts.identity
+
+
+def _name(facts: LoaderFacts) -> object:
+    return facts.name
+
+
+def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) -> None:
+    """Compare one loader."""
+    ours, theirs = _common(one.keys, other.keys)
+    findings.num_compared += len(ours)
+    if not len(ours):
+        findings.differ(f"{name}: the runs have no place in common: A has {_span(one)}, B has {_span(other)}")
+        return
+    differ = np.zeros(len(ours), bool)
+    masks = []
+    for (what, mine), (_, their) in zip(one.digests, other.digests, strict=True):
+        mask = (mine[ours] != their[theirs]).any(axis=1)
+        masks.append((what, mask))
+        differ |= mask
+    if differ.any():
+        first = int(np.argmax(differ))
+        what = next(what for what, mask in masks if mask[first])
+        key = one.keys[ours[first]]
+        lines = ""
+        if one.lines is not None and other.lines is not None:
+            lines = f" (line {one.lines[ours[first]]} of A, line {other.lines[theirs[first]]} of B)"
+        findings.differ(
+            f"{name}: they part at {_place(key)}: {_MEANINGS[what]}{lines}; "
+            f"{int(differ.sum()):,} of {len(ours):,} batches differ",
+            key,
+        )
+    for label, table, common, counterpart in (("A", one, ours, "B"), ("B", other, theirs, "A")):
+        _tell_alone(name, label, table, common, counterpart, findings)
+
+
+def _tell_alone(
+    name: str, label: str, table: _Table, common: npt.NDArray[np.int64], counterpart: str, findings: _Findings
+) -> None:
+    """Tell the places that only one run has: before the other's start, in between, and after its end."""
+    first, last = int(common[0]), int(common[-1])
+    if first:
+        findings.notes.append(
+            f"{name}: {counterpart} starts at {_place(table.keys[first])}, as a resumed run does; {label} has "
+            f"{first:,} batches before that, which nothing is said of"
+        )
+    is_alone = np.ones(last + 1, bool)
+    is_alone[: first + 1] = False
+    is_alone[common] = False
+    between = np.flatnonzero(is_alone)
+    if len(between):
+        key = table.keys[between[0]]
+        findings.differ(f"{name}: {counterpart} lacks {_place(key)}{_more(len(between))}, and goes on after it", key)
+    if last + 1 < len(table.keys):
+        key = table.keys[last + 1]
+        findings.differ(f"{name}: {counterpart} ends before {_place(key)}; {label} has {_span(table, last + 1)}", key)
+
+
+def _common(
+    one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return where the rows that both have are in each; both are sorted."""
+    if one.shape == other.shape and np.array_equal(one, other):
+        rows = np.arange(len(one))
+        return rows, rows
+    # Whole rows as byte strings that sort like the numbers in them.
+    texts = [np.ascontiguousarray(keys, dtype=">i8").view("S24").ravel() for keys in (one, other)]
+    _, ours, theirs = np.intersect1d(texts[0], texts[1], assume_unique=True, return_indices=True)
+    return ours, theirs
+
+
+def _place(key: Sequence[Any]) -> str:
+    again = f", time {int(key[2]) + 1}" if key[2] else ""
+    return f"epoch {int(key[0])}, position {int(key[1])}{again}"
+
+
+def _span(table: _Table, start: int = 0) -> str:
+    count = len(table.keys) - start
+    if not count:
+        return "none"
+    return f"{count:,} batches from {_place(table.keys[start])} to {_place(table.keys[-1])}"
+
+
+def _more(count: int) -> str:
+    return f" and {count - 1:,} more" if count > 1 else ""
+
+
+def _some(numbers: Sequence[int]) -> str:
+    shown_ones = ", ".join(map(str, numbers[:8]))
+    return shown_ones if len(numbers) <= 8 else f"{shown_ones} and {len(numbers) - 8} more"

@@ -1,0 +1,117 @@
+"""What a rank was given in the end: of every place the last writing.
+
+A place is a loader, an epoch and a position in it. A restart repeats the steps
+after its checkpoint: the later writing counts, and has to say the same. A sampler
+of the user's may fill the same place differently every time that the script asks
+for it, so there the first, second, ... time within a process are places of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.audit.reading import LedgerRecord
+
+__all__ = ["Places", "Repetition", "settle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """A step that was repeated and differed from itself."""
+
+    loader: int
+    epoch: int
+    position: int
+    first_line: int
+    line: int
+    what: str
+    """``indices`` or ``content``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The places of one rank, sorted by loader, epoch, position and time."""
+
+    entries: npt.NDArray[Any]
+    """Of `hetero.audit.reading.ENTRY`, one per place."""
+    times: npt.NDArray[np.int64]
+    """Per place, how often a process had been there before."""
+    world_sizes: npt.NDArray[np.int64]
+    """Per place, that of the process that wrote last."""
+    num_repeated: int
+    """Batches that were written over by later ones."""
+    differing: Repetition | None
+    """The first one that differs."""
+
+
+def settle(record: LedgerRecord) -> Places:
+    """Return the last writing of every place of a ledger."""
+    entries = record.entries
+    world_size = np.array([section.world_size for section in record.sections], np.int64)
+    times = _times(record)
+    order = np.lexsort((entries["line"], times, entries["position"], entries["epoch"], entries["loader"]))
+    entries, times = entries[order], times[order]
+    is_same = _same_as_before(entries["loader"], entries["epoch"], entries["position"], times)
+    is_last = np.append(~is_same[1:], True) if len(entries) else np.zeros(0, bool)
+    worlds = world_size[entries["section"]]
+    return Places(
+        entries=entries[is_last],
+        times=times[is_last],
+        world_sizes=worlds[is_last],
+        num_repeated=int(is_same.sum()),
+        differing=_first_difference(entries, is_same, worlds),
+    )
+
+
+def _times(record: LedgerRecord) -> npt.NDArray[np.int64]:
+    """Return per entry how often its section had been at its place before; 0 for the built-in orders."""
+    entries = record.entries
+    times = np.zeros(len(entries), np.int64)
+    drawn = [number for number, facts in enumerate(record.loaders) if facts.order == "sampler"]
+    chosen = np.flatnonzero(np.isin(entries["loader"], drawn))
+    if not len(chosen):
+        return times
+    part = entries[chosen]
+    order = np.lexsort((part["line"], part["section"], part["position"], part["epoch"], part["loader"]))
+    part = part[order]
+    is_same = _same_as_before(part["loader"], part["epoch"], part["position"], part["section"])
+    starts = np.flatnonzero(~is_same)
+    lengths = np.diff(np.append(starts, len(part)))
+    times[chosen[order]] = np.arange(len(part)) - np.repeat(starts, lengths)
+    return times
+
+
+def _same_as_before(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return per row whether it equals the row before in all columns."""
+    result = np.ones(len(columns[0]), bool)
+    result[:1] = False
+    for column in columns:
+        result[1:] &= column[1:] == column[:-1]
+    return result
+
+
+def _first_difference(
+    entries: npt.NDArray[Any], is_same: npt.NDArray[np.bool_], worlds: npt.NDArray[np.int64]
+) -> Repetition | None:
+    """Return the first line that says something else than the line of its place before it, world sizes being equal."""
+    later = np.flatnonzero(is_same)
+    later = later[worlds[later] == worlds[later - 1]]
+    one, other = entries[later - 1], entries[later]
+    indices_differ = (one["indices"] != other["indices"]).any(axis=1)
+    differ = indices_differ | (one["content"] != other["content"]).any(axis=1)
+    if not differ.any():
+        return None
+    found = np.flatnonzero(differ)
+    first = int(found[np.argmin(other["line"][found])])
+    return Repetition(
+        loader=int(other["loader"][first]),
+        epoch=int(other["epoch"][first]),
+        position=int(other["position"][first]),
+        first_line=int(one["line"][first]),
+        line=int(other["line"][first]),
+        what="indices" if indices_differ[first] else "content",
+    )

@@ -1,0 +1,334 @@
+"""The ledger: what one rank was given, batch by batch, as a hash chain in a file that only grows.
+
+JSON lines, each with the chain's value up to and with itself: the hash of the
+value before and of the line's own text. What the lines say:
+
+- ``{"ledger": 1, ...}``: a process begins to write: version, job, rank, world size.
+- ``{"loader": 0, ...}``: a loader delivers its first batch: what it reads, and where it starts.
+- ``{"batch": 0, ...}``: loader 0 delivered a batch: its place, and digests of indices and content.
+- ``{"end": 99}``: the process closed its ledger after 99 batches.
+
+A line is in the kernel's hands before the batch is in the script's, so that a
+process that is killed loses none. A process that finds a ledger of its rank goes
+on where that ends: a restart, or a run that was resumed.
+
+The chain shows damage, and edits by someone who did not hash again. It is no
+signature: keep the last value, which the log has, where nobody can change it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from hetero.version import __version__
+
+__all__ = [
+    "CHAIN_START",
+    "DIRECTORY_VARIABLE",
+    "FORMAT_VERSION",
+    "MAX_LINE_BYTES",
+    "BatchEntry",
+    "Ledger",
+    "LoaderFacts",
+    "Writer",
+    "chain_value",
+    "close_current",
+    "current",
+    "ledger_name",
+    "split_line",
+]
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY_VARIABLE = "HETERO_AUDIT_DIR"
+"""Environment: the folder that a rank writes its ledger to; without it there is none."""
+FORMAT_VERSION = 1
+CHAIN_START = bytes(16)
+"""Value of the chain before the first line."""
+MAX_LINE_BYTES = 64 * 1024
+"""Longer lines are none of a ledger."""
+
+_CHAINED = re.compile(rb'(\{.{1,65000}),"chain":"([0-9a-f]{32})"\}')
+
+
+def ledger_name(rank: int) -> str:
+    """Return the name of a rank's ledger in its folder."""
+    return f"ledger-rank-{rank}.jsonl"
+
+
+def chain_value(previous: bytes, body: bytes) -> bytes:
+    """Return the chain's value after a line.
+
+    Args:
+        previous: The value before it.
+        body: The line's text up to its own value.
+    """
+    return blake2b(previous + body, digest_size=16, person=b"hetero.chain").digest()
+
+
+def split_line(line: bytes) -> tuple[bytes, bytes] | None:
+    """Return a line's text up to its chain value, and that value; None if it is no line of a ledger."""
+    found = _CHAINED.fullmatch(line)
+    return None if found is None else (found[1], bytes.fromhex(found[2].decode()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """Who writes a ledger."""
+
+    job: str
+    """The job's id; empty without a launcher."""
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """What a loader reads; two loaders with the same facts deliver the same batch at the same place."""
+
+    name: str
+    dataset: str
+    """The registered name, or the class of an object."""
+    arguments: str
+    """Hexadecimal digest of the data set's arguments: they may hold what no file should."""
+    fingerprint: str | None
+    """Of the data set's content; None where nobody knows it."""
+    num_samples: int | None
+    """Length of the data set; None for a user's sampler."""
+    seed: int
+    global_batch: int | None
+    """Samples per step over all ranks; None for a user's batch sampler."""
+    order: str
+    """``sequential``, ``shuffled`` or ``sampler``."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What makes it the same loader in another process of the run: all but the content of the data set."""
+        parts = (self.name, self.dataset, self.arguments, self.seed, self.global_batch, self.order)
+        return tuple(map(str, parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEntry:
+    """One delivered batch."""
+
+    epoch: int
+    position: int
+    """Of the global batch in the epoch."""
+    size: int
+    """Samples."""
+    indices: bytes
+    """16-byte digest of the indices in order, see `hetero.audit.indices`."""
+    samples: bytes
+    """16-byte sum over the indices in any order: those of all ranks add up to the global batch's."""
+    content: bytes
+    """16-byte digest of what the script got."""
+
+
+class Ledger:
+    """Appends to the ledger of one rank. Thread-safe; never raises for what the file system does.
+
+    What cannot be written is named in the log, once, and counted: training goes on.
+
+    Args:
+        directory: Made if it is not there.
+        writer: Who writes.
+    """
+
+    def __init__(self, directory: Path, writer: Writer) -> None:
+        self.path = directory / ledger_name(writer.rank)
+        self.num_batches = 0
+        """Written by this process."""
+        self.num_lost = 0
+        """Not written."""
+        self._lock = threading.Lock()
+        self._numbers: dict[LoaderFacts, int] = {}
+        self._descriptor: int | None = None
+        self._size = 0
+        self._chain = CHAIN_START
+        self._is_closed = False
+        self._has_given_up = False
+        try:
+            self._open()
+        except OSError as error:
+            self._give_up(f"cannot be opened: {error.strerror or error}", "no batch of this process is in it")
+        else:
+            self._append({"ledger": FORMAT_VERSION, "hetero": __version__, **asdict(writer)}, "the beginning")
+
+    def add(self, loader: LoaderFacts, entry: BatchEntry) -> None:
+        """Append a batch that ``loader`` is about to deliver."""
+        place = f"loader {loader.name}, epoch {entry.epoch}, position {entry.position}"
+        with self._lock:
+            number = self._numbers.get(loader)
+            if number is None:
+                number = self._numbers[loader] = len(self._numbers)
+                start = {"epoch": entry.epoch, "position": entry.position}
+                self._append({"loader": number, **asdict(loader), **start}, place)
+            is_written = self._append(
+                {
+                    "batch": number,
+                    "epoch": entry.epoch,
+                    "position": entry.position,
+                    "size": entry.size,
+                    "indices": entry.indices.hex(),
+                    "samples": entry.samples.hex(),
+                    "content": entry.content.hex(),
+                },
+                place,
+            )
+            self.num_batches += is_written
+            self.num_lost += not is_written
+
+    def give_up(self, why: str, what: str) -> None:
+        """End the ledger here, because a batch could not be digested, say; the log names it.
+
+        Args:
+            why: For example ``has no digest of ...``.
+            what: What is missing from here on.
+        """
+        with self._lock:
+            self.num_lost += 1
+            self._give_up(why, what)
+
+    def close(self) -> None:
+        """Write the end and say what was written; idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self.num_lost:
+                logger.error("the ledger %s lacks %d batches; it has %d", self.path, self.num_lost, self.num_batches)
+            if self._descriptor is None:
+                return
+            if self._append({"end": self.num_batches}, "the end"):
+                logger.info("ledger %s: %d batches, chain %s", self.path, self.num_batches, self._chain.hex())
+            self._release()
+
+    def abandon(self) -> None:
+        """Let go of the file without a word: it belongs to the process that this one was forked from."""
+        self._release()
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self.path, flags, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError("another process is writing it") from None
+            self._size, self._chain = _resume(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def _append(self, entry: dict[str, object], place: str) -> bool:
+        """Write one line; return whether it is there."""
+        if self._descriptor is None:
+            return False
+        body = json.dumps(entry, separators=(",", ":")).encode()[:-1]
+        value = chain_value(self._chain, body)
+        line = b'%b,"chain":"%b"}\n' % (body, value.hex().encode())
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):  # the next write would say why
+                raise OSError("no space left")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            self._give_up(f"cannot be written: {error.strerror or error}", f"it ends before {place}")
+            return False
+        self._size += len(line)
+        self._chain = value
+        return True
+
+    def _give_up(self, why: str, what: str) -> None:
+        if not self._has_given_up:
+            logger.error("the ledger %s %s; %s, and training goes on", self.path, why, what)
+        self._has_given_up = True
+        self._release()
+
+    def _release(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _resume(descriptor: int) -> tuple[int, bytes]:
+    """Cut off a line that a killed process left torn; return the size of the rest, and the chain's value there.
+
+    Raises:
+        OSError: If the file holds something that is no line of a ledger, however torn.
+    """
+    size = os.fstat(descriptor).st_size
+    start = max(0, size - 2 * MAX_LINE_BYTES)
+    tail = os.pread(descriptor, size - start, start)
+    end = tail.rfind(b"\n") + 1
+    if end == 0 and (start or (tail and not b'{"ledger":'.startswith(tail[:10]))):
+        raise OSError("it exists and is no ledger")
+    if end < len(tail):
+        os.ftruncate(descriptor, start + end)
+    if end == 0:
+        return 0, CHAIN_START
+    last = split_line(tail[tail.rfind(b"\n", 0, end - 1) + 1 : end - 1])
+    if last is None:
+        raise OSError("its last line is damaged; move it away to begin a new one")
+    return start + end, last[1]
+
+
+_current: Ledger | None = None
+_current_directory = ""
+_current_lock = threading.Lock()
+
+
+def current(identify: Callable[[], Writer]) -> Ledger | None:
+    """Return this process's ledger, opened at the first use; None if nobody asked for one.
+
+    Args:
+        identify: Says who writes; called when the ledger is opened.
+    """
+    global _current, _current_directory
+    directory = os.environ.get(DIRECTORY_VARIABLE, "")
+    if directory == _current_directory:
+        return _current
+    with _current_lock:
+        if directory != _current_directory:
+            if _current is not None:
+                _current.close()
+            _current = Ledger(Path(directory), identify()) if directory else None
+            _current_directory = directory
+    return _current
+
+
+def close_current() -> None:
+    """Close this process's ledger, if it has one; what is delivered after begins another section of it."""
+    global _current, _current_directory
+    with _current_lock:
+        if _current is not None:
+            _current.close()
+        _current, _current_directory = None, ""
+
+
+def _after_fork_in_child() -> None:
+    global _current, _current_directory, _current_lock
+    _current_lock = threading.Lock()
+    if _current is not None:
+        _current.abandon()
+    _current, _current_directory = None, ""
+
+
+atexit.register(close_current)
+os.register_at_fork(after_in_child=_after_fork_in_child)

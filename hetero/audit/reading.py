@@ -1,0 +1,287 @@
+"""Ledgers as they are read: verified line by line, kept in 88 bytes per batch."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.audit.ledger import (
+    CHAIN_START,
+    FORMAT_VERSION,
+    MAX_LINE_BYTES,
+    LoaderFacts,
+    chain_value,
+    split_line,
+)
+from hetero.errors import ConfigError
+
+__all__ = ["ENTRY", "LedgerRecord", "Section", "rank_of", "read_ledger", "world_sizes"]
+
+ENTRY = np.dtype(
+    [
+        ("loader", "<i4"),
+        ("section", "<i4"),
+        ("epoch", "<i8"),
+        ("position", "<i8"),
+        ("line", "<i8"),
+        ("size", "<i8"),
+        ("indices", "<u8", (2,)),
+        ("samples", "<u8", (2,)),
+        ("content", "<u8", (2,)),
+    ]
+)
+"""One batch. ``loader`` and ``section`` count those of the record."""
+
+_PACKED = struct.Struct("<iiqqqq16s16s16s")
+_DIGEST = re.compile("[0-9a-f]{32}")
+_MAX_WORLD_SIZE = 2**20
+_MAX_LOADERS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """What one process wrote."""
+
+    line: int
+    """Of its beginning, from 1."""
+    hetero: str
+    job: str
+    rank: int
+    world_size: int
+
+
+@dataclass(slots=True, kw_only=True)
+class LedgerRecord:
+    """One rank's ledger."""
+
+    path: Path
+    sections: list[Section] = field(default_factory=list)
+    loaders: list[LoaderFacts] = field(default_factory=list)
+    """Of all sections; those with equal facts but for the content of the data set are one."""
+    entries: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, ENTRY))
+    """In the order of the file, of `ENTRY`."""
+    damage: str = ""
+    """Why the rest of the file does not count; empty if all of it does."""
+    notes: list[str] = field(default_factory=list)
+    """What else a reader should know."""
+    has_end: bool = False
+    """Whether the last process closed it."""
+
+
+class _DamagedError(Exception):
+    """A line does not follow from those before."""
+
+
+def rank_of(path: Path) -> int:
+    """Return whose ledger a file is.
+
+    Raises:
+        ConfigError: If it cannot be read or is no ledger.
+    """
+    with _open(path) as file:
+        parts = split_line(next(_lines(file), b"")[:-1])
+    _check_version(path, None if parts is None else parts[0])
+    assert parts is not None
+    try:
+        return _whole(json.loads(parts[0] + b"}"), "rank")
+    except (ValueError, RecursionError, _DamagedError) as error:
+        raise ConfigError(f"{path}: its first line says no rank: {error}") from error
+
+
+def world_sizes(path: Path) -> set[int]:
+    """Return the world sizes of a ledger's sections; verifies nothing.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    found = set()
+    with _open(path) as file:
+        for line in _lines(file):
+            if line.startswith(b'{"ledger":'):
+                try:
+                    found.add(int(json.loads(line)["world_size"]))
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    continue
+    return found
+
+
+def read_ledger(path: Path) -> LedgerRecord:
+    """Read a ledger up to its end, or up to where it is damaged.
+
+    A last line that is torn does not count: the process was killed while it wrote.
+
+    Raises:
+        ConfigError: If it cannot be read, is no ledger, or one of another version.
+    """
+    reader = _Reader(path)
+    with _open(path) as file:
+        for number, line in enumerate(_lines(file), 1):
+            try:
+                reader.take(number, line)
+            except _DamagedError as error:
+                reader.record.damage = f"line {number} {error}"
+                break
+    return reader.finished()
+
+
+class _Reader:
+    """One walk over a ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self.record = LedgerRecord(path=path)
+        self._chain = CHAIN_START
+        self._packed = bytearray()
+        self._loaders: list[int] = []
+        """Of the current section, their places in the record."""
+        self._known: dict[tuple[object, ...], int] = {}
+        self._num_batches = 0
+
+    def take(self, number: int, line: bytes) -> None:
+        if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+            self.record.notes.append("its last line is torn: the process was killed while it wrote")
+            if number == 1:
+                raise ConfigError(f"{self.record.path} is no ledger, or was cut off in its first line")
+            return
+        parts = split_line(line[:-1])
+        if number == 1:
+            _check_version(self.record.path, None if parts is None else parts[0])
+        if parts is None:
+            raise _DamagedError("is no line of a ledger")
+        body, value = parts
+        self._chain = chain_value(self._chain, body)
+        if self._chain != value:
+            raise _DamagedError("does not follow from the lines before it: some were changed, removed or inserted")
+        self._interpret(number, body + b"}")
+
+    def finished(self) -> LedgerRecord:
+        record = self.record
+        if not record.sections:
+            raise ConfigError(f"{record.path} is no ledger: {record.damage or 'it is empty'}")
+        if self._packed:
+            record.entries = np.frombuffer(self._packed, ENTRY)
+        if not record.has_end and not record.damage:
+            record.notes.append("it has no end: the process was killed, still runs, or the file was cut off")
+        return record
+
+    def _interpret(self, number: int, text: bytes) -> None:
+        try:
+            entry = json.loads(text)
+        except (ValueError, RecursionError):
+            raise _DamagedError("is no JSON") from None
+        self.record.has_end = False
+        if "batch" in entry:
+            self._take_batch(number, entry)
+        elif "loader" in entry:
+            self._take_loader(entry)
+        elif "ledger" in entry:
+            self._take_beginning(number, entry)
+        elif "end" in entry:
+            self.record.has_end = True
+            if _whole(entry, "end") != self._num_batches:
+                raise _DamagedError(f"says that {entry['end']} batches came before it, found {self._num_batches}")
+        else:
+            raise _DamagedError("is of no known kind")
+
+    def _take_beginning(self, number: int, entry: Mapping[str, Any]) -> None:
+        if entry["ledger"] != FORMAT_VERSION:
+            raise _DamagedError(f"has version {entry['ledger']!r:.20}, this hetero reads {FORMAT_VERSION}")
+        section = Section(
+            line=number,
+            hetero=_text(entry, "hetero"),
+            job=_text(entry, "job"),
+            rank=_whole(entry, "rank"),
+            world_size=_whole(entry, "world_size"),
+        )
+        if not section.rank < section.world_size <= _MAX_WORLD_SIZE:
+            raise _DamagedError(f"is of rank {section.rank} of {section.world_size}")
+        sections = self.record.sections
+        if sections and sections[0].rank != section.rank:
+            raise _DamagedError(f"is of rank {section.rank}, the lines before are of rank {sections[0].rank}")
+        sections.append(section)
+        self._loaders.clear()
+        self._num_batches = 0
+
+    def _take_loader(self, entry: Mapping[str, Any]) -> None:
+        if _whole(entry, "loader") != len(self._loaders) or len(self._loaders) >= _MAX_LOADERS:
+            raise _DamagedError(f"is of loader {entry['loader']!r:.20}, expected {len(self._loaders)}")
+        values: dict[str, Any] = {name: entry.get(name) for name in (part.name for part in fields(LoaderFacts))}
+        for name in ("name", "dataset", "arguments", "order"):
+            _text(entry, name)
+        facts = LoaderFacts(**values)
+        key = facts.identity
+        place = self._known.setdefault(key, len(self.record.loaders))
+        if place == len(self.record.loaders):
+            self.record.loaders.append(facts)
+        elif self.record.loaders[place].fingerprint != facts.fingerprint:
+            self.record.notes.append(f"the data set of loader {facts.name} changed: its fingerprint is another one")
+        self._loaders.append(place)
+
+    def _take_batch(self, number: int, entry: Mapping[str, Any]) -> None:
+        loader = _whole(entry, "batch")
+        if loader >= len(self._loaders):
+            raise _DamagedError(f"is of loader {loader}, which no line before it describes")
+        self._packed += _PACKED.pack(
+            self._loaders[loader],
+            len(self.record.sections) - 1,
+            _whole(entry, "epoch"),
+            _whole(entry, "position"),
+            number,
+            _whole(entry, "size"),
+            _digest(entry, "indices"),
+            _digest(entry, "samples"),
+            _digest(entry, "content"),
+        )
+        self._num_batches += 1
+
+
+def _check_version(path: Path, body: bytes | None) -> None:
+    found = None if body is None else re.match(rb'\{"ledger":(\d{1,9}),', body)
+    if found is None:
+        raise ConfigError(f"{path} is no ledger\n  Expected a file that a rank of a run with --audit has written.")
+    if int(found[1]) != FORMAT_VERSION:
+        raise ConfigError(f"{path} has version {int(found[1])}, this hetero reads {FORMAT_VERSION}")
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines; one that is too long comes in pieces, none of which is a line of a ledger."""
+    try:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            yield line
+    except OSError as error:
+        raise ConfigError(f"cannot read {file.name}: {error.strerror or error}") from error
+
+
+def _whole(entry: Mapping[str, Any], name: str) -> int:
+    value = entry.get(name)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise _DamagedError(f"has {name} {value!r:.40}, expected a whole number")
+    return value
+
+
+def _text(entry: Mapping[str, Any], name: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str):
+        raise _DamagedError(f"has {name} {value!r:.40}, expected a text")
+    return value
+
+
+def _digest(entry: Mapping[str, Any], name: str) -> bytes:
+    value = entry.get(name)
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise _DamagedError(f"has {name} {value!r:.40}, expected 32 hexadecimal digits")
+    return bytes.fromhex(value)

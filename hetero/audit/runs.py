@@ -1,0 +1,97 @@
+"""The ledgers of a run, found by its folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.audit.history import Places, settle
+from hetero.audit.reading import LedgerRecord, rank_of, read_ledger
+from hetero.errors import ConfigError
+
+__all__ = ["Run", "Side", "find_run", "load_side", "shown"]
+
+_NAME = re.compile(r"ledger-rank-(\d{1,7})\.jsonl")
+_MAX_FOLDERS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One of the two runs."""
+
+    label: str
+    """``A`` or ``B``."""
+    path: Path
+    """As the user gave it."""
+    ledgers: dict[int, Path]
+    """By rank."""
+    is_file: bool
+    """Whether a single ledger was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One rank's ledger of one run."""
+
+    label: str
+    record: LedgerRecord
+    places: Places
+
+    @property
+    def world_size(self) -> int:
+        """That of the last process."""
+        return self.record.sections[-1].world_size
+
+
+def find_run(label: str, path: Path) -> Run:
+    """Return the ledgers that a path stands for: a ledger, or a folder with those of one run somewhere in it.
+
+    Raises:
+        ConfigError: If there is none, or there are two of one rank.
+    """
+    if path.is_file():
+        return Run(label=label, path=path, ledgers={rank_of(path): path}, is_file=True)
+    if not path.is_dir():
+        raise ConfigError(f"{path} does not exist; give a run's folder, or one of its ledgers")
+    ledgers: dict[int, Path] = {}
+    # Links are not followed: a simulated host's channels lead to whole data sets.
+    for number, (folder, _, names) in enumerate(os.walk(path)):
+        if number > _MAX_FOLDERS:
+            raise ConfigError(f"{path} holds more than {_MAX_FOLDERS} folders; give the run's own")
+        for name in names:
+            found = _NAME.fullmatch(name)
+            if found is None:
+                continue
+            rank, ledger = int(found[1]), Path(folder) / name
+            if rank in ledgers:
+                raise ConfigError(
+                    f"{path} holds two ledgers of rank {rank}\n    {ledgers[rank]}\n    {ledger}\n"
+                    "  Give the folder of one run."
+                )
+            ledgers[rank] = ledger
+    if not ledgers:
+        raise ConfigError(
+            f"{path} holds no ledger\n  A run has them with --audit, or HETERO_AUDIT_DIR=DIR in the environment."
+        )
+    return Run(label=label, path=path, ledgers=ledgers, is_file=False)
+
+
+def load_side(run: Run, rank: int) -> Side:
+    """Read one rank's ledger.
+
+    Raises:
+        ConfigError: If it cannot be read, or is another rank's.
+    """
+    record = read_ledger(run.ledgers[rank])
+    if record.sections[0].rank != rank:
+        raise ConfigError(f"{record.path} is the ledger of rank {record.sections[0].rank}, by its name of rank {rank}")
+    return Side(label=run.label, record=record, places=settle(record))
+
+
+def shown(value: object, max_length: int = 80) -> str:
+    """Return what a ledger says for a terminal: no control characters, not too long."""
+    text = str(value)
+    text = text if len(text) <= max_length else text[: max_length - 3] + "..."
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
