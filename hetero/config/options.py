@@ -101,6 +101,8 @@ class LaunchOptions:
     """Batches per job that are computed twice and compared, 0 or more."""
     warmup_steps: int = _option(10, low=0, high=1_000_000, metavar="N")
     """First steps that measurements leave out, 0 or more."""
+    audit: bool = _option(False)
+    """Whether every rank writes down what it is given, a digest per batch, for hetero audit to compare."""
     output_dir: Path | None = _option(None, metavar="DIR")
     """Where the report and the hosts' folders go."""
     region: str = _option("us-east-1", metavar="NAME")

@@ -28,7 +28,7 @@ from hetero.dataplane.pool import EndpointPool
 from hetero.errors import AuthenticationError, ClusterError, ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.relay import LineRelay
-from hetero.launch.summary import write_report
+from hetero.launch.summary import output_folder, write_report
 from hetero.launch.watchdog import Watchdog
 from hetero.launch.workdir import private_folder
 from hetero.metrics.hosts import HostSampler
@@ -252,6 +252,11 @@ class Host:
         """Whether this host was asked to stop, or, through another, the whole job."""
         with self.hub.membership() as membership:
             return self.interrupted_s is not None or membership.stop_requested
+
+    @property
+    def output_folder(self) -> Path:
+        """Where this host writes what it leaves behind."""
+        return output_folder(self.options, self._base_dir, self.name).absolute()
 
     @property
     def is_first_trainer(self) -> bool:

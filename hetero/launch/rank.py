@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     # SIGTERM keeps its default action. A request to stop reaches the launcher, which has all ranks
     # agree on a last step; torch's agent sends the signal when another rank has died, and would wait
     # 30 s for one that ignored it. Processes that the script starts would inherit that, too.
+    from hetero.audit import ledger
     from hetero.control import session as sessions
 
     script, *script_arguments = arguments
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         # What torch's own agent would say, if it was the one who restarts.
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(session.generation)
     failure = _run(script, script_arguments)
+    ledger.close_current()  # also where this process does not wait for its own end
     if session is not None:
         if failure is not None:
             session.fail(failure.summary, failure.detail, failure.exit_code, is_echo=failure.is_echo)

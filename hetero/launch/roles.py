@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
 from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
@@ -126,6 +127,9 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
 
 
 def _run_ranks(host: Host) -> None:
+    environment = {**host.child_environment, LAUNCHER_VARIABLE: f"{host.address}:{host.hub.port}"}
+    if host.options.audit:
+        environment[DIRECTORY_VARIABLE] = str(host.output_folder)
     first = host.trainer_hosts[0]
     with host.hub.membership() as membership:
         ports = {status.host: status.rendezvous_port for status in membership.statuses(Role.TRAINER)}
@@ -139,7 +143,7 @@ def _run_ranks(host: Host) -> None:
         own_address=host.address,
         num_ranks=host.placement.num_ranks,
         num_cpus=placement.usable_cpus(),
-        environment={**host.child_environment, LAUNCHER_VARIABLE: f"{host.address}:{host.hub.port}"},
+        environment=environment,
         generation=host.generation,
     )
     logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)

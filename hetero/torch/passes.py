@@ -8,6 +8,7 @@ from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.control import session as control
+from hetero.torch import auditing
 from hetero.torch.checks import check_not_importing
 from hetero.torch.pipeline import Pipeline, current_shard
 from hetero.torch.sampling import PlannedBatch
@@ -25,6 +26,7 @@ class _Feed:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._number = 0
+        self._epoch = 0
         self._in_flight: deque[PlannedBatch] = deque()
 
     def requests(self) -> Iterator[BatchRequest]:
@@ -32,13 +34,15 @@ class _Feed:
         pipeline = self._pipeline
         self._number, start, batches = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
+        self._epoch = start.epoch
         for planned in batches:
             self._in_flight.append(planned)
             yield pipeline.request(planned, start.epoch)
 
-    def delivered(self) -> int:
-        """Note that the next batch was delivered; return its number of samples."""
+    def delivered(self, batch: Any) -> int:
+        """Note that the next batch is being delivered; return its number of samples."""
         planned = self._in_flight.popleft()
+        auditing.enter(self._pipeline, planned, self._epoch, batch)
         self._pipeline.progress.advance(
             self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
         )
@@ -86,7 +90,7 @@ class Pass(Iterator[Any]):
         except BaseException:
             self.close()
             raise
-        timer.end_wait(self._feed.delivered())
+        timer.end_wait(self._feed.delivered(batch))
         return batch
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
@@ -92,6 +93,8 @@ class Pipeline:
         """Whether the latest pass was a view's, whose place this side cannot know."""
         self.stride: int | None = None
         """What part of the views' batches the tool on top of them takes: every n-th, once known."""
+        self.audited_as: LoaderFacts | None = None
+        """What the ledger knows this loader by; made with its first entry."""
         self._num_requested = 0
         self._has_warned = False
         self._timer: StepTimer | None = None

@@ -18,7 +18,7 @@ from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
 
-__all__ = ["fleet_for", "num_samples", "open_reader"]
+__all__ = ["fingerprint", "fleet_for", "num_samples", "open_reader"]
 
 _lock = threading.Lock()
 _fleet: tuple[int, RankSession, Fleet] | None = None
@@ -57,6 +57,13 @@ def num_samples(spec: DatasetSpec) -> int:
     if count is None:
         raise TypeError(f"data set {spec.name!r} has no len()")
     return count
+
+
+def fingerprint(spec: DatasetSpec) -> str:
+    """Return what tells the content of a data set, as its endpoints describe it; raises as `num_samples`."""
+    session = control.current()
+    assert session is not None
+    return fleet_for(session).describe(spec).fingerprint
 
 
 def open_reader(

@@ -12,6 +12,7 @@ import numpy as np
 from hetero.batches.request import BatchRequest, as_indices
 from hetero.control import session as control
 from hetero.errors import ConfigError
+from hetero.torch import auditing
 from hetero.torch.pipeline import Pipeline, current_shard
 from hetero.torch.sampling import PlannedBatch
 from hetero.torch.state import Start
@@ -61,6 +62,8 @@ class RequestedBatch(list[Any]):
         return RequestedBatch(planned, self.number, self.source)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.source is not None:
+            self.source.leaves_process()
         return RequestedBatch, (self.planned, self.number, None, self.request)
 
 
@@ -105,6 +108,10 @@ class ViewPass:
         """Return the request for a batch of this pass."""
         return self._pipeline.request(planned, self._epoch)
 
+    def leaves_process(self) -> None:
+        """Note that the tool has a process of its own fetch a batch."""
+        auditing.note_unseen(self._pipeline)
+
     def fetch(self, batch: RequestedBatch) -> Any:
         """Return the batch; blocks.
 
@@ -130,6 +137,7 @@ class ViewPass:
             self._close_reader()
             self._pipeline.end_timing(self._timing)
             raise
+        auditing.enter(self._pipeline, batch.planned, self._epoch, fetched)
         timer.end_wait(len(batch))
         self._last = batch.number
         if self._is_over:  # handed out late, by accelerate's even_batches=False

@@ -1,0 +1,77 @@
+"""One pool of endpoints, with the test's own process as a rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hetero.control.directory import Directory
+from hetero.control.security import Token, write_token
+from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.torch import remote
+
+
+class ServedJob:
+    """A job whose session is this object; ``rank`` and ``world_size`` may be set at any time.
+
+    Args:
+        folder: For the token.
+        script: What the endpoints import.
+    """
+
+    job_id = "served-test"
+    remote = True
+
+    def __init__(self, folder: Path, script: Path) -> None:
+        self.rank, self.world_size = 0, 1
+        self.script = script
+        self.token = Token.generate()
+        self.token_path = folder / f"token-{id(self)}"
+        write_token(str(self.token_path), self.token)
+        self.directory = Directory()
+        self.options = SimpleNamespace(
+            data_timeout_s=60.0, prepare_timeout_s=60.0, emulate_step_s=None, purity_checks=0, warmup_steps=0
+        )
+        self.pool: EndpointPool | None = None
+
+    def start(self, num_endpoints: int) -> None:
+        options = PoolOptions(
+            host="algo-1",
+            script=str(self.script),
+            num_endpoints=num_endpoints,
+            address="127.0.0.1",
+            job_id=self.job_id,
+            token_path=str(self.token_path),
+        )
+        self.pool = EndpointPool(options, self.directory.replace, lambda name, text: None)
+        self.pool.start()
+        assert self.pool.wait_ready(60.0)
+
+    @staticmethod
+    def disconnect() -> None:
+        """Close this rank's connections, as the end of its process does."""
+        if remote._fleet is not None:
+            remote._fleet[2].close()
+        remote._fleet = None
+
+    def stop(self) -> None:
+        self.disconnect()
+        if self.pool is not None:
+            self.pool.stop(0.0)
+            self.pool = None
+
+    def register_timer(self, timer: Any) -> None: ...
+
+    def set_counters(self, counters: Any) -> None: ...
+
+    def check_stop(self, timer: object) -> None: ...
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not come true"
+        time.sleep(0.01)
