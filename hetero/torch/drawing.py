@@ -107,7 +107,21 @@ class SamplerOrder:
 
     def completed(self) -> None:
         """Note that the latest pass was delivered to its end."""
-        self._left = None
+        if self._left is not None:
+            self._left.is_completed = True
+
+    def left(self) -> tuple[int, object] | None:
+        """Return what `restore_left` takes, None before the first pass and for samplers without a state."""
+        return None if self._left is None else (self._left.epoch, self._left.states[0])
+
+    def restore_left(self, epoch: int, state: object) -> None:
+        """Put the sampler where it was after an earlier pass, before the next one begins.
+
+        Args:
+            epoch: Of that pass.
+            state: The sampler's before the batch of it that was delivered last.
+        """
+        self._left = _Left(epoch, (state,))
 
     def batches(
         self, epoch: int, *, start: int = 0, state: object = None, num_drawn: int = 0
@@ -123,7 +137,7 @@ class SamplerOrder:
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
             if generator_seed is None and isinstance(getattr(part, "generator", None), torch.Generator):
                 part.generator = None  # accelerate's; without it the order is the same on every rank too
-        if state is None and self._left is not None:
+        if state is None and self._left is not None and not self._left.is_completed:
             self._put_back(self._left)
         self.set_epoch(epoch)
         if self.is_stateful:
@@ -253,6 +267,8 @@ class _Left:
     epoch: int
     states: tuple[object, ...]
     """The sampler's before the batch delivered last, and after it; that of the beginning alone if there is none."""
+    is_completed: bool = False
+    """Whether nothing was left of it: the sampler is where it belongs."""
 
 
 class _OwnGenerators:

@@ -147,10 +147,19 @@ class Pipeline:
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
         """Choose the epoch of the next pass, here and in the user's sampler."""
+        resumed = self.progress.resumed
         if by_tool:
             self.progress.set_epoch_by_tool(epoch)
         else:
             self.progress.set_epoch(epoch)
+        if resumed is not None and self.progress.next_start().epoch == resumed.epoch + 1 and not self._is_over(resumed):
+            logger.warning(
+                "set_epoch leaves out the rest of epoch %d: the loaded state was taken after %d batches of it; "
+                "call set_epoch(%d) to go on there",
+                resumed.epoch,
+                resumed.batches,
+                resumed.epoch,
+            )
         if self.sampler_order is not None:
             self.sampler_order.set_epoch(self.progress.next_start().epoch)
 
@@ -251,11 +260,15 @@ class Pipeline:
         position = self.progress.position()
         facts = self._facts()
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
+        left = None
+        if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
+            left = self.sampler_order.left()
         return LoaderState(
             epoch=position.epoch,
             batches=position.batches,
             sampler=position.sampler if stateful else None,
             num_drawn=position.num_drawn if stateful else 0,
+            left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             order=facts.order,
             seed=facts.seed,
             num_samples=facts.num_samples,
@@ -271,6 +284,9 @@ class Pipeline:
         state = LoaderState.from_dict(value)
         state.check_fits(self._facts())
         self.progress.resume(state)
+        if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
+            epoch: Any = state.left["epoch"]
+            self.sampler_order.restore_left(epoch, state.left["sampler"])
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -291,6 +307,15 @@ class Pipeline:
             if sampler_order is None or not sampler_order.is_batch_sampler
             else None,
         )
+
+    def _is_over(self, start: Start) -> bool:
+        """Whether nothing is left of an epoch, or nobody can tell."""
+        try:
+            if self.sampler_order is not None:
+                return start.batches >= self.sampler_order.num_batches()
+        except TypeError:
+            return True
+        return start.batches >= self.order().num_global_batches(current_shard().world_size)
 
     def _warn_of_equal_ranks(self, sampler: object) -> None:
         if type(sampler) in _RANK_BLIND and current_shard().world_size > 1 and not self._has_warned:

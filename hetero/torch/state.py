@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from hetero.errors import ConfigError
 
@@ -36,10 +36,13 @@ class LoaderState:
     """The state of a user's sampler that has one."""
     num_drawn: int = 0
     """Indices that such a sampler had yielded in this epoch."""
+    left: Mapping[str, object] | None = None
+    """Where such a sampler was left, if the next pass is yet to begin: ``epoch`` of the pass before, and the
+    ``sampler``'s state before the batch of it that was delivered last."""
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values: under 1 KiB but for the state of a user's sampler."""
-        return {"version": _VERSION, **asdict(self), "sampler": self.sampler}
+        return {"version": _VERSION, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
     @classmethod
     def from_dict(cls, value: object) -> LoaderState:
@@ -49,7 +52,7 @@ class LoaderState:
             ConfigError: If it is something else.
         """
         names = {field.name for field in fields(cls)}
-        if not isinstance(value, Mapping) or set(value) != names | {"version"}:
+        if not isinstance(value, Mapping) or set(value) | {"left"} != names | {"version"}:
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
             raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Expected {sorted(names)}.")
         if value["version"] != _VERSION:
@@ -62,7 +65,10 @@ class LoaderState:
                 raise ConfigError(f"loader state: {name} is {number!r}, expected an integer of at least 0")
         if value["order"] not in _ORDERS:
             raise ConfigError(f"loader state: order is {value['order']!r}, expected one of {', '.join(_ORDERS)}")
-        return cls(**{name: value[name] for name in names})
+        left = value.get("left")  # which the first states lacked
+        if left is not None and (not isinstance(left, Mapping) or not _is_left(left)):
+            raise ConfigError(f"loader state: left is {str(left)[:80]!r}, expected an epoch and a sampler's state")
+        return cls(**{name: value[name] for name in names - {"left"}}, left=left)
 
     def check_fits(self, here: LoaderState) -> None:
         """Check that this state belongs to a loader whose own state is ``here``.
@@ -80,6 +86,11 @@ class LoaderState:
             saved, found = getattr(self, name), getattr(here, name)
             if saved != found and None not in (saved, found):
                 raise ConfigError(f"loader state has {name} {saved}, this loader has {found}\n  {what_to_do}")
+
+
+def _is_left(left: Mapping[object, object]) -> bool:
+    epoch = left.get("epoch")
+    return set(left) == {"epoch", "sampler"} and isinstance(epoch, int) and epoch >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,16 @@ class Progress:
         self._resume = Start(state.epoch, state.batches, state.sampler, state.num_drawn)
         self._named = None
         self._tool_offset = 0
+
+    @property
+    def resumed(self) -> Start | None:
+        """Where a loaded state says that the next pass begins; None once one has begun."""
+        return self._resume
+
+    @property
+    def is_between_passes(self) -> bool:
+        """Whether the next pass was chosen, by `set_epoch` or `resume`, and has not begun."""
+        return self._named is not None or self._resume is not None
 
     def next_start(self) -> Start:
         """Return where the next pass would begin; changes nothing."""
