@@ -1,8 +1,8 @@
 """Options of gRPC channels and servers, each with its reason.
 
 Import this module before ``grpc``: fork support has to be off when the library
-starts. hetero forks only where no channel exists, and gRPC's fork handlers
-deadlock or abort in processes that fork for other reasons.
+starts, and its log quiet. hetero forks only where no channel exists, and gRPC's
+fork handlers deadlock or abort in processes that fork for other reasons.
 """
 
 from __future__ import annotations
@@ -12,14 +12,26 @@ import os
 from typing import TYPE_CHECKING
 
 from hetero.errors import PortError
+from hetero.wire.tls import Tls, diagnose
 
 if TYPE_CHECKING:
     import grpc
     import psutil
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+# It has a line for every handshake that fails, so that a stranger could fill the log.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-__all__ = ["MAX_REPLY_BYTES", "MAX_REQUEST_BYTES", "bind", "client_options", "server_options", "short_details"]
+__all__ = [
+    "MAX_REPLY_BYTES",
+    "MAX_REQUEST_BYTES",
+    "add_port",
+    "bind",
+    "client_options",
+    "open_channel",
+    "server_options",
+    "short_details",
+]
 
 MAX_REPLY_BYTES = 4 * 2**20
 """One answer of a server. Batches do not come over gRPC."""
@@ -80,6 +92,8 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         ("grpc.max_send_message_length", MAX_REPLY_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", max_streams),
+        # Of HTTP/2 and TLS: who connects and says nothing, or half of it, is let go after this, not after two minutes.
+        ("grpc.server_handshake_timeout_ms", 10_000),
         # Must allow the clients' keepalive (10 s), else the server answers it with GOAWAY too_many_pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
@@ -97,13 +111,54 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
     )
 
 
-def bind(server: grpc.Server, address: str, port: int = 0) -> int:
+def open_channel(target: str, *, name: str, tls: Tls | None) -> grpc.Channel:
+    """Return a channel to an endpoint or launcher; does not connect yet.
+
+    Args:
+        target: ``address:port``, numeric.
+        name: The name of the host there, which its certificate must bear.
+        tls: With it the channel is never in plaintext.
+    """
+    import grpc
+
+    if tls is None:
+        return grpc.insecure_channel(target, options=client_options())
+    authority, certificate, key = tls.reveal()
+    return grpc.secure_channel(
+        target,
+        grpc.ssl_channel_credentials(authority, key, certificate),
+        options=(*client_options(), ("grpc.ssl_target_name_override", name)),
+    )
+
+
+def add_port(server: grpc.Server, target: str, tls: Tls | None) -> int:
+    """Have a server listen; return the port, 0 if it cannot.
+
+    Args:
+        server: Not started yet.
+        target: ``address:port``, numeric.
+        tls: With it clients must speak TLS, and show a certificate of the job.
+    """
+    import grpc
+
+    try:
+        if tls is None:
+            return server.add_insecure_port(target)
+        authority, certificate, key = tls.reveal()
+        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        return server.add_secure_port(target, credentials)
+    except RuntimeError:
+        return 0
+
+
+def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = None) -> int:
     """Bind a server to one address.
 
     Args:
         server: A server that was not started yet.
         address: Numeric address of this host, never all interfaces.
         port: 0 picks a free one.
+        tls: As in `add_port`.
 
     Returns:
         The port.
@@ -112,19 +167,22 @@ def bind(server: grpc.Server, address: str, port: int = 0) -> int:
         PortError: The address is not this host's, or the port is taken; names the process that has it if possible.
     """
     target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    try:
-        bound = server.add_insecure_port(target)
-    except RuntimeError as error:
-        raise PortError(f"cannot bind {target}{_owner(address, port)}: {error}") from error
+    bound = add_port(server, target, tls)
     if bound == 0 or (port and bound != port):
         raise PortError(f"cannot bind {target}{_owner(address, port)}")
     return bound
 
 
 def short_details(error: grpc.RpcError) -> str:
-    """Return what a failed call says about itself, on one line of at most 200 characters."""
+    """Return what a failed call says about itself, on one line of at most 200 characters; which check of TLS failed."""
     details = getattr(error, "details", None)
     text = " ".join(str((details() if callable(details) else None) or error).split())
+    found = diagnose(text)
+    if found is not None:
+        return f"TLS: {found.text}"
+    if text.startswith("failed to connect") and text.endswith("Socket closed"):
+        # All that gRPC says where a client in plaintext, or with other certificates, meets a server under TLS.
+        text += "; does it demand TLS (--tls-dir), or refuse this host's certificate?"
     return text if len(text) <= 200 else text[:197] + "..."
 
 

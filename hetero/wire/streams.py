@@ -38,6 +38,8 @@ class DeadlineError(TimeoutError):
 class Stream:
     """One connection. For one thread at a time, but `shut_down` and `is_ended` may be called from any, at any time.
 
+    What `hetero.wire.tls_streams.TlsStream` does otherwise is `_connect`, `_send`, `_receive` and `has_leftover`.
+
     Args:
         given: The socket, which it owns from now on.
     """
@@ -228,20 +230,26 @@ class Stream:
 
 
 def connect(
-    address: str, port: int, *, deadline_s: float = math.inf, on_stream: Callable[[Stream], object] | None = None
+    address: str,
+    port: int,
+    *,
+    deadline_s: float = math.inf,
+    on_stream: Callable[[Stream], object] | None = None,
+    make: Callable[[socket.socket], Stream] = Stream,
 ) -> Stream:
-    """Return a connection to a numeric address; blocks for about 5 s at most.
+    """Return a connection to a numeric address; blocks for about 5 s at most, and 5 s for a handshake.
 
     Args:
         address: IPv4 or IPv6.
         port: There.
         deadline_s: In `time.monotonic` seconds.
         on_stream: Given the connection before it is there, so that another thread can shut it down.
+        make: Makes the connection of a socket.
 
     Raises:
         OSError: If there is none, or it was shut down; `DeadlineError` after the deadline.
     """
-    stream = Stream(socket.socket(_family(address), socket.SOCK_STREAM))
+    stream = make(socket.socket(_family(address), socket.SOCK_STREAM))
     try:
         if on_stream is not None:
             on_stream(stream)

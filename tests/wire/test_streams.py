@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_certificates import opened
 
 from hetero.errors import PortError, ProtocolError
 from hetero.wire import streams as streams_module
@@ -24,18 +25,14 @@ from hetero.wire.streams import DeadlineError, Stream, connect, listen
 SIZES = st.sampled_from([0, 1, 5, 2**14 - 1, 2**14, 2**16 - 5, 2**16 - 4, 2**16, 2**16 + 1, 300_000])
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[tuple[Stream, Stream]]:
-    with listen("127.0.0.1") as listener:
-        first = connect(*listener.getsockname()[:2])
-        second = Stream(listener.accept()[0])
-        with contextlib.closing(first), contextlib.closing(second):
-            yield first, second
+@pytest.fixture(scope="module", params=["plaintext", "tls"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Stream, Stream]]:
-    with opened() as streams:
+def pair(kind: str) -> Iterator[tuple[Stream, Stream]]:
+    with opened(kind) as streams:
         yield streams
 
 
@@ -47,14 +44,14 @@ def in_thread(work: object, *args: object) -> threading.Thread:
 
 @settings(deadline=None, max_examples=40)
 @given(answers=st.lists(st.tuples(SIZES, st.lists(SIZES.filter(bool), max_size=4)), min_size=1, max_size=4))
-def test_messages_and_payload_arrive_as_they_were_sent(answers: list[tuple[int, list[int]]]) -> None:
+def test_messages_and_payload_arrive_as_they_were_sent(kind: str, answers: list[tuple[int, list[int]]]) -> None:
     data = memoryview(bytes(range(256)) * 1200)
 
     def send() -> None:
         for size, pieces in answers:
             sender.send(bytes(data[:size]), [data[:piece] for piece in pieces])
 
-    with opened() as (sender, receiver):
+    with opened(kind) as (sender, receiver):
         thread = in_thread(send)
         for size, pieces in answers:
             assert receiver.receive_message(2**20) == data[:size]
@@ -84,7 +81,7 @@ def test_message_longer_than_allowed_is_refused_before_it_is_read(pair: tuple[St
         pair[1].receive_message(100)
 
 
-def test_end_before_a_message_is_none_and_inside_of_one_an_error(pair: tuple[Stream, Stream]) -> None:
+def test_end_before_a_message_is_none_and_inside_of_one_an_error(kind: str, pair: tuple[Stream, Stream]) -> None:
     sender, receiver = pair
     sender.send(b"whole")
     sender.send_raw(struct.pack("<I", 5) + b"cut")
@@ -92,7 +89,7 @@ def test_end_before_a_message_is_none_and_inside_of_one_an_error(pair: tuple[Str
     assert receiver.receive_message(100) == b"whole"
     with pytest.raises(ConnectionResetError):
         receiver.receive_message(100)
-    with opened() as (first, second):
+    with opened(kind) as (first, second):
         first.close()
         assert second.receive_message(100) is None
         with pytest.raises(ConnectionResetError):
@@ -170,11 +167,11 @@ def test_closed_connection_ends_though_a_forked_process_has_a_copy(pair: tuple[S
         os.close(copy)
 
 
-def test_closed_connection_leaves_alone_whoever_has_its_descriptor_next(pair: tuple[Stream, Stream]) -> None:
+def test_closed_connection_leaves_alone_whoever_has_its_descriptor_next(kind: str, pair: tuple[Stream, Stream]) -> None:
     first, second = pair
     first.close()
     first.close()  # idempotent
-    with opened() as (third, fourth):
+    with opened(kind) as (third, fourth):
         first.shut_down()
         assert first.is_ended()
         third.send(b"alive")

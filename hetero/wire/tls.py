@@ -1,0 +1,273 @@
+"""Mutual TLS between the hosts of a job: this host's certificate, whose else count, and which check failed.
+
+A folder holds ``ca.pem``, the authority of this job alone, and ``HOST.pem`` and ``HOST.key`` (`hetero certs` makes
+them). There is a pair for each host, not one for the job: the name in a certificate says which host it is, and no
+host needs another's key. Both sides show one; the system's authorities do not count. Connections go to numeric
+addresses, so the name that the server's certificate must bear is stated: the host's in the description of the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from hetero.errors import AuthenticationError
+
+__all__ = ["WELCOME", "Diagnosis", "Tls", "TlsError", "TlsSession", "diagnose"]
+
+WELCOME = b"hetero"
+"""The first bytes under TLS, the server's: a client of TLS 1.3 is done before the server has seen its certificate."""
+
+_MAX_FILE_BYTES = 2**20
+_MAX_READ_BYTES = 2**20
+_MAX_FLIGHTS = 10  # of a handshake between two sessions in memory; TLS 1.2 takes four
+_ADVICE = "give every host of the job --tls-dir with certificates of one run of hetero certs, or none of them"
+
+_Buffer: TypeAlias = "bytes | memoryview"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Which check of TLS failed."""
+
+    text: str
+    """What is wrong, from this side: "its certificate is not valid: certificate has expired"."""
+    is_certificate: bool
+    """Whether a certificate was refused, here or there: trying again does not help."""
+
+
+# OpenSSL's and BoringSSL's names for what went wrong; an alert is what the other side says.
+_REASONS = (
+    ("Hostname Verification Check failed", "its certificate is not valid: it is one of another host", True),
+    ("is not in peer certificate", "its certificate is not valid: it is one of another host", True),
+    ("ALERT_UNKNOWN_CA", "it refuses this host's certificate: another authority signed it than its ca.pem", True),
+    ("ALERT_CERTIFICATE_EXPIRED", "it refuses this host's certificate: certificate has expired", True),
+    ("ALERT_CERTIFICATE_REQUIRED", "it demands a certificate, and this side shows none", True),
+    ("ALERT_HANDSHAKE_FAILURE", "it refuses the handshake: TLS 1.2 or newer and certificates on both sides?", False),
+    ("ALERT_BAD_CERTIFICATE", "it refuses this host's certificate", True),
+    ("ALERT_CERTIFICATE_UNKNOWN", "it refuses this host's certificate", True),
+    ("ALERT_UNSUPPORTED_CERTIFICATE", "it refuses this host's certificate", True),
+    ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "it shows no certificate", True),
+    ("ALERT_PROTOCOL_VERSION", "it has no version of TLS in common with this host (1.2 or newer)", False),
+    ("UNSUPPORTED_PROTOCOL", "it has no version of TLS in common with this host (1.2 or newer)", False),
+    ("WRONG_VERSION_NUMBER", f"it does not speak TLS; {_ADVICE}", False),
+    ("HTTP_REQUEST", f"it does not speak TLS; {_ADVICE}", False),
+    ("BAD_RECORD_MAC", "what arrived was damaged, or is no part of this connection", False),
+)
+
+_OTHER_AUTHORITY = ("issuer certificate", "self-signed", "self signed", "signature failure")
+
+
+def diagnose(words: str) -> Diagnosis | None:
+    """Return what a library's words say of TLS; None if they do not.
+
+    Args:
+        words: The text of an `ssl.SSLError`, or the details of a gRPC status.
+    """
+    _, found, why = words.partition("CERTIFICATE_VERIFY_FAILED")
+    if found:
+        why = why.strip(" :]").partition(":")[0].partition(";")[0].strip(" .]")
+        if any(word in why.lower() for word in _OTHER_AUTHORITY):
+            why = f"another authority signed it than this host's ca.pem ({why})"
+        return Diagnosis(text=f"its certificate is not valid: {why or 'verification failed'}", is_certificate=True)
+    for name, text, is_certificate in _REASONS:
+        if name in words:
+            return Diagnosis(text=text, is_certificate=is_certificate)
+    return None
+
+
+class TlsError(ConnectionError):
+    """TLS failed; the message says which check, as far as the library tells."""
+
+
+class Tls:
+    """This host's certificate and key, and the authority of the job. Thread-safe.
+
+    What the other hosts would refuse is refused here, at once: the certificate is checked as they do it.
+
+    Args:
+        directory: Holds ``ca.pem``, ``HOST.pem`` and ``HOST.key``; only its owner may have access to the key.
+        host: This host's name.
+
+    Raises:
+        AuthenticationError: A file is missing, unreadable or malformed, or the certificate is not one of this host's.
+    """
+
+    def __init__(self, directory: Path, host: str) -> None:
+        self.directory = directory.absolute()
+        self.host = host
+        paths = [self.directory / name for name in ("ca.pem", f"{host}.pem", f"{host}.key")]
+        self._pems = tuple(_read(path, is_secret=path.suffix == ".key") for path in paths)
+        self._server, self._client = (
+            _make_context(protocol, paths) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+        )
+        self.expires_epoch_s = self._check_own()
+        """When the certificate ends, as `time.time` counts."""
+
+    def reveal(self) -> tuple[bytes, bytes, bytes]:
+        """Return authority, certificate and key, for gRPC, which takes no files."""
+        authority, certificate, key = self._pems
+        return authority, certificate, key
+
+    def server_session(self) -> TlsSession:
+        """Return the TLS of a connection that was accepted."""
+        return TlsSession(self._server)
+
+    def client_session(self, name: str) -> TlsSession:
+        """Return the TLS of a connection to a host.
+
+        Args:
+            name: The host's.
+        """
+        return TlsSession(self._client, name=name)
+
+    def _check_own(self) -> float:
+        """Shake hands with ourselves: all checks that the other hosts apply; return when the certificate ends."""
+        client, server = self.client_session(self.host), self.server_session()
+        is_open = False
+        try:
+            for _ in range(_MAX_FLIGHTS):
+                is_done = client.shake_hands()
+                server.take(client.outgoing())
+                is_open = is_open or server.shake_hands()
+                if is_done and is_open:
+                    break
+                client.take(server.outgoing())
+        except TlsError as error:
+            raise AuthenticationError(
+                f"the certificate of {self.host} in {self.directory} cannot be used: "
+                f"{str(error).removeprefix('its certificate is not valid: ')}\n"
+                "  to do: make the job's certificates anew with hetero certs, with every host's name"
+            ) from error
+        return client.peer_expires_epoch_s()
+
+
+class TlsSession:
+    """The TLS of one connection, apart from its socket: bytes in, bytes out. For one thread at a time.
+
+    Args:
+        context: Of `Tls`.
+        name: What the server's certificate must say; None on the server's side.
+    """
+
+    def __init__(self, context: ssl.SSLContext, *, name: str | None = None) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._is_server = name is None
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=self._is_server, server_hostname=name)
+
+    def take(self, data: _Buffer) -> None:
+        """Take what came from the other side."""
+        self._incoming.write(data)
+
+    def outgoing(self) -> bytes:
+        """Return what is to be sent to the other side, once."""
+        return self._outgoing.read()
+
+    def shake_hands(self) -> bool:
+        """Go on with the handshake; whether it is complete: then the server says `WELCOME`. Only until it is.
+
+        Raises:
+            TlsError: It failed. What is `outgoing` tells the other side why.
+        """
+        try:
+            self._ssl.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError as error:
+            raise _translated(error) from error
+        if self._is_server:
+            self._ssl.write(WELCOME)
+        return True
+
+    def encrypt(self, data: memoryview) -> bytes:
+        """Return data as it is to be sent."""
+        self._ssl.write(data)
+        return self._outgoing.read()
+
+    def decrypt(self, room: memoryview) -> int:
+        """Put what has come into ``room``; return its length, which is less than that of ``room`` if more has to come.
+
+        Raises:
+            TlsError: It was damaged, or the other side has failed and says why.
+        """
+        filled = 0
+        try:
+            # A record of 16 KiB at most each time, and then the next: the interpreter's lock is let go in each.
+            while filled < len(room):
+                size: int = self._ssl.read(_MAX_READ_BYTES, room[filled : filled + _MAX_READ_BYTES])  # type: ignore[assignment]
+                if not size:
+                    break
+                filled += size
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise _translated(error) from error
+        return filled
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something came that `decrypt` has not returned."""
+        return bool(self._incoming.pending or self._ssl.pending())
+
+    def peer_expires_epoch_s(self) -> float:
+        """Return when the other side's certificate ends, after the handshake."""
+        certificate = self._ssl.getpeercert()
+        assert certificate
+        return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+
+def _translated(error: ssl.SSLError) -> TlsError:
+    """Return our exception for the library's."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        found = diagnose(f"CERTIFICATE_VERIFY_FAILED: {error.verify_message}")
+    else:
+        found = diagnose(error.reason or str(error))
+    return TlsError(found.text if found is not None else f"TLS failed: {error.reason or error}")
+
+
+def _read(path: Path, *, is_secret: bool) -> bytes:
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            facts = os.fstat(file.fileno())
+            content = file.read(_MAX_FILE_BYTES) if stat.S_ISREG(facts.st_mode) else b""
+    except OSError as error:
+        raise AuthenticationError(
+            f"cannot read {path} (--tls-dir): {error.strerror}; hetero certs makes ca.pem, HOST.pem and HOST.key"
+        ) from error
+    mode = stat.S_IMODE(facts.st_mode)
+    if is_secret and facts.st_uid not in (os.geteuid(), 0):
+        raise AuthenticationError(f"the key {path} belongs to user {facts.st_uid}, not to this one")
+    if is_secret and mode & 0o077:
+        raise AuthenticationError(f"the key {path} has mode {mode:04o}: others have access; chmod 600 it")
+    if b"-----BEGIN " not in content:
+        raise AuthenticationError(f"{path} (--tls-dir) holds no PEM; hetero certs makes such files")
+    return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would have us wait for its writer
+
+
+def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext:
+    authority, certificate, key = paths
+    context = ssl.SSLContext(protocol)  # of the client's kind: it checks the name
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    if protocol is ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # nobody resumes; what nobody asked for must not lie in an idle connection
+    try:
+        context.load_verify_locations(cafile=authority)
+    except (OSError, ValueError) as error:
+        raise AuthenticationError(f"{authority} (--tls-dir) holds no certificate that can be used: {error}") from error
+    try:
+        context.load_cert_chain(certificate, key, password="")  # else a key with a password asks the terminal
+    except (OSError, ValueError) as error:
+        raise AuthenticationError(
+            f"{certificate} and {key.name} (--tls-dir) are no pair that can be used: {error}"
+        ) from error
+    return context

@@ -1,0 +1,441 @@
+"""TLS: which check fails, and that its message says so; handshakes that end in time; files that cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from job_certificates import accept, folder, opened, opener, tls, unchecked, without_certificate
+
+import hetero
+from hetero.errors import AuthenticationError
+from hetero.wire import channels, tls_streams
+from hetero.wire.streams import DeadlineError, Stream, connect, listen
+from hetero.wire.tls import Tls, TlsError, diagnose
+
+import grpc  # isort: skip
+
+MakeStream = Callable[[socket.socket], Stream]
+
+
+def shake_hands(server: Tls, make: MakeStream) -> tuple[str, str]:
+    """Return what the server and the client say of a handshake that must fail."""
+    failures: dict[str, str] = {}
+
+    def serve() -> None:
+        with contextlib.suppress(ConnectionResetError):
+            try:
+                accept(listener, server).close()
+            except TlsError as error:
+                failures["server"] = str(error)
+
+    with listen("127.0.0.1") as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(TlsError) as caught:
+            connect(*listener.getsockname()[:2], make=make)
+        thread.join(30)
+    return failures.get("server", ""), str(caught.value)
+
+
+@pytest.mark.attack("A18")
+def test_server_of_another_authority_is_refused_and_both_sides_say_so() -> None:
+    server, client = shake_hands(tls("other"), opener(tls(host="algo-2"), "algo-1"))
+    assert "its certificate is not valid: another authority signed it" in client
+    assert "it refuses this host's certificate: another authority signed it" in server
+
+
+@pytest.mark.attack("A18")
+def test_client_of_another_authority_is_refused_and_both_sides_say_so() -> None:
+    intruder = tls("other", "algo-2")
+    with pytest.MonkeyPatch.context() as patch:  # it trusts the job's authority, its own certificate is of another
+        patch.setattr(intruder, "_client", _trusting(intruder))
+        server, client = shake_hands(tls(), opener(intruder, "algo-1"))
+    assert "its certificate is not valid: another authority signed it" in server
+    assert "it refuses this host's certificate: another authority signed it" in client
+
+
+def _trusting(intruder: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=folder("job") / "ca.pem")
+    own = intruder.directory / intruder.host
+    context.load_cert_chain(f"{own}.pem", f"{own}.key")
+    return context
+
+
+@pytest.mark.attack("A18")
+def test_server_whose_certificate_has_expired_is_refused() -> None:
+    server, client = shake_hands(tls("expired"), opener(tls(host="algo-2"), "algo-1"))
+    assert client == "its certificate is not valid: certificate has expired"
+    assert server == "it refuses this host's certificate: certificate has expired"
+
+
+@pytest.mark.attack("A18")
+def test_client_whose_certificate_has_expired_is_refused() -> None:
+    server, client = shake_hands(tls(), opener(tls("expired", "algo-2"), "algo-1"))
+    assert server == "its certificate is not valid: certificate has expired"
+    assert client == "it refuses this host's certificate: certificate has expired"
+
+
+@pytest.mark.attack("A18")
+def test_server_of_another_name_is_refused() -> None:
+    _, client = shake_hands(tls(host="intruder"), opener(tls(host="algo-2"), "algo-1"))
+    assert "its certificate is not valid: Hostname mismatch" in client
+    assert "'algo-1'" in client
+
+
+@pytest.mark.attack("A18")
+def test_client_without_a_certificate_is_refused() -> None:
+    server, client = shake_hands(tls(), without_certificate("algo-1"))
+    assert server == "it shows no certificate"
+    assert client == "it demands a certificate, and this side shows none"
+
+
+@pytest.mark.attack("A18")
+def test_plaintext_client_at_a_tls_server_is_refused() -> None:
+    with listen("127.0.0.1") as listener, contextlib.closing(connect(*listener.getsockname()[:2])) as client:
+        client.send_raw(b"hetero" + bytes(32))
+        with pytest.raises(TlsError, match="it does not speak TLS; give every host of the job --tls-dir"):
+            accept(listener, tls())
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.receive_into(memoryview(bytearray(100)))
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize("answer", [b"", b"hetero, in plaintext, and more of it than a record's head"])
+def test_tls_client_at_a_plaintext_server_says_what_to_do(answer: bytes) -> None:
+    with listen("127.0.0.1") as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as given:
+                given.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(TlsError, match="--tls-dir"):
+            connect(*listener.getsockname()[:2], make=opener(tls(host="algo-2"), "algo-1"))
+        thread.join(30)
+
+
+@pytest.mark.attack("A18")
+def test_old_versions_of_tls_are_refused() -> None:
+    def make(given: socket.socket) -> Stream:
+        stream = opener(tls(host="algo-2"), "algo-1")(given)
+        context = _trusting(tls(host="algo-2"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = ssl.TLSVersion.TLSv1
+            context.maximum_version = ssl.TLSVersion.TLSv1_1
+            context.set_ciphers("DEFAULT@SECLEVEL=0")
+        stream._session = tls_streams.TlsSession(context, name="algo-1")  # type: ignore[attr-defined]
+        return stream
+
+    server, client = shake_hands(tls(), make)
+    assert "version of TLS" in server or "TLS failed" in server
+    assert client
+
+
+def test_something_else_under_tls_is_no_endpoint() -> None:
+    with listen("127.0.0.1") as listener:
+
+        def serve() -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("hetero.wire.tls.WELCOME", b"HTTP/1")
+                accept(listener, tls()).close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(TlsError, match="no endpoint of hetero"):
+            connect(*listener.getsockname()[:2], make=opener(tls(host="algo-2"), "algo-1"))
+        thread.join(30)
+
+
+# Handshakes that do not go on
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """Where connections are made and nothing is ever said."""
+    with listen("127.0.0.1") as listener:
+        yield listener.getsockname()[:2]
+
+
+def test_handshake_that_gets_no_answer_ends_by_itself_or_at_the_deadline(
+    silent: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = opener(tls(host="algo-2"), "algo-1")
+    with pytest.raises(DeadlineError):
+        connect(*silent, make=make, deadline_s=time.monotonic() + 0.05)
+    monkeypatch.setattr(tls_streams, "_HANDSHAKE_TIMEOUT_S", 0.05)
+    with pytest.raises(TimeoutError, match="no TLS handshake within 0.05 s") as caught:
+        connect(*silent, make=make)
+    assert not isinstance(caught.value, DeadlineError)
+
+
+def test_handshake_that_gets_no_answer_ends_when_another_thread_shuts_it_down(silent: tuple[str, int]) -> None:
+    streams: list[Stream] = []
+    failures: list[OSError] = []
+    begun = threading.Event()
+
+    def run() -> None:
+        try:
+            connect(
+                *silent,
+                make=opener(tls(host="algo-2"), "algo-1"),
+                on_stream=lambda stream: (streams.append(stream), begun.set()),
+            )
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert begun.wait(30)
+    streams[0].shut_down()
+    thread.join(30)
+    assert failures
+    assert not isinstance(failures[0], TimeoutError)
+
+
+# Streams
+
+
+def test_nothing_is_sent_in_plaintext() -> None:
+    secret = b"a secret that must not be seen on the way" * 100
+    with opened("tls") as (first, second):
+        seen = bytearray()
+        receive = second._socket.recv_into
+
+        class Watched:
+            def __getattr__(self, name: str) -> object:
+                return getattr(given, name)
+
+            def recv_into(self, room: memoryview, *arguments: int) -> int:
+                size = receive(room, *arguments)
+                seen.extend(room[:size])
+                return size
+
+        given, second._socket = second._socket, Watched()  # type: ignore[assignment]
+        first.send(secret)
+        assert second.receive_message(2**20) == secret
+    assert len(seen) > len(secret)
+    assert b"secret" not in seen
+
+
+def test_damaged_record_ends_the_connection_and_is_named() -> None:
+    with opened("tls") as (first, second):
+        encrypted = bytearray(first._session.encrypt(memoryview(b"\5\0\0\0whole")))  # type: ignore[attr-defined]
+        encrypted[-1] ^= 1
+        first._socket.sendall(encrypted)
+        with pytest.raises(TlsError, match="damaged"):
+            second.receive_message(100)
+
+
+def test_idle_connection_is_quiet_after_the_handshake_and_after_messages() -> None:
+    with opened("tls") as (first, second):
+        for _ in range(3):
+            assert first.is_quiet()
+            assert second.is_quiet()
+            first.send(b"there")
+            assert second.receive_message(10) == b"there"
+            second.send(b"and back", [memoryview(bytes(100_000))])
+            assert first.receive_message(10) == b"and back"
+            first.receive_into(memoryview(bytearray(100_000)))
+
+
+def test_sending_under_tls_to_an_ended_connection_survives_a_script_that_restored_sigpipe() -> None:
+    script = """
+import signal, sys
+sys.path.insert(0, sys.argv[1])
+from job_certificates import opened
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+for send in (lambda stream: stream.send(b"message"), lambda stream: stream.send_raw(b"raw")):
+    with opened("tls") as (first, second):
+        second.close()
+        try:
+            while True:
+                send(first)
+        except OSError:
+            first.close()
+"""
+    subprocess.run([sys.executable, "-c", script, str(Path(__file__).parent)], check=True, timeout=60)
+
+
+# gRPC
+
+
+@contextlib.contextmanager
+def grpc_server(server_tls: Tls | None) -> Iterator[int]:
+    """Serve one method that answers with what it was sent."""
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads, options=channels.server_options())
+        echo = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.T", {"Echo": echo}),))
+        port = channels.bind(server, "127.0.0.1", tls=server_tls)
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(0).wait()
+
+
+def call(port: int, client_tls: Tls | None, name: str = "algo-1") -> bytes:
+    with channels.open_channel(f"127.0.0.1:{port}", name=name, tls=client_tls) as channel:
+        answer: bytes = channel.unary_unary("/test.T/Echo")(b"hello", timeout=20)
+        return answer
+
+
+def refusal(port: int, client_tls: Tls | None, name: str = "algo-1") -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(port, client_tls, name)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    return channels.short_details(caught.value)
+
+
+def test_call_under_tls_is_answered() -> None:
+    with grpc_server(tls()) as port:
+        assert call(port, tls(host="algo-2")) == b"hello"
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize(
+    ("server_kind", "server_host", "words"),
+    [
+        ("other", "algo-1", "another authority signed it than this host's ca.pem"),
+        ("expired", "algo-1", "its certificate is not valid: certificate has expired"),
+        ("job", "intruder", "it is one of another host"),
+    ],
+)
+def test_call_to_a_server_that_fails_a_check_names_the_check(server_kind: str, server_host: str, words: str) -> None:
+    with grpc_server(tls(server_kind, server_host)) as port:
+        why = refusal(port, tls(host="algo-2"))
+        assert why.startswith("TLS: its certificate is not valid")
+        assert words in why
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize("kind", ["other", "expired", "none"])
+def test_call_of_a_client_that_fails_a_check_is_refused(kind: str) -> None:
+    class Client:
+        host = "algo-2"
+
+        def reveal(self) -> tuple[bytes, bytes | None, bytes | None]:
+            authority = (folder("job") / "ca.pem").read_bytes()
+            if kind == "none":
+                return authority, None, None
+            own = folder(kind) / "algo-2"
+            return authority, own.with_suffix(".pem").read_bytes(), own.with_suffix(".key").read_bytes()
+
+    with grpc_server(tls()) as port:
+        assert refusal(port, Client())  # type: ignore[arg-type]
+        assert call(port, tls(host="algo-2")) == b"hello"
+
+
+@pytest.mark.attack("A18")
+def test_call_never_falls_back_to_plaintext() -> None:
+    with grpc_server(tls()) as port:
+        assert refusal(port, None)
+    with grpc_server(None) as port:
+        assert "it does not speak TLS" in refusal(port, tls(host="algo-2"))
+
+
+def test_every_channel_and_port_goes_through_one_place_that_knows_tls() -> None:
+    package = Path(hetero.__file__).parent
+    names = ("insecure_channel", "add_insecure_port", "secure_channel", "add_secure_port")
+    found = {path for path in package.rglob("*.py") for name in names if name in path.read_text(encoding="utf-8")}
+    assert found == {package / "wire" / "channels.py"}
+
+
+# Files
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Return a folder of the job's certificates to spoil."""
+    for name in ("ca.pem", "algo-1.pem", "algo-1.key"):
+        shutil.copy(folder("job") / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "algo-1.pem", "algo-1.key"])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_bytes(b""), "holds no PEM"),
+        (lambda path: path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n"), "can be used"),
+        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "holds no PEM"),
+    ],
+    ids=["missing", "empty", "nonsense", "folder", "fifo"],
+)
+def test_file_that_cannot_be_used_is_named(own: Path, name: str, spoil: Callable[[Path], object], words: str) -> None:
+    spoil(own / name)
+    with pytest.raises(AuthenticationError) as caught:
+        Tls(own, "algo-1")
+    assert words in str(caught.value)
+    assert str(own) in str(caught.value)
+
+
+def test_key_that_others_can_read_is_refused(own: Path) -> None:
+    (own / "algo-1.key").chmod(0o640)
+    with pytest.raises(AuthenticationError, match="mode 0640: others have access; chmod 600"):
+        Tls(own, "algo-1")
+
+
+def test_key_with_a_password_is_refused_without_asking(own: Path) -> None:
+    key = own / "algo-1.key"
+    plain = own / "plain.key"
+    key.rename(plain)
+    subprocess.run(["openssl", "ec", "-in", plain, "-aes128", "-passout", "pass:x", "-out", key], check=True)
+    key.chmod(0o600)
+    with pytest.raises(AuthenticationError, match="no pair that can be used"):
+        Tls(own, "algo-1")
+
+
+@pytest.mark.attack("A18")
+def test_own_certificate_that_the_others_would_refuse_is_refused_at_the_start(own: Path) -> None:
+    with pytest.raises(AuthenticationError, match="certificate has expired"):
+        Tls(folder("expired"), "algo-1")
+    for kind in ("pem", "key"):
+        shutil.copy(folder("job") / f"intruder.{kind}", own / f"algo-1.{kind}")
+    with pytest.raises(AuthenticationError, match="Hostname mismatch"):
+        Tls(own, "algo-1")
+    shutil.copy(folder("other") / "ca.pem", own)
+    with pytest.raises(AuthenticationError, match="another authority signed it"):
+        Tls(own, "algo-1")
+    shutil.copy(folder("job") / "algo-1.pem", own)
+    with pytest.raises(AuthenticationError, match="no pair that can be used"):
+        Tls(own, "algo-1")
+
+
+def test_certificate_tells_when_it_ends() -> None:
+    assert -600 < tls().expires_epoch_s - time.time() - 86_400 <= 0
+    with unchecked():
+        assert Tls(folder("expired"), "algo-1").expires_epoch_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("failed to connect to all addresses; last error: UNAVAILABLE: Connection refused", None),
+        ("error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "verification failed"),
+        ("CERTIFICATE_VERIFY_FAILED: self signed certificate in certificate chain: x", "another authority"),
+    ],
+)
+def test_words_of_a_library_are_read(words: str, text: str | None) -> None:
+    found = diagnose(words)
+    assert (found is None) == (text is None)
+    assert found is None or (text is not None and text in found.text)
