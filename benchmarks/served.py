@@ -21,6 +21,7 @@ from hetero.control.session import SessionOptions
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.errors import EndpointUnavailableError
+from hetero.wire.tls import Tls
 
 JOB = "benchmark"
 READY_SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
@@ -53,10 +54,10 @@ def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
         yield [dataclasses.asdict(record) for record in records]
 
 
-def fleet(records: Sequence[Mapping[str, Any]], *, rank: int = 0, world_size: int = 1) -> Fleet:
+def fleet(records: Sequence[Mapping[str, Any]], *, rank: int = 0, world_size: int = 1, tls: Tls | None = None) -> Fleet:
     """Return a fleet of these endpoints."""
     directory = Directory(EndpointRecord(**record) for record in records)
-    return Fleet(directory, None, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S)
+    return Fleet(directory, None, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S, tls=tls)
 
 
 class Session:
@@ -71,6 +72,7 @@ class Session:
     job_id = JOB
     remote = True
     token: Token | None = None
+    tls: Tls | None = None
 
     def __init__(self, records: Sequence[Mapping[str, Any]] = ()) -> None:
         self.directory = Directory(EndpointRecord(**record) for record in records)

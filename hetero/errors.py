@@ -60,7 +60,7 @@ class ExitCode(enum.IntEnum):
     DISAGREEMENT = 11, "Hosts disagree about version, script or data set."
     DATA_HOSTS_MISSING = 20, "Data hosts could not be reached before the start timeout."
     TRAINER_HOSTS_MISSING = 21, "Trainer hosts never came."
-    AUTHENTICATION = 22, "A token is missing, unreadable or wrong."
+    AUTHENTICATION = 22, "A token or certificate is missing, unreadable or wrong."
     PORT = 23, "A port is taken or an address cannot be bound."
     RESOURCES = 24, "Descriptors, memory or disk do not suffice."
     SCRIPT_FAILED = 30, "The training script failed."
@@ -205,6 +205,6 @@ class ProtocolError(DataPlaneError):
 
 
 class AuthenticationError(DataPlaneError):
-    """A token is missing, unreadable or wrong."""
+    """A token or certificate is missing, unreadable or wrong."""
 
     exit_code = ExitCode.AUTHENTICATION

@@ -97,6 +97,8 @@ class LaunchOptions:
     """vCPUs that this host stands for while samples are emulated, 1 to 4096."""
     require_token: bool = _option(False)
     """Whether a job without a token fails instead of warning."""
+    tls_dir: Path | None = _option(None, metavar="DIR")
+    """Folder with ca.pem, HOST.pem and HOST.key from hetero certs: all connections of hetero under mutual TLS."""
     purity_checks: int = _option(2, low=0, high=1_000_000, metavar="N")
     """Batches per job that are computed twice and compared, 0 or more."""
     warmup_steps: int = _option(10, low=0, high=1_000_000, metavar="N")

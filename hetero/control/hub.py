@@ -40,6 +40,7 @@ from hetero.control.status import (
 from hetero.errors import ExitCode, HeteroError, ProtocolError
 from hetero.faults import faults_at
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.tls import Tls, diagnose
 from hetero.wire.trees import parse
 
 __all__ = ["CONTROL_POLICIES", "Hub", "RankFacts"]
@@ -87,6 +88,7 @@ class Hub:
         job_id: Refuses the launchers of another job.
         facts: What ranks are told.
         heartbeat_s: Interval, seconds.
+        tls: Of this host; None for a job in plaintext.
 
     Raises:
         PortError: If the port cannot be bound.
@@ -104,8 +106,12 @@ class Hub:
         job_id: str,
         facts: RankFacts,
         heartbeat_s: float,
+        tls: Tls | None = None,
     ) -> None:
         self._membership = membership
+        self._tls = tls
+        self._reached: set[str] = set()
+        """Peers that have answered."""
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
         self._news = membership.news
@@ -126,7 +132,7 @@ class Hub:
             maximum_concurrent_rpcs=num_threads,
         )
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
-        self.port = channels.bind(self._server, address, port)
+        self.port = channels.bind(self._server, address, port, tls=tls)
         self._links = [
             threading.Thread(target=self._link, args=(host,), name=f"link-{host}", daemon=True) for host in peers
         ]
@@ -222,7 +228,7 @@ class Hub:
                     if channel is not None:
                         channel.close()
                     target = found
-                    channel = grpc.insecure_channel(target, options=channels.client_options())
+                    channel = channels.open_channel(target, name=host, tls=self._tls)
                 if not self._heartbeat(host, target, channel, own):
                     self._stopping.wait(min(interval_s, 0.5))
                 else:
@@ -253,6 +259,7 @@ class Hub:
         except ProtocolError as error:
             self._fail_here(ExitCode.DISAGREEMENT, str(error))
             return False
+        self._reached.add(host)
         with self.membership() as membership:
             membership.observe(status)
             membership.delivered(host, own)
@@ -271,8 +278,12 @@ class Hub:
                 host, f"{target} answers but is no hetero launcher: is the port taken by another program?"
             )
         else:
-            details = " ".join((error.details() or "").split())[:200]
-            self._unreachable(host, f"{target}: {code.name.lower()}, {details}")
+            why = f"{target}: {code.name.lower()}, {channels.short_details(error)}"
+            self._unreachable(host, why)
+            found = diagnose(error.details() or "")
+            if found is not None and found.is_certificate and host not in self._reached:
+                # At the start no host would wait for better times; later on it is as lost as one that fell silent.
+                self._fail_here(ExitCode.AUTHENTICATION, f"{host} ({target}): TLS: {found.text}", final=True)
 
     def _unreachable(self, host: str, why: str) -> None:
         with self.membership() as membership:

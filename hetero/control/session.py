@@ -17,6 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from hetero.wire import channels  # before grpc: sets its environment
@@ -36,10 +37,13 @@ from hetero.control.status import (
 from hetero.control.stopping import LateStop
 from hetero.errors import ExitCode, HeteroError
 from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.tls import Tls
 
 __all__ = [
+    "HOST_VARIABLE",
     "LAUNCHER_VARIABLE",
     "RESTART_VARIABLE",
+    "TLS_VARIABLE",
     "RankSession",
     "SessionOptions",
     "check_stop",
@@ -52,6 +56,10 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
 """Environment: ``address:port`` of the launcher of this host."""
+HOST_VARIABLE = "HETERO_LAUNCHER_HOST"
+"""Environment: the name of this host, which its certificate bears."""
+TLS_VARIABLE = "HETERO_TLS_DIR"
+"""Environment: the folder with the certificates; the option of that name, as the launcher has resolved it."""
 
 RESTART_VARIABLE = "HETERO_RESTART_COUNT"
 """Environment of a rank: how often the trainer group has been restarted, 0 at first."""
@@ -101,6 +109,7 @@ class RankSession:
         directory: The endpoints, kept current.
         token: The job's token.
         job_id: The job's identity, sent with every call.
+        tls: Of this host; None for a job in plaintext.
         stopped: Whether this rank ended its work because the job was asked to stop.
         generation: Restarts of the trainer group before this process.
 
@@ -117,11 +126,13 @@ class RankSession:
         rank: int,
         world_size: int,
         generation: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.token = token
         self.job_id = job_id
+        self.tls = tls
         self.directory = Directory()
         self.stopped = False
         self.generation = generation
@@ -140,7 +151,7 @@ class RankSession:
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._metadata = security.call_metadata(token, job_id)
-        self._channel = grpc.insecure_channel(launcher, options=channels.client_options())
+        self._channel = channels.open_channel(launcher, name="" if tls is None else tls.host, tls=tls)
         try:
             reply = self._unary("Register", pb.RegisterRequest, pb.RegisterReply)(
                 pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation),
@@ -354,6 +365,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
     if not launcher:
         return None
     token = security.token_from_environment(environ)
+    tls_dir = environ.get(TLS_VARIABLE)
     _session = RankSession(
         launcher,
         token,
@@ -361,6 +373,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
         rank=int(environ.get("RANK", "0")),
         world_size=int(environ.get("WORLD_SIZE", "1")),
         generation=int(environ.get(RESTART_VARIABLE, "0")),
+        tls=Tls(Path(tls_dir), environ[HOST_VARIABLE]) if tls_dir else None,
     )
     return _session
 

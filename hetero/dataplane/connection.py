@@ -24,6 +24,7 @@ from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.tls import Tls
 
 __all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
 
@@ -74,9 +75,12 @@ class EndpointConnection:
         token: The job's token.
         job_id: The job's id.
         limits: What its answers may make this process allocate.
+        tls: Of this host; None for a job in plaintext.
     """
 
-    def __init__(self, record: EndpointRecord, token: Token | None, *, job_id: str, limits: Limits) -> None:
+    def __init__(
+        self, record: EndpointRecord, token: Token | None, *, job_id: str, limits: Limits, tls: Tls | None = None
+    ) -> None:
         self.record = record
         self.state = ConnectionState.CONNECTING
         self.last_word = "not heard of yet"
@@ -102,6 +106,7 @@ class EndpointConnection:
         self._num_failures = 0
         self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
         self._limits = limits
+        self._tls = tls
         self._link_lock = threading.Lock()
         self._link: Link | None = None
         self._is_closed = False
@@ -278,7 +283,7 @@ class EndpointConnection:
             if self._is_closed:
                 raise CallFailedError(Fault.UNREACHABLE, "the connection was closed")
             if self._link is None:
-                self._link = Link(self.record, self._metadata, self._limits)
+                self._link = Link(self.record, self._metadata, self._limits, self._tls)
             return self._link
 
     def _present_link(self, otherwise: Fault) -> Link:

@@ -1,8 +1,10 @@
 """The connections over which an endpoint delivers batches.
 
 One thread accepts, and hears out whoever connects: a connection that does not show a valid ticket at
-once is closed, without ever having had a thread. Each admitted one has a thread, which reads a request, has it
-answered, sends, and reads the next. Tickets live as long as their reader attends (`hetero.dataplane.service`).
+once is closed, without ever having had a thread. Handshakes of TLS go on in it as their bytes arrive, about a
+millisecond of work each: who stops in the middle of one holds up nobody. Each admitted connection has a thread,
+which reads a request, has it answered, sends, and reads the next. Tickets live as long as their reader attends
+(`hetero.dataplane.service`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from hetero.faults import Strike, faults_at
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.framing import EncodedBatch, Refusal, encode_refusal
 from hetero.wire.streams import Stream, listen
+from hetero.wire.tls import Tls, TlsError, TlsSession
+from hetero.wire.tls_streams import TlsStream
 
 __all__ = ["GREETING", "TICKET_BYTES", "Delivery"]
 
@@ -32,7 +36,8 @@ GREETING = b"hetero"
 TICKET_BYTES = 32
 
 _HELLO_BYTES = len(GREETING) + TICKET_BYTES
-_HELLO_TIMEOUT_S = 5.0
+_HELLO_TIMEOUT_S = 5.0  # for TLS, too
+_TLS_BYTES = 2**14  # of a handshake, at once
 _MAX_STRANGERS = 128
 _MAX_CONNECTIONS = 1024  # each has a thread, also while its reader wants nothing: readers keep few that are idle
 _TURN_AWAY_S = 5.0  # for a connection beyond them to ask, and hear that it has to come back
@@ -47,11 +52,49 @@ logger = logging.getLogger(__name__)
 
 
 class _Hello:
-    """What a stranger has said, and until when it has time for the rest."""
+    """What a stranger has said, and until when it has time for the rest.
 
-    def __init__(self) -> None:
+    Args:
+        session: TLS of the connection; None: plaintext.
+    """
+
+    def __init__(self, session: TlsSession | None) -> None:
         self.said = b""
+        self.session = session
+        self._is_open = False
         self.deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
+
+    def receive(self, stranger: socket.socket) -> bytes | None:
+        """Return what it says now; None if that is nothing yet, b"" if it has left. Does not block.
+
+        Raises:
+            TlsError: It fails a check.
+        """
+        wanted = _HELLO_BYTES - len(self.said)
+        try:
+            data = stranger.recv(wanted if self.session is None else _TLS_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        if self.session is None or not data:
+            return data
+        return self._decipher(self.session, data, stranger, wanted) or None
+
+    def _decipher(self, session: TlsSession, data: bytes, stranger: socket.socket, wanted: int) -> bytes:
+        session.take(data)
+        said = bytearray(wanted)
+        size = 0
+        try:
+            self._is_open = self._is_open or session.shake_hands()
+            if self._is_open:
+                size = session.decrypt(memoryview(said))
+        finally:  # where it fails, this says why
+            answer = session.outgoing()
+            if answer:
+                with contextlib.suppress(OSError):  # a few KB: there is room for them where somebody reads
+                    stranger.send(answer, socket.MSG_NOSIGNAL)
+        return bytes(said[:size])
 
     @property
     def is_wrong(self) -> bool:
@@ -79,14 +122,16 @@ class Delivery:
         answer: Called in the thread of a connection; raises nothing.
         max_requests: In work at the same time; beyond that they are refused as `Refusal.BUSY`. Connections that are
             idle do not count here, but do among the 1,024 that may be open.
+        tls: Of this host: readers must show a certificate of the job before anything else. None: plaintext.
 
     Raises:
         PortError: The address cannot be bound.
         OSError: Descriptors ran out.
     """
 
-    def __init__(self, address: str, answer: Answerer, *, max_requests: int) -> None:
+    def __init__(self, address: str, answer: Answerer, *, max_requests: int, tls: Tls | None = None) -> None:
         self._answer = answer
+        self._tls = tls
         self._max_requests = max_requests
         self._changed = threading.Condition()
         self._tickets: dict[bytes, set[Stream]] = {}
@@ -170,7 +215,7 @@ class Delivery:
         if len(self._strangers) >= _MAX_STRANGERS:
             self._turn_out(next(iter(self._strangers)))
         with self._at_its_own_risk(stranger):
-            self._strangers[stranger] = _Hello()
+            self._strangers[stranger] = _Hello(None if self._tls is None else self._tls.server_session())
             stranger.setblocking(False)
             self._selector.register(stranger, selectors.EVENT_READ)
             self._hear_out(stranger)  # nearly always it is there already
@@ -187,17 +232,20 @@ class Delivery:
     def _hear_out(self, stranger: socket.socket) -> None:
         hello = self._strangers[stranger]
         try:
-            said = stranger.recv(_HELLO_BYTES - len(hello.said))
-        except BlockingIOError:
+            said = hello.receive(stranger)
+        except TlsError as error:
+            self.num_refused += 1
+            self._warn_of_refused("refused a connection, TLS: %s (%d so far)", error, self.num_refused)
+            self._turn_out(stranger)
             return
-        except OSError:
-            said = b""
+        if said is None:
+            return
         hello.said += said
         is_complete = len(hello.said) == _HELLO_BYTES
         if said and not hello.is_wrong and not is_complete:
             return
         self._forget(stranger)
-        if is_complete and not hello.is_wrong and self._admit_stream(stranger, hello.said):
+        if is_complete and not hello.is_wrong and self._admit_stream(stranger, hello):
             return
         if is_complete or hello.is_wrong:
             self.num_refused += 1
@@ -218,14 +266,15 @@ class Delivery:
 
     # Admitted connections
 
-    def _admit_stream(self, stranger: socket.socket, hello: bytes) -> bool:
+    def _admit_stream(self, stranger: socket.socket, hello: _Hello) -> bool:
         """Give a connection with a valid ticket a thread; False if it has none."""
-        shown = hello[len(GREETING) :]
+        shown = hello.said[len(GREETING) :]
         with self._changed:
             ticket = next((known for known in self._tickets if hmac.compare_digest(known, shown)), None)
             if ticket is None:
                 return False
-            stream = Stream(stranger)  # not before: it takes memory
+            # Not before: it takes memory.
+            stream = Stream(stranger) if hello.session is None else TlsStream(stranger, hello.session)
             is_full = self._num_connections >= _MAX_CONNECTIONS
             self._num_connections += 1
             self._tickets[ticket].add(stream)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hetero.control.health import HEALTH_POLICIES, Health
@@ -34,6 +35,7 @@ from hetero.memory import keep_freed_memory
 from hetero.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.wire import channels
 from hetero.wire.limits import Limits
+from hetero.wire.tls import Tls
 
 import grpc  # isort: skip
 
@@ -60,6 +62,8 @@ class EndpointOptions:
     """This host's numeric address."""
     incarnation: str
     job_id: str
+    tls_dir: str | None = None
+    """Folder with this host's certificate; None: plaintext."""
     num_slots: int = 1
     sample_time_s: float = 0.0
     grace_s: float = 5.0
@@ -82,12 +86,13 @@ class Endpoint:
         on_build: Called when the building of a data set begins (False), and has ended (True).
 
     Raises:
-        AuthenticationError: The token file cannot be used.
+        AuthenticationError: The token file or the certificate cannot be used.
         PortError: The address cannot be bound.
     """
 
     def __init__(self, options: EndpointOptions, on_build: Callable[[bool], None] = lambda has_ended: None) -> None:
         token = token_from_environment(os.environ)
+        tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
         # Each request in work holds a batch. All ranks together have about two per slot on their way; beyond this bound
         # they are told to come back, instead of queueing unseen.
         max_requests = 64 + 4 * options.num_slots
@@ -104,6 +109,7 @@ class Endpoint:
             sample_time_s=options.sample_time_s,
             limits=Limits(),
             on_build=on_build,
+            tls=tls,
         )
         self._health = Health(["hetero.data"])
         self._access = ServerInterceptor(
@@ -119,7 +125,7 @@ class Endpoint:
             options=channels.server_options(max_streams=_MAX_CALLS),
             maximum_concurrent_rpcs=_MAX_CALLS,
         )
-        self.port = channels.bind(self._server, options.address)
+        self.port = channels.bind(self._server, options.address, tls=tls)
 
     def __enter__(self) -> Endpoint:
         self._service.delivery.start()

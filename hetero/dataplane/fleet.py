@@ -33,6 +33,7 @@ from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError, ProtocolError
 from hetero.memory import keep_freed_memory
 from hetero.wire.limits import Limits
+from hetero.wire.tls import Tls
 
 __all__ = ["Fleet", "FleetStatistics", "has_live_channels"]
 
@@ -65,6 +66,7 @@ class Fleet:
         prepare_timeout_s: Bound for building a data set, and for the first endpoint to appear.
         data_timeout_s: How long there may be no endpoint later on.
         limits: What answers may make this process allocate.
+        tls: Of this host; None for a job in plaintext.
         clock: Monotonic seconds.
     """
 
@@ -79,6 +81,7 @@ class Fleet:
         prepare_timeout_s: float = 900.0,
         data_timeout_s: float = 300.0,
         limits: Limits | None = None,
+        tls: Tls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
@@ -100,7 +103,8 @@ class Fleet:
         self._news = True
         self._is_closed = False
         keep_freed_memory()  # hetero.launch.rank has done it already; other launchers' ranks have not
-        self._roster = Roster(functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits))
+        connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
+        self._roster = Roster(connect)
         self._used: list[EndpointConnection] = []  # this rank's, in order of preference
         self._agreements: dict[DatasetSpec, Agreement] = {}
         self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()

@@ -8,7 +8,9 @@ fetch has a connection to itself; connections are kept for the next one, for a m
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,8 @@ from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.streams import DeadlineError, Stream, connect
+from hetero.wire.tls import Tls
+from hetero.wire.tls_streams import TlsStream
 from hetero.wire.trees import parse
 
 import grpc  # isort: skip
@@ -69,17 +73,22 @@ class Link:
         record: The endpoint.
         metadata: Of gRPC calls: the job's token and id.
         limits: What answers may make this process allocate.
+        tls: Of this host; None for a job in plaintext.
     """
 
-    def __init__(self, record: EndpointRecord, metadata: tuple[tuple[str, str], ...], limits: Limits) -> None:
+    def __init__(
+        self, record: EndpointRecord, metadata: tuple[tuple[str, str], ...], limits: Limits, tls: Tls | None = None
+    ) -> None:
         self._name = f"{record.endpoint_id} ({record.address})"
         address = address_via(record.address)
-        self._host = address.rpartition(":")[0].strip("[]")
+        self._address = address.rpartition(":")[0].strip("[]")
+        self._host = record.host
+        self._tls = tls
         self._metadata = metadata
         self._limits = limits
         self._lock = threading.Lock()  # of the fields below
         self._attending = threading.Lock()  # only one thread at a time does
-        self._channel = grpc.insecure_channel(address, options=channels.client_options())
+        self._channel = channels.open_channel(address, name=record.host, tls=tls)
         self._attendance: Any = None
         self._port = 0
         self._hello = b""
@@ -256,7 +265,10 @@ class Link:
                 self._streams.add(stream)
             call.hold(stream)
 
-        stream = connect(self._host, self._port, deadline_s=deadline_s, on_stream=register)
+        make: Callable[[socket.socket], Stream] = Stream
+        if self._tls is not None:
+            make = functools.partial(TlsStream, session=self._tls.client_session(self._host))
+        stream = connect(self._address, self._port, deadline_s=deadline_s, on_stream=register, make=make)
         stream.send_raw(self._hello, deadline_s=deadline_s)
         return stream
 

@@ -33,6 +33,7 @@ from hetero.wire.compression import is_installed
 from hetero.wire.framing import Refusal
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.tls import Tls
 from hetero.wire.trees import parse
 
 import grpc  # isort: skip
@@ -85,6 +86,7 @@ class DataService:
         sample_time_s: Emulated time per sample; 0: real time only.
         limits: Bounds of what is sent and accepted.
         on_build: Called on the compute thread when the building of a data set begins (False), and has ended (True).
+        tls: Of this host; None for a job in plaintext.
 
     Raises:
         PortError, OSError: As `Delivery`.
@@ -103,6 +105,7 @@ class DataService:
         sample_time_s: float,
         limits: Limits,
         on_build: Callable[[bool], None] = lambda has_ended: None,
+        tls: Tls | None = None,
     ) -> None:
         self._compute = compute
         self._name = name
@@ -114,7 +117,7 @@ class DataService:
         self._on_build = on_build
         self._lock = threading.Lock()
         self._served: dict[DatasetSpec, _Served] = {}
-        self.delivery = Delivery(address, self._answer, max_requests=max_requests)
+        self.delivery = Delivery(address, self._answer, max_requests=max_requests, tls=tls)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the service for ``grpc.server``; messages stay bytes, so that parsing errors are ours."""

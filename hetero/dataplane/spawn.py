@@ -44,6 +44,8 @@ class PoolOptions:
     """Calls for another job are refused."""
     token_path: str | None = None
     """File, or ``/proc/PID/fd/N`` of a memfd, that holds the token; None: no authentication."""
+    tls_dir: str | None = None
+    """Folder of certificates, see `hetero.wire.tls.Tls`; None: plaintext."""
     num_slots: int = 1
     """Emulated vCPUs per endpoint, >= 1."""
     sample_time_s: float = 0.0
@@ -102,6 +104,7 @@ class ForkerProcess:
             "address": options.address,
             "incarnation": "",
             "job_id": options.job_id,
+            "tls_dir": options.tls_dir,
             "num_slots": options.num_slots,
             "sample_time_s": options.sample_time_s,
             "grace_s": options.grace_s,

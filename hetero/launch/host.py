@@ -23,6 +23,7 @@ from hetero.control import security
 from hetero.control.directory import EndpointRecord
 from hetero.control.hub import Hub, RankFacts
 from hetero.control.membership import Member, Membership
+from hetero.control.session import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus
 from hetero.dataplane.pool import EndpointPool
 from hetero.errors import AuthenticationError, ClusterError, ExitCode, HeteroError, first_line
@@ -35,6 +36,7 @@ from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.version import __version__
 from hetero.wire.limits import PROTOCOL
+from hetero.wire.tls import Tls
 
 __all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "StoppedEarlyError", "cause_of", "job_id"]
 
@@ -49,6 +51,8 @@ _FAREWELL_S = 5.0
 _RESOLVE_INTERVAL_S = 0.5
 _DESCRIPTORS_PER_PEER = 4
 _OTHER_DESCRIPTORS = 96
+_SHORT_S = 86_400.0
+"""A certificate that ends sooner is worth a warning."""
 
 
 class JobEndsError(Exception):
@@ -80,7 +84,7 @@ class Host:
         environ: Environment of this process.
 
     Raises:
-        AuthenticationError: If the token cannot be read, or there is none and it is required.
+        AuthenticationError: If the token cannot be read, or there is none and it is required; or the certificate.
         PortError: If the control port cannot be bound.
         ClusterError: If the name of this host is not resolved within the start timeout.
         ResourcesError: If this process may open too few files.
@@ -133,8 +137,9 @@ class Host:
             descriptor, token_path = security.token_memfd(token)
             stack.callback(os.close, descriptor)
             self.child_environment[security.TOKEN_FILE_VARIABLE] = token_path
+        tls = self._load_tls()
         self.address = self.resolve(self.name)
-        self.hub = stack.enter_context(self._make_hub(token))
+        self.hub = stack.enter_context(self._make_hub(token, tls))
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
         self._sampler = stack.enter_context(HostSampler(self.name, scope=self.placement.usage_scope))
         self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
@@ -145,7 +150,17 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _make_hub(self, token: security.Token | None) -> Hub:
+    def _load_tls(self) -> Tls | None:
+        if self.options.tls_dir is None:
+            return None
+        tls = Tls(self.options.tls_dir, self.name)
+        self.child_environment |= {TLS_VARIABLE: str(tls.directory), HOST_VARIABLE: self.name}
+        remaining_s = tls.expires_epoch_s - time.time()
+        if remaining_s < _SHORT_S:
+            logger.warning("the certificate ends in %.1f h; connections that are made later fail", remaining_s / 3600)
+        return tls
+
+    def _make_hub(self, token: security.Token | None, tls: Tls | None) -> Hub:
         cluster, options = self.cluster, self.options
         members = [
             *(Member(host=host.name, role=Role.TRAINER) for host in cluster.trainer_hosts),
@@ -177,6 +192,7 @@ class Host:
             job_id=self.job_id,
             facts=facts,
             heartbeat_s=self.timings.heartbeat_s,
+            tls=tls,
         )
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:

@@ -80,6 +80,7 @@ def pool_options(
         num_slots=placement.num_slots,
         sample_time_s=options.emulate_sample_s or 0.0,
         token_path=token_path,
+        tls_dir=None if options.tls_dir is None else str(options.tls_dir.absolute()),
         job_id=job_id,
         endpoint_restarts=options.endpoint_restarts,
         stuck_s=timings.lease_s,

@@ -37,6 +37,7 @@ def fleet_for(session: RankSession) -> Fleet:
                 world_size=session.world_size,
                 prepare_timeout_s=session.options.prepare_timeout_s,
                 data_timeout_s=session.options.data_timeout_s,
+                tls=session.tls,
             )
             _fleet = (os.getpid(), session, fleet)
             session.set_counters(lambda: dataclasses.asdict(fleet.stats))

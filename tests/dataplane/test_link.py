@@ -60,7 +60,7 @@ class Endpoint:
         self.num_admitted = 0
         admit = self.delivery._admit_stream
 
-        def counting(stranger: socket.socket, hello: bytes) -> bool:
+        def counting(stranger: socket.socket, hello: Any) -> bool:
             self.num_admitted += 1
             return admit(stranger, hello)
 

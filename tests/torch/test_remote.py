@@ -70,6 +70,7 @@ class Job:
     rank = 0
     world_size = 1
     job_id = "torch-test"
+    tls = None
     remote = True
 
     def __init__(self, path: Path) -> None:
