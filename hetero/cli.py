@@ -80,8 +80,21 @@ def _make_parser() -> argparse.ArgumentParser:
     simulate.add_argument(
         "--vcpus", action="append", default=[], metavar="TYPE=N", help="vCPUs of a type that the catalogue lacks"
     )
+    simulate.add_argument(
+        "--tls", action="store_true", help="make certificates for this run: the job under TLS, as with --tls-dir"
+    )
     config.add_launch_arguments(simulate)
     simulate.set_defaults(run=_simulate)
+
+    certs = commands.add_parser("certs", allow_abbrev=False, help="make the certificates of a job for --tls-dir")
+    certs.add_argument("directory", type=Path, metavar="DIR", help="the folder to write them to")
+    certs.add_argument("--host", action="append", default=[], metavar="NAME", help="a host; repeat for each")
+    certs.add_argument("--cluster-file", type=Path, metavar="FILE", help="cluster, for all its hosts")
+    certs.add_argument("--days", default="30", metavar="N", help="until they end, 1 to 825. Default: 30.")
+    certs.add_argument(
+        "--keep-ca-key", action="store_true", help="also write ca.key, with which more hosts can be let in"
+    )
+    certs.set_defaults(run=_certs)
 
     report = commands.add_parser("report", allow_abbrev=False, help="show a run, or compare it with its baseline")
     report.add_argument("baseline", type=Path, metavar="A", help="report.json or its folder: the run, or the baseline")
@@ -153,7 +166,25 @@ def _simulate(namespace: argparse.Namespace) -> int:
             output_dir=output_dir,
             channels={name: Path(path) for name, path in _pairs("--channel", namespace.channel, "NAME=DIR")},
             vcpus={name: _positive("--vcpus", count) for name, count in _pairs("--vcpus", namespace.vcpus, "TYPE=N")},
+            make_tls=namespace.tls,
         )
+
+
+def _certs(namespace: argparse.Namespace) -> int:
+    from hetero.cluster import read_host_names
+    from hetero.launch.certificates import make_certificates
+
+    hosts = list(namespace.host)
+    if namespace.cluster_file is not None:
+        hosts += read_host_names(namespace.cluster_file)
+    make_certificates(
+        namespace.directory,
+        hosts,
+        days=_positive("--days", namespace.days),
+        keep_authority_key=namespace.keep_ca_key,
+    )
+    sys.stdout.write(f"certificates of {len(hosts)} hosts for {namespace.days} days are in {namespace.directory}\n")
+    return int(ExitCode.OK)
 
 
 def _report(namespace: argparse.Namespace) -> int:

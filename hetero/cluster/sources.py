@@ -7,12 +7,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetero.cluster.document import Document, close, decode, listing, load
+from hetero.cluster.document import Document, Group, close, decode, listing, load
 from hetero.cluster.roles import assign_roles
 from hetero.cluster.spec import ClusterSpec, InstanceGroup, natural_key
 from hetero.errors import ClusterError
 
-__all__ = ["base_dir", "parse_cluster", "read_cluster"]
+__all__ = ["base_dir", "parse_cluster", "read_cluster", "read_host_names"]
 
 HOMOGENEOUS_GROUP = "homogeneousCluster"
 
@@ -90,15 +90,7 @@ def parse_cluster(
         ConfigError: If ``roles`` are malformed.
     """
     checked = Document(document, source)
-    hosts = checked.host_names(document, "hosts", "") if "hosts" in document else None
-    default_type = checked.text(document, "current_instance_type", "", default="")
-    if document.get("instance_groups"):
-        groups = [checked.group(item, index) for index, item in enumerate(checked.group_list())]
-    elif hosts is None:
-        raise checked.missing("hosts", "", "a list of all host names", document)
-    else:
-        groups = [(checked.group_name() or HOMOGENEOUS_GROUP, default_type, hosts)]
-    checked.consistent(groups, hosts)
+    groups = _read_groups(checked)
     every_host = [name for _, _, names in groups for name in names]
     if current_host is None and "current_host" not in document:
         current_host = next((name for name in own_names if name in every_host), None)
@@ -123,6 +115,30 @@ def parse_cluster(
         network_interface_name=checked.text(document, "network_interface_name", "", default="eth0"),
         source=source,
     )
+
+
+def read_host_names(cluster_file: Path) -> list[str]:
+    """Return the hosts of a description in natural order, whatever they do and whichever of them this is.
+
+    Raises:
+        ClusterError: If it cannot be read, or is malformed.
+    """
+    groups = _read_groups(Document(load(cluster_file), str(cluster_file)))
+    return sorted((name for _, _, names in groups for name in names), key=natural_key)
+
+
+def _read_groups(checked: Document) -> list[Group]:
+    document = checked.document
+    hosts = checked.host_names(document, "hosts", "") if "hosts" in document else None
+    default_type = checked.text(document, "current_instance_type", "", default="")
+    if document.get("instance_groups"):
+        groups = [checked.group(item, index) for index, item in enumerate(checked.group_list())]
+    elif hosts is None:
+        raise checked.missing("hosts", "", "a list of all host names", document)
+    else:
+        groups = [(checked.group_name() or HOMOGENEOUS_GROUP, default_type, hosts)]
+    checked.consistent(groups, hosts)
+    return groups
 
 
 def _own_names() -> tuple[str, str]:

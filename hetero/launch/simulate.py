@@ -32,6 +32,7 @@ from hetero.cluster import ClusterSpec, Role, parse_cluster
 from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
 from hetero.errors import ClusterError, ConfigError, ExitCode, PortError
+from hetero.launch.certificates import make_certificates
 from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.progress import INTERVAL_VARIABLE, PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
@@ -96,6 +97,7 @@ def simulate(
     output_dir: Path,
     channels: Mapping[str, Path],
     vcpus: Mapping[str, int],
+    make_tls: bool = False,
 ) -> int:
     """Run the job on simulated hosts and return its exit code.
 
@@ -105,11 +107,14 @@ def simulate(
         output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``.
         channels: Input channels: name -> folder, seen by every host.
         vcpus: vCPU counts of instance types that the catalogue does not know.
+        make_tls: Whether to make certificates and have the job use them.
 
     Raises:
-        ConfigError: If the script does not exist, or vCPUs are to be emulated and not known.
+        ConfigError: If the script does not exist, vCPUs are to be emulated and not known, or openssl is missing.
     """
     _check(options, groups, channels)
+    if make_tls and options.tls_dir is not None:
+        raise ConfigError("--tls makes certificates and --tls-dir has some; give one of them")
     cluster = _describe(groups, options)
     flags = {group.name: _flags(options, group, vcpus) for group in groups}
     with contextlib.ExitStack() as stack:
@@ -121,6 +126,7 @@ def simulate(
         work_dir = stack.enter_context(private_folder("hetero-simulate-"))
         hosts_file = work_dir / "hosts"
         hosts_file.write_text("".join(f"{host.address} {host.name}\n" for host in hosts), encoding="ascii")
+        tls_flags = _make_certificates(work_dir, hosts) if make_tls else []
         descriptor, token_path = security.token_memfd(security.Token.generate())
         stack.callback(os.close, descriptor)
         job_id = f"{Path(options.script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -136,7 +142,7 @@ def simulate(
             environment[INTERVAL_VARIABLE] = "1"
         run = stack.enter_context(_Run(hosts))
         for host in hosts:
-            run.start(host, options, flags[host.group], environment, channels)
+            run.start(host, options, [*flags[host.group], *tls_flags], environment, channels)
         code = run.wait()
     _collect(hosts, output_dir)
     return code
@@ -363,6 +369,12 @@ def _check_is_below(path: Path, folder: Path) -> None:
     """Raise if links lead out of the folder: what is there is removed before a run."""
     if path.is_symlink() or folder.resolve() not in path.resolve().parents:
         raise ConfigError(f"{path} is a link that leads out of {folder}; remove it, or give another --output-dir")
+
+
+def _make_certificates(work_dir: Path, hosts: Sequence[_Host]) -> list[str]:
+    """Make the certificates of this run; return the flags that name them."""
+    make_certificates(work_dir / "tls", [host.name for host in hosts])
+    return [f"--tls-dir={work_dir / 'tls'}"]
 
 
 def _write_trees(

@@ -1,0 +1,99 @@
+"""Whole jobs under TLS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import StartJob, StartLauncher
+from job_certificates import folder
+
+from hetero.launch.certificates import make_certificates
+
+GROUPS = ["data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:1"]
+FLAGS = ["--endpoints-per-host", "1", "--nproc-per-node", "2"]
+
+
+def certificates(tmp_path: Path, num_hosts: int = 2) -> Path:
+    folder("job")  # skips where there is no openssl
+    made = tmp_path / "certificates"
+    make_certificates(made, [f"algo-{number + 1}" for number in range(num_hosts)])
+    return made
+
+
+def test_chain_under_tls_is_the_one_without(start_job: StartJob, tmp_path: Path) -> None:
+    made = certificates(tmp_path)
+    chains = {}
+    for name, flags in (("plaintext", []), ("given", ["--tls-dir", str(made)]), ("made", ["--tls"])):
+        job = start_job(GROUPS, *FLAGS, *flags, "--trainer-endpoints", "1")
+        assert job.wait() == 0, job.output
+        chains[name] = [job.result(rank)["chain"] for rank in range(2)]
+    assert len({tuple(chain) for chain in chains.values()}) == 1, chains
+
+
+def test_endpoint_killed_under_tls_gives_the_same_chain(start_job: StartJob, tmp_path: Path) -> None:
+    args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "600"]
+    calm = start_job(GROUPS, "--endpoints-per-host", "2", args=args)
+    assert calm.wait() == 0, calm.output
+    job = start_job(GROUPS, "--endpoints-per-host", "2", "--tls-dir", str(certificates(tmp_path)), args=args)
+    job.wait_line("step 20")
+    job.find("hetero.dataplane.forker")[0].children()[0].send_signal(signal.SIGKILL)
+    assert job.wait() == 0, job.output
+    assert job.result(0)["chain"] == calm.result(0)["chain"]
+    assert job.report()["run"]["events"]["endpoint restarts"] == 1
+
+
+@pytest.mark.attack("A18")
+def test_host_with_another_authority_ends_the_job_naming_the_check(start_job: StartJob, tmp_path: Path) -> None:
+    made, other = certificates(tmp_path), folder("other")
+    for kind in ("pem", "key"):  # a complete set of its own, as after a second run of hetero certs
+        (made / f"algo-1.{kind}").write_bytes((other / f"algo-1.{kind}").read_bytes())
+    job = start_job(GROUPS, *FLAGS, "--tls-dir", str(made))
+    job.wait_line("another authority signed it")
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait() != 0
+    assert "HET-22" in job.failure("algo-1")
+
+
+@pytest.mark.attack("A18")
+def test_hosts_of_different_authorities_end_at_the_start_naming_the_check(start_launcher: StartLauncher) -> None:
+    jobs = [
+        start_launcher(host, "--tls-dir", str(folder(kind))) for host, kind in (("algo-2", "job"), ("algo-1", "other"))
+    ]
+    for job in jobs:
+        assert job.wait() == 22, job.output
+        written = (job.directory / "ml" / "output" / "failure").read_text().splitlines()[0]
+        assert "TLS: its certificate is not valid: another authority signed it than this host's ca.pem" in written
+
+
+@pytest.mark.attack("A18")
+def test_host_in_plaintext_and_host_under_tls_never_start(start_launcher: StartLauncher) -> None:
+    trainer = start_launcher("algo-2", "--tls-dir", str(folder("job")), "--start-timeout", "15")
+    data = start_launcher("algo-1", "--start-timeout", "15")
+    assert trainer.wait() == 20, trainer.output
+    assert "does not speak TLS; give every host of the job --tls-dir" in trainer.output
+    assert data.wait() != 0, data.output
+    assert "does it demand TLS (--tls-dir)" in data.output
+
+
+def test_missing_certificates_are_named(start_job: StartJob, tmp_path: Path) -> None:
+    job = start_job(["dnn_group=ml.p3.2xlarge:1"], "--tls-dir", str(tmp_path / "nowhere"))
+    assert job.wait() == 22, job.output
+    assert str(tmp_path / "nowhere" / "ca.pem") in job.failure("algo-1")
+
+
+def test_tls_is_made_or_given_not_both(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hetero.cli", "simulate", "--group", "dnn_group=ml.p3.2xlarge:1", "--tls"]
+    result = subprocess.run(
+        [*command, "--tls-dir", str(tmp_path), "--output-dir", str(tmp_path / "run"), __file__],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "give one of them" in result.stderr
