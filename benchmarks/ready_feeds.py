@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -19,6 +21,8 @@ from harness import Competitor
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec, get_factory
+from hetero.launch.certificates import make_certificates
+from hetero.wire.tls import Tls
 
 
 class Feed(Competitor):
@@ -40,12 +44,18 @@ class Feed(Competitor):
 class Hetero(Feed):
     """Endpoints of a real pool, a real reader: framing, checksums, order, window."""
 
+    under_tls = False
+    """Mutual TLS between them."""
+
     def start(self) -> None:
         """Start the endpoints."""
         self._exits = contextlib.ExitStack()
         options = {"script": served.READY_SCRIPT, "num_endpoints": self.config["num_endpoints"]}
+        tls = self._make_tls() if self.under_tls else None
+        if tls is not None:
+            options["tls_dir"] = str(tls.directory)
         pool = self._exits.enter_context(harness.server("endpoints", options))
-        self._fleet = self._exits.enter_context(served.fleet(pool.ask()))
+        self._fleet = self._exits.enter_context(served.fleet(pool.ask(), tls=tls))
 
     def batches(self) -> Iterator[Any]:
         """Yield in order."""
@@ -60,6 +70,11 @@ class Hetero(Feed):
     def stop(self) -> None:
         """End reader, fleet and endpoints."""
         self._exits.close()
+
+    def _make_tls(self) -> Tls:
+        folder = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        make_certificates(folder, ["algo-1"])
+        return Tls(folder, "algo-1")
 
     def _allocate(self) -> Any:
         if not self.pin_memory:

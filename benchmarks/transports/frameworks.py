@@ -16,6 +16,12 @@ class Hetero(Transport, ready_feeds.Hetero):
     """Endpoints of a real pool, a real reader: framing, checksums, order, window."""
 
 
+class HeteroTls(Hetero):
+    """The same under mutual TLS."""
+
+    under_tls = True
+
+
 class TorchWorkers(Transport, ready_feeds.TorchWorkers):
     """``torch.utils.data.DataLoader``: a process per endpoint, shared memory."""
 
