@@ -59,7 +59,9 @@ def test_skip_is_told_in_its_turn_and_not_before(job: Any, tools: Any) -> None:
     wanted = skipping(tools, raise_at=POISON)
     turn = next(number for number, request in enumerate(wanted) if POISON in request.indices)
     told: list[Skips] = []
-    with Reader(job.fleet(), iter(wanted), on_skips=told.append, prefetch_factor=12) as reader:
+    fleet = job.fleet()
+    fleet.describe(wanted[0].spec)  # or the window would be that of no endpoints, until the first batch is taken
+    with Reader(fleet, iter(wanted), on_skips=told.append, prefetch_factor=12) as reader:
         window = reader._window
         tools.wait_for(lambda: len(window.outcomes) == 12)
         for number in range(12):
