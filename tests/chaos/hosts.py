@@ -203,7 +203,9 @@ class Hosts:
             with contextlib.suppress(psutil.Error):
                 found.append(f"process {process.pid} {' '.join(process.cmdline())[:120]}")
         found += [f"port {place}" for place in sorted(self.network.listening())]
-        found += [f"shared memory {path}" for path in sorted(set(Path("/dev/shm").iterdir()) - shared_before)]
+        new = sorted(set(Path("/dev/shm").iterdir()) - shared_before)
+        in_use = _shared_memory_in_use() if new else set()  # by other programs: those of this job have ended
+        found += [f"shared memory {path}" for path in new if path not in in_use and path.exists()]
         # A killed process cannot remove what Python's multiprocessing made for it (pymp-*).
         found += [f"file {path}" for path in sorted((self.folder / "tmp").iterdir()) if "pymp-" not in path.name]
         return found
@@ -220,6 +222,16 @@ def _is_endpoint(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return "hetero.dataplane.endpoint" in process.cmdline()
     return False
+
+
+def _shared_memory_in_use() -> set[Path]:
+    """Return the files of shared memory that living processes have mapped."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            lines = [line for line in maps.read_text(errors="replace").splitlines() if " /dev/shm/" in line]
+            found |= {Path(line[line.index("/dev/shm/") :]) for line in lines}
+    return found
 
 
 def signal_safely(process: psutil.Process, number: signal.Signals) -> bool:

@@ -64,15 +64,6 @@ def undisturbed() -> dict[str, Any]:
 
 
 @pytest.mark.fault("F16")
-def test_short_partition_of_a_data_host_changes_nothing(make_hosts: MakeHosts) -> None:
-    hosts = start(make_hosts)
-    hosts.network.cut("algo-1")
-    time.sleep(0.4 * LEASE_S)  # the partition itself
-    hosts.network.heal("algo-1")
-    finish(hosts)
-
-
-@pytest.mark.fault("F16")
 def test_partition_of_every_data_host_is_waited_out(make_hosts: MakeHosts, measured: Measured) -> None:
     hosts = start(make_hosts)
     for host in hosts.data_hosts:
