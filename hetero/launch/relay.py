@@ -73,10 +73,16 @@ class LineRelay:
         self._stopping.set()
         self._poke()
         self._thread.join(5.0)
+        if not self._thread.is_alive():
+            with self._lock:
+                os.close(self._wake_write)
+                self._wake_write = -1
 
     def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is awake
-            os.write(self._wake_write, b"x")
+        # Full: it is awake. Broken: it has ended.
+        with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"x")
 
     def _run(self) -> None:
         while True:
@@ -97,7 +103,6 @@ class LineRelay:
                 break
         for key in sources.values():
             self._close(key.fd, key.data)
-        os.close(self._wake_write)
 
     def _finish(self, descriptor: int) -> None:
         key = self._selector.get_map().get(descriptor)
