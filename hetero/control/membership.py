@@ -48,6 +48,8 @@ class _Peer:
     """When it was heard and had moved on: a launcher that answers but is stuck counts as silent."""
     is_stuck: bool = False
     """It answered last without having moved on."""
+    has_served: bool = False
+    """It has had endpoints once, in this life or an earlier one."""
     last_word: str = "never heard of"
     delivered: HostStatus | None = None
     """Our status as this host has it."""
@@ -134,13 +136,14 @@ class Membership:
         state = status.state.name.lower()
         peer.last_word = f"heard, {state}, but its main loop stands still" if peer.is_stuck else f"heard, {state}"
         peer.status = status
+        peer.has_served |= bool(status.endpoints)
         if not is_same:
             self._compare(status)
             if before is not None:
                 self._restarted(peer, before)
         if status.generation > self.own.generation and self.own.decided is None:
             self._begin_generation(status.generation, status.restarted_for)
-        if status.failure is not None and self._is_fatal(peer.member, status):
+        if status.failure is not None and self._is_fatal(peer):
             self.fail(status.failure, generation=status.generation if status.failure.of_rank else None)
         if self.own.decided is None and status.decided is not None and self._may_decide(peer.member, status.decided):
             self.update(decided=status.decided)
@@ -267,10 +270,10 @@ class Membership:
         peer = self._peers[host]
         return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s
 
-    def _is_fatal(self, member: Member, status: HostStatus) -> bool:
-        # A data host that has served may be lost: the others compute its batches.
-        # One that never served has a fault that the job should not hide.
-        return member.role is Role.TRAINER or not status.endpoints
+    def _is_fatal(self, peer: _Peer) -> bool:
+        # A data host that has served may be lost: the others compute its batches. It has no endpoints any more when it
+        # says so. One that never served has a fault that the job should not hide.
+        return peer.member.role is Role.TRAINER or not peer.has_served
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:
         # A data host passes on what it heard. That it found itself alone, behind a partition say, is its own end only.

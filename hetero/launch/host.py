@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -439,10 +438,3 @@ def job_id(environ: Mapping[str, str], cluster: ClusterSpec) -> str:
 def _cluster_digest(cluster: ClusterSpec) -> str:
     text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in cluster.groups])
     return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -6,7 +6,9 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,13 +20,13 @@ import psutil
 
 from hetero.control.session import RESTART_VARIABLE
 from hetero.control.status import Cause
-from hetero.errors import ExitCode
+from hetero.errors import ExitCode, PortError
 from hetero.launch.elastic import PARENT_VARIABLE
 from hetero.launch.rank import LOG_VARIABLE
 from hetero.launch.relay import LineRelay
 from hetero.process import describe_exit_status, is_resource_tracker, kill_all, start_child
 
-__all__ = ["RankProcesses", "RanksOptions", "first_to_fail"]
+__all__ = ["RankProcesses", "RanksOptions", "first_to_fail", "free_port"]
 
 AGENT_NAME = "torchrun"
 _KILL_TIMEOUT_S = 5.0
@@ -211,3 +213,18 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Container[int])
         failures,
         key=lambda failure: (failure[1] == -signal.SIGTERM, failure[1] >= 0, failure[0] in reported),
     )
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, for torch's rendezvous, which binds it seconds later on all addresses.
+
+    If possible not one of those that the system gives to outgoing connections meanwhile.
+    """
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    num_others = first_ephemeral - 1024
+    candidates = [1024 + secrets.randbelow(num_others) for _ in range(100)] if num_others > 0 else []
+    for port in (*candidates, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise PortError("the system has no free port for the ranks' rendezvous; end what listens on its ports")

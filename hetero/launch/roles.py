@@ -13,8 +13,8 @@ from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import placement, progress
-from hetero.launch.host import Host, RestartError, free_port
-from hetero.launch.ranks import RankProcesses, RanksOptions
+from hetero.launch.host import Host, RestartError
+from hetero.launch.ranks import RankProcesses, RanksOptions, free_port
 
 __all__ = ["serve", "train"]
 
@@ -61,7 +61,7 @@ def train(host: Host) -> None:
 def _train_generation(host: Host) -> bool:
     """Run the ranks of this host once; False if the trainer group has to start over."""
     try:
-        port = free_port(host.address) if host.is_first_trainer else 0
+        port = free_port() if host.is_first_trainer else 0
         host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
         if _wait_for_peers(host, time.monotonic() + host.timings.start_timeout_s):
             host.publish(state=HostState.TRAINING)

@@ -126,6 +126,7 @@ class Progress:
         self._num_drawn = 0
         self._named: int | None = None
         self._resume: Start | None = None
+        self._has_warned = False
         self._tool_offset = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -156,6 +157,7 @@ class Progress:
     def resume(self, state: LoaderState) -> None:
         """Continue from ``state`` with the next pass."""
         self._resume = Start(state.epoch, state.batches, state.sampler, state.num_drawn)
+        self._has_warned = False
         self._named = None
         self._tool_offset = 0
 
@@ -196,6 +198,14 @@ class Progress:
     def advance(self, pass_number: int, *, batches: int, sampler: object = None, num_drawn: int = 0) -> None:
         """Note what pass ``pass_number`` has delivered so far; only the latest pass counts."""
         if self.is_latest(pass_number):
+            if self._resume is not None and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "batches are still taken from an iterator that had begun before load_state_dict: it goes on where "
+                    "it was, and the state stays the loaded one; make a new iterator to resume at epoch %d, batch %d",
+                    self._resume.epoch,
+                    self._resume.batches,
+                )
             self._batches, self._sampler, self._num_drawn = batches, sampler, num_drawn
 
     def is_latest(self, pass_number: int) -> bool:

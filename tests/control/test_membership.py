@@ -196,10 +196,11 @@ def test_data_host_failing_before_it_served_is_fatal(clock: Clock) -> None:
     assert membership.own.decided is not None
 
 
-def test_data_host_failing_after_it_served_is_not_fatal(clock: Clock) -> None:
+@pytest.mark.parametrize("incarnation", ["algo-1-first", "algo-1-again"])
+def test_data_host_failing_after_it_served_is_not_fatal(clock: Clock, incarnation: str) -> None:
     membership = view("algo-3", clock)
-    failing = status("algo-1", HostState.FAILED, endpoints=(endpoint("algo-1"),), failure=cause("algo-1"))
-    membership.observe(failing)
+    membership.observe(status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),)))
+    membership.observe(status("algo-1", HostState.FAILED, failure=cause("algo-1"), revision=1, incarnation=incarnation))
     clock.now_s += Membership.SETTLE_S
     membership.tick()
     assert membership.own.decided is None

@@ -79,10 +79,11 @@ def connected(job: Any, address: Any) -> Iterator[Stream]:
 
 def ask(stream: Stream, message: pb.FetchRequest) -> Any:
     """Send a request; return the batch, or raise what the answer says."""
-    stream.send(message.SerializeToString())
+    request = message.SerializeToString()
+    stream.send(request)
     answer = stream.receive_message(2**21)
     assert answer is not None
-    decoder = BatchDecoder()
+    decoder = BatchDecoder(request=request)
     decoder.take_message(answer)
     while not decoder.done:
         decoder.filled(stream.receive_into(decoder.room()))

@@ -168,7 +168,7 @@ def test_resume_of_a_resumed_run_counts_from_the_epochs_start(placement: Placeme
 
 
 def test_restart_does_not_silently_begin_again(placement: Placement, caplog: pytest.LogCaptureFixture) -> None:
-    """prime-rl 3332: the iterator, and workers that prefetched for it, were there before the state was loaded."""
+    """prime-rl 3332: the iterator was there before the state was loaded: the data began again, the state froze."""
     whole = placement.make()
     epochs = [contents(whole) for _ in range(2)]
     first = placement.make()
@@ -179,8 +179,18 @@ def test_restart_does_not_silently_begin_again(placement: Placement, caplog: pyt
     restarted = placement.make()
     iterator = iter(restarted)
     restarted.load_state_dict(state)
-    assert contents(iterator) == epochs[1][4:]
+    assert plain(next(iterator)) == epochs[1][4]
+    assert restarted.state_dict()["batches"] == 5
+    assert contents(iterator) == epochs[1][5:]
     assert caplog.text == ""
+    begun = placement.make()
+    iterator = iter(begun)
+    next(iterator)
+    begun.load_state_dict(state)
+    for _ in range(2):
+        next(iterator)
+    assert caplog.text.count("had begun before load_state_dict") == 1
+    assert contents(begun) == epochs[1][4:]
     placement.make(state).set_epoch(0)
     assert "set_epoch(0) leaves the loaded state, which is at epoch 1" in caplog.text
 
