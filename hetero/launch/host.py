@@ -383,11 +383,18 @@ class Host:
     # At its end
 
     def farewell(self) -> None:
-        """Stay until every living peer has heard how this host ended, a few seconds at most."""
-        deadline_s = time.monotonic() + _FAREWELL_S
-        while time.monotonic() < deadline_s:
+        """Stay until every living peer has heard how this host ended, a few seconds at most.
+
+        A peer with another token counts for none, and learns of it only if it is refused: it gets the time to call.
+        """
+        now_s = time.monotonic()
+        with self.hub.membership() as membership:
+            decided = membership.own.decided
+        is_refused = decided is not None and decided.exit_code is ExitCode.AUTHENTICATION
+        leave_s = now_s + 2 * self.timings.heartbeat_s if is_refused else now_s
+        while time.monotonic() < now_s + _FAREWELL_S:
             with self.hub.membership() as membership:
-                if membership.final_delivered:
+                if membership.final_delivered and time.monotonic() >= leave_s:
                     return
             self.hub.wait(_TICK_S)
             self.publish()
