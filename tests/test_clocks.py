@@ -14,6 +14,7 @@ PACKAGE = Path(hetero.__file__).parent
 WALL_CLOCK = {"time.time", "time.time_ns", "time.strftime", "time.localtime", "time.gmtime"}
 WALL_CLOCK |= {"dt.datetime.now", "datetime.now", "datetime.datetime.now", "dt.date.today", "datetime.utcnow"}
 LABELS = {
+    "launch/certificates.py: datetime.now",  # how long certificates are valid
     "launch/host.py: time.time",  # when the job began, for the report
     "launch/simulate.py: time.strftime",  # part of a job's name
 }

@@ -24,6 +24,7 @@ class ServedJob:
 
     job_id = "served-test"
     remote = True
+    tls = None
 
     def __init__(self, folder: Path, script: Path) -> None:
         self.rank, self.world_size = 0, 1
@@ -68,6 +69,8 @@ class ServedJob:
     def set_counters(self, counters: Any) -> None: ...
 
     def check_stop(self, timer: object) -> None: ...
+
+    def check_wait(self, is_starved: bool) -> None: ...
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -120,6 +120,7 @@ def session(script: Any) -> Iterator[Any]:
             set_counters=lambda counters: None,
             check_stop=lambda timer: None,
             check_wait=lambda is_starved: None,
+            tls=None,
         )
 
 
