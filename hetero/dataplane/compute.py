@@ -12,28 +12,13 @@ import heapq
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from hetero.faults import faults_at
 
-__all__ = ["Compute", "ComputeStatistics", "Task"]
+__all__ = ["Compute", "Task"]
 
 _ASK_INTERVAL_S = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeStatistics:
-    """What an endpoint's compute has done so far."""
-
-    num_cancelled: int = 0
-    """Tasks dropped from the queue or stopped half way."""
-    num_overruns: int = 0
-    """Emulated tasks whose real work, waiting for its turn included, took longer than the emulated time."""
-    compute_time_s: float = 0.0
-    """Real work."""
-    emulated_time_s: float = 0.0
-    """What the finished emulated tasks were to take."""
 
 
 class Task:
@@ -70,11 +55,6 @@ class Task:
                 self._ask_at_s = now_s + _ASK_INTERVAL_S
                 if self._is_abandoned():
                     self._cancelled.set()
-        return self._cancelled.is_set()
-
-    @property
-    def was_cancelled(self) -> bool:
-        """Whether somebody has found that the result was given up; asks nobody."""
         return self._cancelled.is_set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -120,7 +100,8 @@ class Compute:
         self._is_closed = False
         self._real_work = threading.Lock()
         self._fault = faults_at("compute")
-        self._statistics = ComputeStatistics()
+        self.num_overruns = 0
+        """Emulated tasks whose real work, waiting for its turn included, took longer than the emulated time."""
         self._threads = [
             threading.Thread(target=self._serve, name=f"compute-{slot}", daemon=True) for slot in range(num_slots)
         ]
@@ -155,11 +136,6 @@ class Compute:
         with self._changed:
             return len(self._queue) + len(self._running)
 
-    def statistics(self) -> ComputeStatistics:
-        """Return the counters."""
-        with self._changed:
-            return self._statistics
-
     def close(self) -> None:
         """Cancel what is queued or running, and end the threads after the sample in progress; idempotent."""
         with self._changed:
@@ -177,36 +153,24 @@ class Compute:
                     self._changed.wait()
                 _, _, task = heapq.heappop(self._queue)
                 self._running.add(task)
-            facts = self._run(task)
+            overran = self._run(task)
             with self._changed:
                 self._running.discard(task)
-                self._count(task, *facts)
+                self.num_overruns += overran
             task.finish()
             del task  # its result: while this thread waits, nobody needs it
 
-    def _run(self, task: Task) -> tuple[float, bool]:
-        """Run one task in its slot; return the real seconds of work and whether they overran."""
+    def _run(self, task: Task) -> bool:
+        """Run one task in its slot; return whether its real work overran the emulated time."""
         taken_s = self._clock()
-        work_s = 0.0
         if not task.is_cancelled():
             with self._real_work:
                 if self._fault is not None:
                     self._fault()
-                begin_s = self._clock()
                 task.run()
-                work_s = self._clock() - begin_s
         elapsed_s = self._clock() - taken_s
         overran = task.emulated_s > 0 and elapsed_s > task.emulated_s
         remaining_s = taken_s + task.emulated_s - self._clock()
         if remaining_s > 0:
             task.wait_cancelled(remaining_s)
-        return work_s, overran
-
-    def _count(self, task: Task, work_s: float, overran: bool) -> None:
-        before = self._statistics
-        self._statistics = ComputeStatistics(
-            num_cancelled=before.num_cancelled + task.was_cancelled,
-            num_overruns=before.num_overruns + overran,
-            compute_time_s=before.compute_time_s + work_s,
-            emulated_time_s=before.emulated_time_s + task.emulated_s,
-        )
+        return overran

@@ -290,8 +290,9 @@ class Delivery:
         try:
             if is_full:
                 # Closing before would look like a failed connection.
-                stream.receive_message(MAX_REQUEST_BYTES, deadline_s=time.monotonic() + _TURN_AWAY_S)
-                stream.send(encode_refusal(Refusal.BUSY, f"{_MAX_CONNECTIONS} connections are open already"))
+                asked = stream.receive_message(MAX_REQUEST_BYTES, deadline_s=time.monotonic() + _TURN_AWAY_S) or b""
+                why_not = f"{_MAX_CONNECTIONS} connections are open already"
+                stream.send(encode_refusal(Refusal.BUSY, why_not, request=asked))
                 return
             while self._serve_one(stream):
                 pass
@@ -315,7 +316,7 @@ class Delivery:
             return False
         if request is None:
             return False
-        if self._fetch_fault is not None and not self._survives(self._fetch_fault, stream):
+        if self._fetch_fault is not None and not self._survives(self._fetch_fault, stream, request):
             return False
         with self._changed:
             why_not = ""
@@ -325,7 +326,7 @@ class Delivery:
                 why_not = f"{self._max_requests} requests are in work already"
             self._num_busy += not why_not
         if why_not:
-            stream.send(encode_refusal(Refusal.BUSY, why_not))
+            stream.send(encode_refusal(Refusal.BUSY, why_not, request=request))
             return True
         try:
             answer = self._answer(request, stream.is_ended)
@@ -347,11 +348,11 @@ class Delivery:
 
     # Faults on purpose
 
-    def _survives(self, strike: Strike, stream: Stream) -> bool:
+    def _survives(self, strike: Strike, stream: Stream, request: bytes) -> bool:
         """Do wrong with a request; False if that was the end of the connection."""
         fault = strike()
         if fault is not None and fault.action == "busy":
-            stream.send(encode_refusal(Refusal.BUSY, "on purpose"))
+            stream.send(encode_refusal(Refusal.BUSY, "on purpose", request=request))
         return fault is None
 
     def _spoil(self, strike: Strike, stream: Stream, answer: EncodedBatch) -> None:

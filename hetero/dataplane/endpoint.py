@@ -105,7 +105,6 @@ class Endpoint:
             name=options.name,
             worker_index=options.index,
             num_workers=options.num_endpoints,
-            num_slots=options.num_slots,
             sample_time_s=options.sample_time_s,
             limits=Limits(),
             on_build=on_build,
@@ -145,13 +144,9 @@ class Endpoint:
     def statistics(self) -> EndpointStatistics:
         """Return the counters; blocks if the service is stuck, so that an answer is a sign of life."""
         self._service.show_life()
-        compute = self._compute.statistics()
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
-            num_cancelled=compute.num_cancelled,
-            num_overruns=compute.num_overruns,
-            compute_time_s=compute.compute_time_s,
-            emulated_time_s=compute.emulated_time_s,
+            num_overruns=self._compute.num_overruns,
             auth_failures=self._access.auth_failures + self._service.delivery.num_refused,
         )
 

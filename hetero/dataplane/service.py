@@ -67,7 +67,6 @@ class _Served:
 
     def __init__(self) -> None:
         self.build: Task | None = None
-        self.build_time_s = 0.0
         self.built: BuiltDataset | None = None
         self.description: Task | None = None
 
@@ -82,7 +81,6 @@ class DataService:
         name: Of this endpoint, for the user's errors: ``algo-1/0``.
         worker_index: Of this endpoint among its host's.
         num_workers: Endpoints of this host.
-        num_slots: Emulated vCPUs; 1 if nothing is emulated.
         sample_time_s: Emulated time per sample; 0: real time only.
         limits: Bounds of what is sent and accepted.
         on_build: Called on the compute thread when the building of a data set begins (False), and has ended (True).
@@ -101,7 +99,6 @@ class DataService:
         name: str,
         worker_index: int,
         num_workers: int,
-        num_slots: int,
         sample_time_s: float,
         limits: Limits,
         on_build: Callable[[bool], None] = lambda has_ended: None,
@@ -111,7 +108,6 @@ class DataService:
         self._name = name
         self._worker_index = worker_index
         self._num_workers = num_workers
-        self._num_slots = num_slots
         self._sample_time_s = sample_time_s
         self._limits = limits
         self._on_build = on_build
@@ -143,12 +139,11 @@ class DataService:
         assert served.build is not None
         if not _wait(served.build, lambda: not context.is_active()):
             return b""
-        reply = pb.PrepareReply(num_slots=self._num_slots)
+        reply = pb.PrepareReply()
         try:
             served.build.result()
         except DatasetError as error:
             reply.failure.CopyFrom(requests.failure_to_proto(_record(error)))
-        reply.build_time_s = served.build_time_s
         return reply.SerializeToString()
 
     def _start_build(self, spec: DatasetSpec, context: grpc.ServicerContext) -> _Served:
@@ -180,8 +175,7 @@ class DataService:
             raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
         finally:
             self._on_build(True)
-        served.build_time_s = time.monotonic() - begin_s
-        logger.info("built data set %s in %.1f s", spec, served.build_time_s)
+        logger.info("built data set %s in %.1f s", spec, time.monotonic() - begin_s)
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.DescribeRequest, data)
@@ -235,13 +229,13 @@ class DataService:
         try:
             return self._fetch(data, has_left)
         except DatasetError as error:
-            return framing.encode_failure(_record(error))
+            return framing.encode_failure(_record(error), request=data)
         except _UnpreparedError as error:
-            return framing.encode_refusal(Refusal.UNPREPARED, str(error))
+            return framing.encode_refusal(Refusal.UNPREPARED, str(error), request=data)
         except (ProtocolError, ConfigError) as error:
-            return framing.encode_refusal(Refusal.REJECTED, _one_line(error))
+            return framing.encode_refusal(Refusal.REJECTED, _one_line(error), request=data)
         except BaseException as error:  # noqa: BLE001 - a broken answer must not end the connection's thread
-            return framing.encode_refusal(Refusal.BROKEN, self._log_incident(error))
+            return framing.encode_refusal(Refusal.BROKEN, self._log_incident(error), request=data)
 
     def _fetch(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | None:
         message = parse(pb.FetchRequest, data)
@@ -262,8 +256,8 @@ class DataService:
         except Cancelled:
             return None
         if not isinstance(found, framing.EncodedBatch):
-            batch, compute_time_s, skips = found
-            found = self._encode(batch, request, data, limits, compute_time_s, skips, copy=False)
+            batch, skips = found
+            found = self._encode(batch, request, data, limits, skips, copy=False)
         # Without the package the batch travels as it is, and says so: the reader warns. Every batch is the same
         # either way, and a job that runs slower than it could is worth more than one that does not.
         if request.compression is not None and is_installed(request.compression):
@@ -272,19 +266,17 @@ class DataService:
 
     def _compute_batch(
         self, built: BuiltDataset, request: BatchRequest, data: bytes, limits: Limits, task: Task
-    ) -> framing.EncodedBatch | tuple[Any, float, Skips | None]:
-        """Return the batch encoded; or, if nobody will write to its memory, as it is, its seconds, what was skipped."""
-        begin_s = time.monotonic()
+    ) -> framing.EncodedBatch | tuple[Any, Skips | None]:
+        """Return the batch encoded; or, if nobody will write to its memory, as it is, and what was skipped."""
         told: list[Skips] = []
         try:
             batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled, on_skips=told.append)
             skips = told[0] if told else None
-            compute_time_s = time.monotonic() - begin_s
             # A handler thread can encode and send from new memory while the next batch is computed. What the user's own
             # code returns may be a buffer that it fills again for the next batch.
             if built.makes_new_memory(collate=request.collate):
-                return batch, compute_time_s, skips
-            return self._encode(batch, request, data, limits, compute_time_s, skips, copy=True)
+                return batch, skips
+            return self._encode(batch, request, data, limits, skips, copy=True)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
@@ -297,7 +289,6 @@ class DataService:
         request: BatchRequest,
         data: bytes,
         limits: Limits,
-        compute_time_s: float,
         skips: Skips | None,
         *,
         copy: bool,
@@ -312,7 +303,6 @@ class DataService:
                 batch,
                 limits=limits,
                 num_queued=self._compute.num_queued,
-                compute_time_s=compute_time_s,
                 copy=copy,
                 skips=skips,
                 request=data,

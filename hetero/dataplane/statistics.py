@@ -12,11 +12,8 @@ class EndpointStatistics:
     """Counters of one endpoint process since its start."""
 
     num_batches: int = 0
-    num_cancelled: int = 0
     num_overruns: int = 0
     """Emulated batches whose real work took longer than the emulated time."""
-    compute_time_s: float = 0.0
-    emulated_time_s: float = 0.0
     auth_failures: int = 0
 
 

@@ -1,10 +1,11 @@
 """A nested batch <-> an answer: a message, and the payload after it.
 
 The message is a protobuf ``Answer``: the header of a batch (version, structure, sizes, checksum), the failure of
-the user's code, or a refusal. After a header come the leaves' bytes one after the other, with nothing between
-them: sent from the batch's own memory, received into memory that is the batch's. Compressed ones come in blocks, whose
-sizes the header says (`hetero.wire.compression`); the checksum is of what they were before, and of the request: the
-answer to another request, or to one that was damaged on its way, does not pass. No I/O here.
+the user's code, or a refusal; each with the checksum of the request that it answers, so that the answer to another
+request, or to one that was damaged on its way, does not pass. After a header come the leaves' bytes one after the
+other, with nothing between them: sent from the batch's own memory, received into memory that is the batch's. Compressed
+ones come in blocks, whose sizes the header says (`hetero.wire.compression`); the checksum is of what they were before.
+No I/O here.
 """
 
 from __future__ import annotations
@@ -83,16 +84,15 @@ class EncodedBatch:
         batch: See `hetero.batches.structure.flatten`.
         limits: Bounds of what is sent.
         num_queued: Requests that wait on this endpoint.
-        compute_time_s: What the batch took.
         copy: Whether the batch may change or go before it is sent. Without, its memory is what is sent.
         skips: The samples that others stand in for.
-        request: What it answers, as it arrived: the checksum is bound to it.
+        request: What it answers, as it arrived.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
     """
 
-    __slots__ = ("_header", "_pieces", "nbytes")
+    __slots__ = ("_header", "_pieces", "_request", "nbytes")
 
     def __init__(
         self,
@@ -100,7 +100,6 @@ class EncodedBatch:
         *,
         limits: Limits = _DEFAULT_LIMITS,
         num_queued: int = 0,
-        compute_time_s: float = 0.0,
         copy: bool = True,
         skips: Skips | None = None,
         request: bytes = b"",
@@ -118,8 +117,7 @@ class EncodedBatch:
         self.nbytes: int = sum(map(len, self._pieces))
         """Payload, uncompressed."""
         skipped = encode_skips(skips)
-        hasher = _hasher_for(request)
-        hasher.update(structure)
+        hasher = xxhash.xxh3_64(structure)
         hasher.update(skipped)
         for data in self._pieces:
             hasher.update(data)
@@ -129,9 +127,9 @@ class EncodedBatch:
             payload_bytes=self.nbytes,
             checksum=hasher.intdigest(),
             num_queued=num_queued,
-            compute_time_s=compute_time_s,
             skips=skipped,
         )
+        self._request = _digest(request)
 
     def compress(self, name: str) -> None:
         """Compress the payload, where that makes it smaller; once, before it is sent.
@@ -153,7 +151,7 @@ class EncodedBatch:
     @property
     def message(self) -> bytes:
         """What precedes the payload; made anew each time."""
-        return pb.Answer(header=self._header).SerializeToString()
+        return pb.Answer(header=self._header, request=self._request).SerializeToString()
 
     @property
     def payload(self) -> Sequence[memoryview]:
@@ -161,14 +159,26 @@ class EncodedBatch:
         return self._pieces
 
 
-def encode_failure(failure: SampleFailure) -> bytes:
-    """Return the answer that says that the user's code raised."""
-    return pb.Answer(failure=failure_to_proto(failure)).SerializeToString()
+def encode_failure(failure: SampleFailure, *, request: bytes = b"") -> bytes:
+    """Return the answer that says that the user's code raised.
+
+    Args:
+        failure: What is known of it.
+        request: What it answers, as it arrived.
+    """
+    return pb.Answer(failure=failure_to_proto(failure), request=_digest(request)).SerializeToString()
 
 
-def encode_refusal(refusal: Refusal, details: str) -> bytes:
-    """Return the answer that refuses the request."""
-    return pb.Answer(refusal=pb.Refusal(reason=refusal.name, details=details[:_MAX_DETAILS])).SerializeToString()
+def encode_refusal(refusal: Refusal, details: str, *, request: bytes = b"") -> bytes:
+    """Return the answer that refuses the request.
+
+    Args:
+        refusal: Why.
+        details: In words; cut if they are long.
+        request: What it answers, as it arrived.
+    """
+    message = pb.Refusal(reason=refusal.name, details=details[:_MAX_DETAILS])
+    return pb.Answer(refusal=message, request=_digest(request)).SerializeToString()
 
 
 def _allocate(nbytes: int) -> memoryview:
@@ -227,7 +237,8 @@ class BatchDecoder:
         self._filled = 0  # bytes of that leaf
         self._missing = 0  # bytes of payload
         self._expected_checksum = 0
-        self._hasher = _hasher_for(request)
+        self._hasher = xxhash.xxh3_64()
+        self._request = _digest(request)
 
         self.nbytes = 0
         """Payload, uncompressed; 0 before the header has come."""
@@ -239,8 +250,6 @@ class BatchDecoder:
         """The samples that others stand in for."""
         self.num_queued = 0
         """Requests that waited on the endpoint."""
-        self.compute_time_s = 0.0
-        """What the batch took there."""
 
     @property
     def done(self) -> bool:
@@ -253,7 +262,7 @@ class BatchDecoder:
         Raises:
             DatasetError: If it says that the user's code raised.
             RefusedError: If it refuses the request.
-            ChecksumError: If there is no payload, and the batch is not what was sent.
+            ChecksumError: If it answers another request; or there is no payload, and the batch is not what was sent.
             ProtocolError: If `EncodedBatch` would not have made this here. The decoder is of no use any more.
         """
         if len(message) > self._limits.max_answer_bytes:
@@ -266,6 +275,8 @@ class BatchDecoder:
             raise ProtocolError("an answer is neither batch nor failure nor refusal")
         if message[0] != _TAGS[part]:
             raise ProtocolError("an answer holds more than one part")
+        if answer.request != self._request:
+            raise ChecksumError("an answer is not to this request, or one of both arrived damaged")
         if part == "failure":
             if len(message) > self._limits.max_failure_bytes:
                 raise ProtocolError(f"a failure has {len(message)} bytes, more than {self._limits.max_failure_bytes}")
@@ -343,8 +354,6 @@ class BatchDecoder:
                 f"a batch has {nbytes} bytes, at most {self._limits.max_batch_bytes} are allowed\n"
                 "  Use smaller batches, or send uint8 and normalise on the accelerator."
             )
-        if not 0 <= header.compute_time_s < float("inf"):
-            raise ProtocolError(f"a batch took {header.compute_time_s} s")
         if self._codec is not None or header.compression:
             self._take_blocks(header, shapes)
         self.skips = decode_skips(header.skips, max_skipped=self._max_skipped)
@@ -353,7 +362,7 @@ class BatchDecoder:
         self._hasher.update(header.structure)
         self._hasher.update(header.skips)
         self.nbytes = self._missing = nbytes
-        self.num_queued, self.compute_time_s = header.num_queued, header.compute_time_s
+        self.num_queued = header.num_queued
         self._has_header = True
 
     def _take_blocks(self, header: pb.BatchHeader, shapes: Sequence[LeafShape]) -> None:
@@ -382,9 +391,7 @@ class BatchDecoder:
     def _check_end(self) -> None:
         if self.done and self._hasher.intdigest() != self._expected_checksum:
             self._missing = -1
-            raise ChecksumError(
-                f"a batch of {self.nbytes} bytes, or its request, arrived damaged: its checksum differs"
-            )
+            raise ChecksumError(f"a batch of {self.nbytes} bytes arrived damaged: its checksum differs")
 
     def _next_leaf(self) -> None:
         """Allocate the next leaf that has bytes."""
@@ -398,9 +405,9 @@ class BatchDecoder:
         self._filled = 0
 
 
-def _hasher_for(request: bytes) -> Any:
-    """Return the hasher of an answer's checksum, which starts from that of the request."""
-    return xxhash.xxh3_64(seed=xxhash.xxh3_64_intdigest(request) if request else 0)
+def _digest(request: bytes) -> int:
+    """Return what an answer says of the request that it answers; 0: that it arrived as no whole one."""
+    return xxhash.xxh3_64_intdigest(request) if request else 0
 
 
 def _refused(message: pb.Refusal) -> Exception:

@@ -75,12 +75,13 @@ def is_served(server: Server) -> bool:
 
 
 def answers(stream: Stream) -> bool:
-    stream.send(REQUEST.SerializeToString(), deadline_s=time.monotonic() + 20.0)
+    request = REQUEST.SerializeToString()
+    stream.send(request, deadline_s=time.monotonic() + 20.0)
     message = stream.receive_message(Limits().max_answer_bytes, deadline_s=time.monotonic() + 20.0)
     if message is None:
         return False
     with pytest.raises(RefusedError, match="without collation|not built"):
-        BatchDecoder().take_message(message)
+        BatchDecoder(request=request).take_message(message)
     return True
 
 

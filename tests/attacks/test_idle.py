@@ -56,13 +56,14 @@ def is_served(server: Server) -> bool:
     """Tell whether a reader comes through both ports: here, to hear that the data set is not built."""
     record = EndpointRecord(endpoint_id="a/0", host="a", address=server.address, incarnation="first")
     metadata = call_metadata(server.token, JOB, incarnation="first")
-    request = pb.FetchRequest(
+    message = pb.FetchRequest(
         protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=[1], collate=True
     )
+    request = message.SerializeToString()
     with contextlib.closing(Link(record, metadata, Limits())) as link:
         try:
             link.attend()
-            link.fetch(request.SerializeToString(), BatchDecoder(), timeout_s=20.0, on_call=lambda call: None)
+            link.fetch(request, BatchDecoder(request=request), timeout_s=20.0, on_call=lambda call: None)
         except CallFailedError as error:
             return error.fault is Fault.UNPREPARED
     return False

@@ -22,11 +22,12 @@ from hetero.wire.limits import Limits
 from hetero.wire.streams import Stream, connect
 
 HasLeft = Callable[[], bool]
-LARGE = EncodedBatch({"large": np.zeros(2**26, np.uint8)})  # more than all buffers on the way hold
+REQUEST = b"request"
+LARGE = EncodedBatch({"large": np.zeros(2**26, np.uint8)}, request=REQUEST)  # more than all buffers on the way hold
 
 
 def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch:
-    return EncodedBatch({"request": np.frombuffer(request, np.uint8)})
+    return EncodedBatch({"request": np.frombuffer(request, np.uint8)}, request=request)
 
 
 def num_descriptors() -> int:
@@ -77,20 +78,20 @@ def admitted(served: Delivery, streams: contextlib.ExitStack, ticket: bytes | No
     return stream
 
 
-def receive(stream: Stream) -> Any:
+def receive(stream: Stream, request: bytes = REQUEST) -> Any:
     """Return the batch that comes next."""
     message = stream.receive_message(Limits().max_answer_bytes)
     assert message is not None, "the connection ended"
-    decoder = BatchDecoder()
+    decoder = BatchDecoder(request=request)
     decoder.take_message(message)
     while not decoder.done:
         decoder.filled(stream.receive_into(decoder.room()))
     return decoder.result()
 
 
-def ask(stream: Stream, request: bytes = b"request") -> Any:
+def ask(stream: Stream, request: bytes = REQUEST) -> Any:
     stream.send(request)
-    return receive(stream)
+    return receive(stream, request)
 
 
 def is_served(served: Delivery, streams: contextlib.ExitStack) -> bool:
@@ -328,7 +329,7 @@ def test_request_that_is_too_long_is_rejected(serve: Serve, streams: contextlib.
     stream = admitted(served, streams)
     stream.send_raw(struct.pack("<I", 2**32 - 1))
     with pytest.raises(RefusedError, match="4294967295 bytes") as caught:
-        receive(stream)
+        receive(stream, request=b"")  # nobody has read that
     assert caught.value.refusal is Refusal.REJECTED
     assert stream.receive_message(100) is None
 

@@ -112,7 +112,7 @@ def ask(stream: Stream, request: bytes) -> None:
     stream.send(request)
     answer = stream.receive_message(2**21)
     assert answer is not None
-    BatchDecoder().take_message(answer)
+    BatchDecoder(request=request).take_message(answer)
 
 
 @pytest.mark.attack("A3")

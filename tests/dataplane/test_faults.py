@@ -59,7 +59,12 @@ def truncated(message: bytes, payload: bytes, _ended: threading.Event) -> bytes:
 
 
 def refused(refusal: Refusal) -> Answer:
-    return lambda _message, _payload, _ended: framed(encode_refusal(refusal, "on purpose"))
+    def answer(message: bytes, _payload: bytes, _ended: threading.Event) -> bytes:
+        refusing = pb.Answer.FromString(encode_refusal(refusal, "on purpose"))
+        refusing.request = pb.Answer.FromString(message).request
+        return framed(refusing.SerializeToString())
+
+    return answer
 
 
 def closed(_message: bytes, _payload: bytes, _ended: threading.Event) -> bytes:
@@ -98,7 +103,7 @@ class Misbehaving:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _prepare(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
-        return pb.PrepareReply(num_slots=1).SerializeToString()
+        return pb.PrepareReply().SerializeToString()
 
     def _describe(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
         return pb.DescribeReply(num_samples=100, fingerprint="f").SerializeToString()

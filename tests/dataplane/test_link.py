@@ -36,7 +36,7 @@ FAILURE = SampleFailure(dataset="d", host="h", stage="sample", sample_index="1",
 
 
 def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch | bytes | None:
-    return EncodedBatch({"request": request})
+    return EncodedBatch({"request": request}, request=request)
 
 
 class Endpoint:
@@ -51,7 +51,6 @@ class Endpoint:
             name="algo-1/0",
             worker_index=0,
             num_workers=1,
-            num_slots=1,
             sample_time_s=0.0,
             limits=Limits(),
         )
@@ -119,7 +118,7 @@ def fetch(
 ) -> Any:
     if not link._end:
         link.attend()
-    decoder = BatchDecoder()
+    decoder = BatchDecoder(request=request)
     link.fetch(request, decoder, timeout_s=timeout_s, on_call=on_call or (lambda call: None))
     return decoder.result()
 
@@ -179,7 +178,9 @@ def test_fetch_cancelled_while_the_endpoint_computes_frees_both_sides(serve: Any
 
 
 def test_fetch_cancelled_in_the_middle_of_its_payload_leaves_the_next_one_alone(serve: Any, opened: Any) -> None:
-    endpoint = serve(lambda request, _has_left: EncodedBatch({"large": np.full(LARGE, request[0], np.uint8)}))
+    endpoint = serve(
+        lambda request, _has_left: EncodedBatch({"large": np.full(LARGE, request[0], np.uint8)}, request=request)
+    )
     link = opened(endpoint.record)
     calls: list[Call] = []
 
@@ -258,11 +259,12 @@ def test_late_answer_is_not_taken_for_that_of_the_next_request(serve: Any, opene
 @pytest.mark.parametrize(
     ("answer", "raised", "is_kept"),
     [
-        (encode_failure(FAILURE), DatasetError, True),
-        (encode_refusal(Refusal.UNPREPARED, "x"), CallFailedError, True),
-        (encode_refusal(Refusal.BUSY, "x"), CallFailedError, True),
-        (encode_refusal(Refusal.REJECTED, "x"), CallFailedError, True),
-        (encode_refusal(Refusal.BROKEN, "x"), CallFailedError, True),
+        (encode_failure(FAILURE, request=b"fail"), DatasetError, True),
+        (encode_refusal(Refusal.UNPREPARED, "x", request=b"fail"), CallFailedError, True),
+        (encode_refusal(Refusal.BUSY, "x", request=b"fail"), CallFailedError, True),
+        (encode_refusal(Refusal.REJECTED, "x", request=b"fail"), CallFailedError, True),
+        (encode_refusal(Refusal.BROKEN, "x", request=b"fail"), CallFailedError, True),
+        (encode_refusal(Refusal.BUSY, "x", request=b"another"), ProtocolError, False),
         (b"nonsense", ProtocolError, False),
     ],
 )

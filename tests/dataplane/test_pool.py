@@ -175,8 +175,6 @@ def test_pool_emulates_slots_and_reports_it(job: Any, tools: Any) -> None:
     pool.stop()
     facts = pool.statistics()
     assert facts["num_batches"] == 16
-    assert facts["emulated_time_s"] == pytest.approx(16 * 4 * 0.02)
-    assert facts["compute_time_s"] > 0
     assert facts["num_overruns"] < 16
 
 

@@ -27,7 +27,7 @@ CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # its beginning
 
 
 def echo(request: bytes, _has_left: Callable[[], bool]) -> EncodedBatch:
-    return EncodedBatch({"request": np.frombuffer(request, np.uint8)})
+    return EncodedBatch({"request": np.frombuffer(request, np.uint8)}, request=request)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def ask(stream: Stream, request: bytes = b"request") -> bytes:
     stream.send(request)
     message = stream.receive_message(Limits().max_answer_bytes)
     assert message is not None, "the connection ended"
-    decoder = BatchDecoder()
+    decoder = BatchDecoder(request=request)
     decoder.take_message(message)
     while not decoder.done:
         decoder.filled(stream.receive_into(decoder.room()))

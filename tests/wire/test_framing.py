@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from hetero.wire.proto import data_pb2 as pb
 
 torch = pytest.importorskip("torch")
 
+FAILURE = SampleFailure(dataset="d", host="h", stage="sample", sample_index="1", exception="KeyError", traceback="")
 Pair = collections.namedtuple("Pair", "image label")
 
 DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?")
@@ -88,7 +90,7 @@ def test_round_trip_around_the_sizes_of_chunks_is_the_same(size: int) -> None:
 def test_message_protobuf_reader_understands_it() -> None:
     image = np.arange(300, dtype=np.uint8)
     batch = {"image": image, "label": torch.arange(3), "names": ["a", "bc"] * 4, "weight": 0.5, "empty": np.zeros(0)}
-    encoded = EncodedBatch(batch, num_queued=3, compute_time_s=0.25)
+    encoded = EncodedBatch(batch, num_queued=3)
     answer = pb.Answer.FromString(encoded.message)
     assert answer.WhichOneof("part") == "header"
     header = answer.header
@@ -98,7 +100,7 @@ def test_message_protobuf_reader_understands_it() -> None:
     assert payload[:300] == image.tobytes()
     assert len(payload) == encoded.nbytes == header.payload_bytes == sum(leaf.nbytes for leaf in structure.leaves)
     assert header.checksum == xxhash.xxh3_64_intdigest(header.structure + payload)
-    assert (header.protocol, header.num_queued, header.compute_time_s) == (PROTOCOL, 3, 0.25)
+    assert (header.protocol, header.num_queued) == (PROTOCOL, 3)
     assert [key.text for key in structure.root.mapping.keys] == list(batch)
     assert structure.root.mapping.values[3].real == 0.5
     first = structure.leaves[0]
@@ -168,8 +170,8 @@ def test_decoder_allocate_gets_one_call_per_tensor_and_its_memory_is_used() -> N
 
 def test_decoder_header_facts_are_known() -> None:
     decoder = BatchDecoder()
-    decoder.take_message(EncodedBatch(np.zeros(4), num_queued=5, compute_time_s=1.5).message)
-    assert (decoder.num_queued, decoder.compute_time_s, decoder.nbytes, decoder.done) == (5, 1.5, 32, False)
+    decoder.take_message(EncodedBatch(np.zeros(4), num_queued=5).message)
+    assert (decoder.num_queued, decoder.nbytes, decoder.done) == (5, 32, False)
     with pytest.raises(ProtocolError, match="32 of 32 bytes are missing"):
         decoder.result()
 
@@ -209,16 +211,18 @@ def test_failure_with_control_characters_cannot_forge_a_log_line() -> None:
     assert caught.value.record.traceback == "one\ntwo\\x1b\\r"
 
 
-def test_answer_to_another_request_does_not_pass() -> None:
-    encoded = EncodedBatch(np.arange(4), request=b"one")
-    for request, passes in ((b"one", True), (b"ane", False), (b"", False)):
-        decoder = BatchDecoder(request=request)
-        decoder.take_message(encoded.message)
-        room = decoder.room()
-        room[:] = b"".join(encoded.payload)
-        if passes:
-            decoder.filled(len(room))
-            assert decoder.result().tolist() == [0, 1, 2, 3]
-        else:
-            with pytest.raises(ChecksumError):
-                decoder.filled(len(room))
+@pytest.mark.parametrize(
+    ("message", "raised"),
+    [
+        (EncodedBatch(np.zeros(0), request=b"one").message, None),
+        (encode_failure(FAILURE, request=b"one"), DatasetError),
+        (encode_refusal(Refusal.REJECTED, "no", request=b"one"), RefusedError),
+    ],
+    ids=["batch", "failure", "refusal"],
+)
+def test_answer_to_another_request_does_not_pass(message: bytes, raised: type[Exception] | None) -> None:
+    with contextlib.nullcontext() if raised is None else pytest.raises(raised):
+        BatchDecoder(request=b"one").take_message(message)
+    for other in (b"ane", b"one ", b""):
+        with pytest.raises(ChecksumError, match="not to this request"):
+            BatchDecoder(request=other).take_message(message)

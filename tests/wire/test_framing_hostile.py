@@ -161,14 +161,6 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "structure of noise": (lambda: signed(b"\xff\xff\xff"), "no Structure message"),
     "another protocol": (lambda: signed(b"", protocol=7), f"protocol 7, this side {PROTOCOL}"),
     "no protocol": (lambda: (b"\x0a\x00", b""), "protocol 0"),
-    "time that is none": (
-        lambda: signed(pb.Structure(root=pb.Node(none=True)).SerializeToString(), compute_time_s=float("nan")),
-        "nan s",
-    ),
-    "negative time": (
-        lambda: signed(pb.Structure(root=pb.Node(none=True)).SerializeToString(), compute_time_s=-1),
-        "-1.0 s",
-    ),
     "shape bomb": (lambda: of_leaf(shape=[HUGE, HUGE]), "exceeds 4096"),
     "shape bomb that overflows": (lambda: of_leaf(shape=[2**32, 2**32], nbytes=0), "exceeds 4096"),
     "shape bomb with a zero": (lambda: of_leaf(shape=[0, 2**63], nbytes=0), "exceeds 4096"),

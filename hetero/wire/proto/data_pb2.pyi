@@ -87,14 +87,10 @@ class PrepareRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("failure", "num_slots", "build_time_s")
+    __slots__ = ("failure",)
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    BUILD_TIME_S_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
-    num_slots: int
-    build_time_s: float
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_slots: _Optional[int] = ..., build_time_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("protocol", "dataset")
@@ -186,14 +182,16 @@ class AttendReply(_message.Message):
     def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("header", "failure", "refusal")
+    __slots__ = ("header", "failure", "refusal", "request")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     header: BatchHeader
     failure: Failure
     refusal: Refusal
-    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    request: int
+    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., request: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "details")
@@ -232,13 +230,12 @@ class Failure(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compute_time_s", "compression", "block_bytes", "skips")
+    __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compression", "block_bytes", "skips")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     SKIPS_FIELD_NUMBER: _ClassVar[int]
@@ -247,11 +244,10 @@ class BatchHeader(_message.Message):
     payload_bytes: int
     checksum: int
     num_queued: int
-    compute_time_s: float
     compression: Compression
     block_bytes: _containers.RepeatedScalarFieldContainer[int]
     skips: bytes
-    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compute_time_s: _Optional[float] = ..., compression: _Optional[_Union[Compression, str]] = ..., block_bytes: _Optional[_Iterable[int]] = ..., skips: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., structure: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., num_queued: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., block_bytes: _Optional[_Iterable[int]] = ..., skips: _Optional[bytes] = ...) -> None: ...
 
 class Skips(_message.Message):
     __slots__ = ("num_skipped", "listed")
