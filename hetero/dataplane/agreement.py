@@ -2,13 +2,14 @@
 
 The first endpoint in natural order that can answer gives the reference, so that
 all ranks compare with the same. An endpoint that was there when the reference
-was taken and differs fails the job; one that comes later is refused with a
+was taken and differs fails the job; one that comes later is left out with a
 warning, because the job can go on without it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 from hetero.batches.fetch import Description
@@ -17,6 +18,8 @@ from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError
 
 __all__ = ["Agreement"]
+
+_NUM_SIZES = 128
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +37,18 @@ class Agreement:
         self.failure: HeteroError | None = None
         """Why no batch of this data set can be trusted."""
         self.batch_bytes = 64 * 2**20
-        """The largest batch so far; a guess that errs on the large side until one was seen."""
-        self.has_size = False
-        """A batch has been seen: ``batch_bytes`` is no guess any more."""
+        """The largest of the last batches; a guess that errs on the large side until one was seen."""
+        self._sizes: deque[int] = deque(maxlen=_NUM_SIZES)
         self.was_served = False
         """An endpoint was ready for it once."""
+        self.has_settled = False
+        """Whoever waited for the reference once need not do so again."""
         self._reference_name = ""
         self._initial: set[tuple[str, str]] = set()
         self._has_warned = False
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
-        """Take the reference if it can be taken, and admit or refuse who has described itself.
+        """Take the reference if it can be taken, and admit or leave out who has described itself.
 
         Args:
             connections: Those in use, in natural order.
@@ -58,22 +62,27 @@ class Agreement:
             if (
                 description is not None
                 and connection.state is ConnectionState.READY
-                and self.spec not in connection.prepared | connection.refused
+                and self.spec not in connection.prepared | connection.unusable
             ):
                 self._compare(connection, description, self.reference)
 
+    def observe_size(self, nbytes: int) -> None:
+        """Take in the size of a batch."""
+        self._sizes.append(nbytes)
+        self.batch_bytes = max(self._sizes)
+
     def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
-        """Tell whether everyone who was there at the start has been compared, is refused, or cannot be reached."""
+        """Tell whether everyone who was there at the start has been compared, is not used, or cannot be reached."""
         return self.reference is not None and all(
             connection.identity not in self._initial
-            or self.spec in connection.prepared | connection.refused
-            or connection.state in (ConnectionState.DOWN, ConnectionState.REFUSED)
+            or self.spec in connection.prepared | connection.unusable
+            or connection.state in (ConnectionState.DOWN, ConnectionState.FOREIGN)
             for connection in connections
         )
 
     def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
         """The user's code raised while an endpoint prepared or described."""
-        self._reject(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
+        self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
 
     def _take_reference(self, connections: Sequence[EndpointConnection]) -> None:
         for connection in connections:
@@ -96,10 +105,10 @@ class Agreement:
             f"{self._reference_name} has {_outline(expected)}, {connection.record.endpoint_id} has {_outline(found)}; "
             "check that every data host has all files and lists them in sorted order"
         )
-        self._reject(connection, DatasetMismatchError(problem), problem)
+        self._exclude(connection, DatasetMismatchError(problem), problem)
 
-    def _reject(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
-        connection.refused.add(self.spec)
+    def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
+        connection.unusable.add(self.spec)
         connection.last_word = why
         is_late = self.reference is not None and connection.identity not in self._initial
         if is_late:

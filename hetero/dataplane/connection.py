@@ -38,14 +38,14 @@ class ConnectionState(enum.Enum):
     """What is known of an endpoint.
 
     CONNECTING -> READY (it answered) -> DOWN (a call failed) -> CONNECTING (the
-    back-off is over). CONNECTING -> DOWN, too. Any -> REFUSED, which is final
+    back-off is over). CONNECTING -> DOWN, too. Any -> FOREIGN, which is final
     for this incarnation.
     """
 
     CONNECTING = "connecting"
     READY = "ready"
     DOWN = "down"
-    REFUSED = "refused"
+    FOREIGN = "foreign"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class EndpointConnection:
         self.prepared: set[DatasetSpec] = set()
         """Specifications that it serves and that agree with the reference."""
         self.preparing: set[DatasetSpec] = set()
-        self.refused: set[DatasetSpec] = set()
+        self.unusable: set[DatasetSpec] = set()
         """Those that it cannot build, or that differ from the reference."""
         self.descriptions: dict[DatasetSpec, Description] = {}
         self.num_outstanding = 0
@@ -147,11 +147,11 @@ class EndpointConnection:
             generation: Of the link whose call failed; the failure of an older one says nothing any more.
 
         Returns:
-            Whether this was news.
+            Whether it was in use.
         """
-        if self.state is ConnectionState.REFUSED or (generation is not None and generation != self._generation):
+        if self.state is ConnectionState.FOREIGN or (generation is not None and generation != self._generation):
             return False
-        was_down = self.state is ConnectionState.DOWN
+        was_down, was_ready = self.state is ConnectionState.DOWN, self.state is ConnectionState.READY
         self.state = ConnectionState.DOWN
         self.last_word = why
         if was_down:
@@ -164,11 +164,11 @@ class EndpointConnection:
         # Full jitter: ranks that lost the same host must not come back in step.
         self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
         self._retire_link()  # closing may wait for calls: not under the fleet's lock
-        return True
+        return was_ready
 
-    def mark_refused(self, why: str) -> None:
+    def mark_foreign(self, why: str) -> None:
         """Never use this incarnation."""
-        self.state = ConnectionState.REFUSED
+        self.state = ConnectionState.FOREIGN
         self.last_word = why
         self.prepared.clear()
         self.reserved_by = None
@@ -191,11 +191,6 @@ class EndpointConnection:
             stale, self._stale = self._stale, []
         for link in stale:
             link.close()
-
-    @property
-    def is_connected(self) -> bool:
-        """Tell whether a link exists."""
-        return self._link is not None
 
     def prepare(self, spec: DatasetSpec, *, timeout_s: float) -> None:
         """Have the endpoint build the data set; may take minutes.

@@ -16,7 +16,7 @@ class Fault(enum.Enum):
     LATE = "no answer in time"
     BUSY = "it has too many requests in work"
     UNPREPARED = "it has not built the data set"
-    REFUSED = "it belongs to another job"
+    FOREIGN = "it is not the endpoint that was meant"
     REJECTED = "it does not understand the request"
     CANCELLED = "the call was given up"
     BROKEN = "it failed internally"

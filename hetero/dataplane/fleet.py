@@ -35,7 +35,7 @@ from hetero.memory import keep_freed_memory
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
 
-__all__ = ["Fleet", "FleetStatistics", "has_live_channels"]
+__all__ = ["Fleet", "FleetStatistics"]
 
 _SETTLE_S = 5.0
 _LOG_INTERVAL_S = 10.0
@@ -164,7 +164,8 @@ class Fleet:
                 now_s = self.clock()
                 if agreement.reference is not None:
                     settle_at_s = now_s + _SETTLE_S if settle_at_s is None else settle_at_s
-                    if now_s >= settle_at_s or agreement.is_settled(self._used):
+                    if agreement.has_settled or now_s >= settle_at_s or agreement.is_settled(self._used):
+                        agreement.has_settled = True
                         return agreement.reference
                 elif now_s - begin_s > self.prepare_timeout_s:
                     raise self.unavailable(spec, now_s - begin_s)
@@ -218,9 +219,11 @@ class Fleet:
                 endpoint is then kept free of new requests until it is idle; ask again.
         """
         now_s = self.clock()
-        avoided = self.hedging.laggards.avoided(now_s)
+        avoided = self.hedging.stragglers.avoided(now_s)
         chosen = routing.least_loaded(self._used, spec, now_s=now_s, alone_for=alone_for, avoided=avoided)
         if chosen is not None and alone_for is not None:
+            if any(other.reserved_by is alone_for for other in self._roster if other is not chosen):
+                self.unreserve((alone_for,))  # that was to be idle for it, and is not to be had any more
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
                 return None
@@ -229,7 +232,7 @@ class Fleet:
     def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
         """Take the endpoint for the second attempt of a request; None if there is none that helps. Needs the lock."""
         now_s = self.clock()
-        avoided = self.hedging.laggards.avoided(now_s)
+        avoided = self.hedging.stragglers.avoided(now_s)
         return self._taken(routing.less_loaded(self._used, spec, overdue_on, now_s=now_s, avoided=avoided))
 
     def _taken(self, chosen: EndpointConnection | None) -> EndpointConnection | None:
@@ -261,18 +264,21 @@ class Fleet:
         """Draw the conclusions from a failed call. Needs the lock."""
         now_s = self.clock()
         if error.fault.is_loss:
-            if connection.mark_down(str(error), now_s, generation):
-                self.stats.endpoint_losses += 1
-                logger.info("endpoint %s is down: %s", connection.name, error)
+            self._mark_down(connection, error, generation)
         elif error.fault is Fault.BUSY:
+            connection.last_word = str(error)
             connection.busy_until_s = now_s + 0.2
+        elif error.fault in (Fault.LATE, Fault.BROKEN):
+            # It may be its own fault, and is the least loaded one as long as it is.
+            self.hedging.stragglers.avoid(connection, kept_s=1.0, now_s=now_s)
         elif error.fault is Fault.UNPREPARED:
+            connection.last_word = str(error)
             connection.prepared.clear()
             connection.descriptions.clear()
-        elif error.fault is Fault.REFUSED:
-            connection.mark_refused(str(error))
+        elif error.fault is Fault.FOREIGN:
+            connection.mark_foreign(str(error))
             self._roster.count_slots()
-            logger.warning("endpoint %s is refused: %s", connection.name, error)
+            logger.warning("endpoint %s is not used: %s", connection.name, error)
         self._notify()
 
     def fail(self, error: HeteroError) -> None:
@@ -333,6 +339,14 @@ class Fleet:
             listener.on_fleet_change()
 
     def _watch(self) -> None:
+        try:
+            self._follow()
+        except BaseException as error:
+            logger.error("internal error", exc_info=error)
+            with self.lock:
+                self.fail(HeteroError(f"internal error while following the data hosts: {error!r}"))
+
+    def _follow(self) -> None:
         while True:
             while self.abandoned:
                 self.abandoned.popleft().close()
@@ -343,7 +357,10 @@ class Fleet:
                 self._roster.follow(self._directory.records())
                 ended = self._roster.take_ended()
                 self._used = routing.subset(self._roster, self.rank, self.world_size)
-                due, next_due_s = self._due(self.clock())
+                now_s = self.clock()
+                due, next_due_s = routing.unprepared(
+                    self._used, self._agreements, first=next(iter(self._roster), None), now_s=now_s
+                )
                 for connection, spec in due:
                     connection.preparing.add(spec)
                 remaining = list(self._roster)
@@ -360,27 +377,7 @@ class Fleet:
                 ).start()
             with self.lock:
                 if not self._news and not self._is_closed:
-                    self._changed.wait(max(0.01, next_due_s - self.clock()))
-
-    def _due(self, now_s: float) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
-        """Return what is to be prepared now, and when to look again."""
-        first = next(iter(self._roster), None)
-        due = []
-        next_due_s = now_s + _IDLE_S
-        # The first one gives the reference, so that all ranks compare with the same.
-        for connection in self._used if first is None or first in self._used else [first, *self._used]:
-            missing = [
-                spec
-                for spec in self._agreements
-                if spec not in connection.prepared | connection.preparing | connection.refused
-            ]
-            if not missing or connection.state is ConnectionState.REFUSED:
-                continue
-            if connection.retry_at_s > now_s:
-                next_due_s = min(next_due_s, connection.retry_at_s)
-            else:
-                due += [(connection, spec) for spec in missing]
-        return due, next_due_s
+                    self._changed.wait(max(0.01, min(next_due_s, now_s + _IDLE_S) - self.clock()))
 
     def _prepare(self, connection: EndpointConnection, spec: DatasetSpec) -> None:
         """Bring one endpoint to serve one data set; runs in a thread of its own."""
@@ -397,9 +394,10 @@ class Fleet:
             outcome = error
         with self.lock:
             connection.preparing.discard(spec)
-            if not self._is_closed and not connection.is_retired:
-                self._conclude(connection, agreement, outcome, generation)
-                agreement.update(list(self._roster))
+            if not self._is_closed:
+                if not connection.is_retired:
+                    self._conclude(connection, agreement, outcome, generation)
+                agreement.update(list(self._roster))  # others may have waited for this one, the first, to answer
             self._notify()
 
     def _conclude(
@@ -407,7 +405,7 @@ class Fleet:
     ) -> None:
         """Take in what became of a preparation; if its link has been replaced, only what holds for every link."""
         if isinstance(outcome, Description):
-            if connection.generation == generation and connection.state is not ConnectionState.REFUSED:
+            if connection.generation == generation and connection.state is not ConnectionState.FOREIGN:
                 connection.mark_ready()
                 connection.descriptions[agreement.spec] = outcome
         elif isinstance(outcome, DatasetError):
@@ -423,20 +421,21 @@ class Fleet:
     def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
         if error.fault is Fault.REJECTED:
             self.fail(ProtocolError(f"{connection.name} speaks another protocol: {error.details}"))
-        elif error.fault is Fault.REFUSED:
+        elif error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY and connection.generation == generation:
+            connection.last_word = str(error)
             connection.retry_at_s = self.clock() + 0.5
         else:
-            connection.mark_down(str(error), self.clock(), generation)
+            self._mark_down(connection, error, generation)
+
+    def _mark_down(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
+        if connection.mark_down(str(error), self.clock(), generation):
+            self.stats.endpoint_losses += 1
+            logger.info("endpoint %s is down: %s", connection.name, error)
 
 
 _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
-
-
-def has_live_channels() -> bool:
-    """Tell whether this process has open connections to endpoints: it must not fork then."""
-    return any(connection.is_connected for fleet in list(_fleets) for connection in fleet._roster.all())
 
 
 def _after_fork() -> None:

@@ -2,7 +2,7 @@
 
 A hedge is a second attempt of a request that takes longer than it ought to. Three
 things decide: a deadline learnt from recent requests of the same data set (`Pace`),
-a budget (`Budget`), and which endpoints kept a trainer waiting lately (`Laggards`).
+a budget (`Budget`), and which endpoints kept a trainer waiting lately (`Stragglers`).
 The window hedges only the batch that its consumer is waiting for.
 """
 
@@ -18,7 +18,7 @@ from hetero.batches.request import BatchRequest
 from hetero.dataplane.connection import EndpointConnection
 from hetero.datasets import DatasetSpec
 
-__all__ = ["Budget", "Hedging", "Laggards", "Pace"]
+__all__ = ["Budget", "Hedging", "Pace", "Stragglers"]
 
 
 class Pace:
@@ -88,8 +88,8 @@ class Budget:
         self._credit -= self.REQUESTS_PER_HEDGE
 
 
-class Laggards:
-    """Endpoints that a hedge overtook, and that have not answered since.
+class Stragglers:
+    """Endpoints that a hedge overtook, or that were late or answered nonsense, and have not given a batch since.
 
     They are ready, but others come first for a while: else the place that the cancelled
     request left would draw the next request to an endpoint that stands still. The while
@@ -102,8 +102,8 @@ class Laggards:
     def __init__(self) -> None:
         self._until_s: weakref.WeakKeyDictionary[EndpointConnection, tuple[int, float]] = weakref.WeakKeyDictionary()
 
-    def overtaken(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
-        """A hedge won while ``connection`` had the request for ``kept_s`` seconds."""
+    def avoid(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
+        """``connection`` kept a request for ``kept_s`` seconds, in vain."""
         times, _ = self._until_s.get(connection, (0, 0.0))
         avoided_s = min(self.MAX_AVOIDED_S, kept_s * 2.0 ** min(times, 16))
         self._until_s[connection] = times + 1, now_s + avoided_s
@@ -129,7 +129,7 @@ class Hedging:
 
     def __init__(self) -> None:
         self.budget = Budget()
-        self.laggards = Laggards()
+        self.stragglers = Stragglers()
         self._paces: dict[DatasetSpec, Pace] = {}
 
     def observe(self, request: BatchRequest, time_s: float) -> None:

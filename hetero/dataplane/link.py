@@ -46,7 +46,7 @@ _STATUS_FAULTS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Fault.LATE,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.BUSY,
     grpc.StatusCode.NOT_FOUND: Fault.UNPREPARED,
-    grpc.StatusCode.FAILED_PRECONDITION: Fault.REFUSED,
+    grpc.StatusCode.FAILED_PRECONDITION: Fault.FOREIGN,
     grpc.StatusCode.INVALID_ARGUMENT: Fault.REJECTED,
     grpc.StatusCode.UNIMPLEMENTED: Fault.REJECTED,
     grpc.StatusCode.CANCELLED: Fault.UNREACHABLE,  # by `Link.close`: what else cancels says so itself

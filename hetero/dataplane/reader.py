@@ -8,7 +8,6 @@ which closes its window.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -150,7 +149,7 @@ class Reader(Iterator[Any]):
             except StopIteration:
                 self._is_exhausted = True
                 return
-            except BaseException as error:  # noqa: BLE001 - the sampler's: raised when its turn comes
+            except Exception as error:  # noqa: BLE001 - the sampler's: raised when its turn comes
                 self._is_exhausted = True
                 with self._fleet.lock:
                     self._window.put(self._num_taken, error)
@@ -165,14 +164,15 @@ class Reader(Iterator[Any]):
         """Block until the next batch is there; return it or what is to be raised."""
         window, fleet = self._window, self._fleet
         begin_s = fleet.clock()
-        log_at_s = begin_s + _LOG_AFTER_S
+        log_after_s = _LOG_AFTER_S
         unserved_since_s: float | None = None
         while True:
             with fleet.lock:
                 outcome = window.pop()
                 if outcome is not None:
                     return outcome
-                if window.is_closed or self._agreement is None or window.next_sequence >= self._num_taken:
+                is_over = not self._finalizer.alive or window.next_sequence >= self._num_taken
+                if is_over or self._agreement is None:
                     return StopIteration()
                 fleet.raise_failure(self._agreement)
                 now_s = fleet.clock()
@@ -183,8 +183,8 @@ class Reader(Iterator[Any]):
                     unserved_since_s = now_s
                 elif now_s - unserved_since_s > self._patience_s(self._agreement):
                     raise fleet.unavailable(spec, now_s - unserved_since_s)
-                if now_s >= log_at_s:
-                    log_at_s = math.inf
+                if now_s >= begin_s + log_after_s:
+                    log_after_s = 2 * max(log_after_s, now_s - begin_s)
                     logger.warning(
                         "waiting for batch %d for %.0f s: %s",
                         window.next_sequence,

@@ -23,7 +23,7 @@ class Roster:
         self._retired: list[EndpointConnection] = []  # calls may still be in progress
         self._last_words: dict[str, str] = {}
         self.num_slots = 0
-        """Batches that the endpoints together compute at the same time, those that are refused left out."""
+        """Batches that the endpoints together compute at the same time, foreign ones left out."""
 
     def __iter__(self) -> Iterator[EndpointConnection]:
         return iter(tuple(self._connections.values()))
@@ -50,9 +50,9 @@ class Roster:
         self.count_slots()
 
     def count_slots(self) -> None:
-        """Take in that an endpoint is refused. Kept, because readers ask several times per batch."""
+        """Take in that an endpoint is foreign. Kept, because readers ask several times per batch."""
         self.num_slots = sum(
-            connection.record.num_slots for connection in self if connection.state is not ConnectionState.REFUSED
+            connection.record.num_slots for connection in self if connection.state is not ConnectionState.FOREIGN
         )
 
     def take_ended(self) -> list[EndpointConnection]:

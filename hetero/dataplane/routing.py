@@ -1,14 +1,14 @@
-"""Which endpoints a rank uses, and which of them gets the next request. Pure functions."""
+"""Which endpoints a rank uses, what they have to prepare, and which one gets the next request. Pure functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 
 from hetero.dataplane.connection import ConnectionState, EndpointConnection
 from hetero.datasets import DatasetSpec
 
-__all__ = ["least_loaded", "less_loaded", "next_free_s", "subset"]
+__all__ = ["least_loaded", "less_loaded", "next_free_s", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
@@ -41,6 +41,40 @@ def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int
             used.append(connection)
             num_up += connection.state in (ConnectionState.CONNECTING, ConnectionState.READY)
     return used
+
+
+def unprepared(
+    connections: Sequence[EndpointConnection],
+    specs: Collection[DatasetSpec],
+    *,
+    first: EndpointConnection | None,
+    now_s: float,
+) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
+    """Return what is to be prepared now, and when to look again.
+
+    Args:
+        connections: Those in use.
+        specs: The data sets that are wanted.
+        first: The first in natural order, in use or not: it gives the reference, so that all ranks compare with the
+            same.
+        now_s: Monotonic seconds.
+
+    Returns:
+        Endpoints with data sets, and the end of the first back-off, infinite if there is none.
+    """
+    due = []
+    next_due_s = math.inf
+    for connection in connections if first is None or first in connections else [first, *connections]:
+        # One that has described a data set waits for the reference.
+        known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
+        missing = [spec for spec in specs if spec not in known]
+        if not missing or connection.state is ConnectionState.FOREIGN:
+            continue
+        if connection.retry_at_s > now_s:
+            next_due_s = min(next_due_s, connection.retry_at_s)
+        else:
+            due += [(connection, spec) for spec in missing]
+    return due, next_due_s
 
 
 def least_loaded(

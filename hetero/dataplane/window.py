@@ -235,11 +235,13 @@ class Window:
         self._lanes.append(lane)  # not before: one that could not be started cannot be joined
 
     def _run_lane(self) -> None:
-        while True:
-            taken = self._take()
-            if taken is None:
-                return
-            self._settle(taken, self._make(taken))
+        try:
+            while (taken := self._take()) is not None:
+                self._settle(taken, self._make(taken))
+        except BaseException as error:
+            logger.error("internal error", exc_info=error)
+            with self.fleet.lock:
+                self.fleet.fail(HeteroError(f"internal error while fetching batches: {error!r}"))
 
     def _take(self) -> Attempt | None:
         """Return the hedge that was issued, or the lowest request that can be asked for now; None to leave."""
@@ -295,6 +297,7 @@ class Window:
         error = item.killed_too_often() if deaths >= MAX_ATTEMPTS else self._lost_too_long(item)
         if error is not None:
             self._missing.remove(item)
+            self.fleet.unreserve((item,))
             self.put(item.sequence, error)
         return True
 
@@ -355,17 +358,14 @@ class Window:
         """Learn from a batch about the endpoint and the data set, delivered or not."""
         fleet, connection, now_s = self.fleet, attempt.connection, self.fleet.clock()
         fleet.hedging.observe(attempt.item.request, now_s - attempt.since_s)
-        fleet.hedging.laggards.answered(connection)
+        fleet.hedging.stragglers.answered(connection)
         connection.delivered()
         connection.load, connection.load_at_s = fetched.num_queued, now_s
         fleet.stats.received_bytes += fetched.nbytes - fetched.saved_bytes
         fleet.stats.saved_bytes += fetched.saved_bytes
         if fetched.lacks_compression:
             self._note_uncompressed(attempt)
-        agreement = attempt.item.agreement
-        if not agreement.has_size:
-            agreement.has_size, agreement.batch_bytes = True, fetched.nbytes
-        agreement.batch_bytes = max(agreement.batch_bytes, fetched.nbytes)
+        attempt.item.agreement.observe_size(fetched.nbytes)
 
     def _note_uncompressed(self, attempt: Attempt) -> None:
         """Count a batch whose endpoint cannot compress; say so once per host: their machines are often set up alike."""
@@ -387,7 +387,7 @@ class Window:
         if attempt.is_hedge:
             stats.hedges_won += 1
             for other in attempt.item.attempts:
-                self.fleet.hedging.laggards.overtaken(other.connection, kept_s=now_s - other.since_s, now_s=now_s)
+                self.fleet.hedging.stragglers.avoid(other.connection, kept_s=now_s - other.since_s, now_s=now_s)
         self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes, fetched.skips))
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
@@ -421,6 +421,7 @@ class Window:
         if isinstance(error, ProtocolError):
             fleet.stats.checksum_errors += isinstance(error, ChecksumError)
             logger.warning("batch %d from %s is damaged: %s", item.request.position, connection.name, error)
+            fleet.hedging.stragglers.avoid(connection, kept_s=1.0, now_s=fleet.clock())
             return item.damaged(connection, error)
         if not isinstance(error, HeteroError):
             logger.error("internal error while fetching from %s", connection.name, exc_info=error)

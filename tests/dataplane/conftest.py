@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from staging import Stage
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
@@ -233,3 +234,12 @@ def local(path: Path, wanted: list[BatchRequest]) -> list[Any]:
 def digest(batches: list[dict[str, Any]]) -> list[bytes]:
     """Return the bytes of batches, for comparison."""
     return [b"".join(key.encode() + np.asarray(batch[key]).tobytes() for key in sorted(batch)) for batch in batches]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Stage]:
+    stage = Stage(monkeypatch, tools)
+    yield stage
+    for fleet in stage.fleets:
+        fleet.close()
+    stage.tools.wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("hetero-lane")])

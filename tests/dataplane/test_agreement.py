@@ -95,7 +95,7 @@ def test_factory_that_raises_only_on_a_latecomer_is_a_warning() -> None:
     agreement.update([first])
     agreement.build_failed(late, error)
     assert agreement.failure is None
-    assert SPEC in late.refused
+    assert SPEC in late.unusable
     assert late.state is ConnectionState.CONNECTING
 
 
@@ -110,3 +110,16 @@ def test_environments_that_differ_are_one_warning(caplog: pytest.LogCaptureFixtu
     assert len(caplog.records) == 1
     assert "numpy 1.0 and 1.1" in caplog.text
     assert "python" not in caplog.text
+
+
+def test_size_of_batches_is_that_of_the_largest_of_the_last_ones() -> None:
+    agreement = Agreement(SPEC)
+    assert agreement.batch_bytes == 64 * 2**20
+    agreement.observe_size(10)
+    assert agreement.batch_bytes == 10
+    agreement.observe_size(1000)
+    for _ in range(127):
+        agreement.observe_size(20)
+        assert agreement.batch_bytes == 1000
+    agreement.observe_size(20)
+    assert agreement.batch_bytes == 20

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +163,100 @@ def test_fleet_keeps_an_endpoint_free_for_a_suspect(tools: Any) -> None:
         assert fleet.choose(spec) is reserved
 
 
+def test_endpoint_kept_free_for_a_suspect_is_let_go_when_another_one_has_it(tools: Any) -> None:
+    spec, suspect = tools.spec(), object()
+    with offline_fleet(2, 1) as fleet, fleet.lock:
+        ready(fleet, spec)
+        one, two = fleet._used
+        assert [fleet.choose(spec), fleet.choose(spec)] == [one, two]
+        assert fleet.choose(spec, alone_for=suspect) is None
+        reserved, other = (one, two) if one.reserved_by is suspect else (two, one)
+        fleet.call_failed(reserved, CallFailedError(Fault.BUSY, "many requests"), reserved.generation)
+        fleet.release(other)
+        assert fleet.choose(spec, alone_for=suspect) is other
+        fleet.release(other, alone_for=suspect)
+        assert [connection.reserved_by for connection in (one, two)] == [None, None]
+
+
+@pytest.mark.parametrize("fault", [Fault.LATE, Fault.BROKEN])
+def test_endpoint_that_fails_at_a_request_is_not_the_next_to_get_it(tools: Any, fault: Fault) -> None:
+    spec = tools.spec()
+    with offline_fleet(2, 1) as fleet, fleet.lock:
+        ready(fleet, spec)
+        one, two = fleet._used
+        for _ in range(3):
+            assert fleet.choose(spec) is one
+            fleet.release(one)
+            fleet.call_failed(one, CallFailedError(fault, "x"), one.generation)
+            assert [fleet.choose(spec), fleet.choose(spec)] == [two, two]
+            fleet.release(two)
+            fleet.release(two)
+            fleet.hedging.stragglers.answered(one)
+            one.chosen_at = 0
+
+
+def test_endpoint_that_waits_for_the_first_one_to_answer_is_prepared_once(
+    tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed = threading.Event()
+    prepared: list[str] = []
+
+    def prepare(connection: EndpointConnection, _: DatasetSpec, **__: Any) -> None:
+        prepared.append(connection.record.endpoint_id)
+        if connection.record.endpoint_id == "algo-1/0":
+            assert proceed.wait(60)
+
+    description = Description(num_samples=1, fingerprint="f", environment={})
+    monkeypatch.setattr(EndpointConnection, "prepare", prepare)
+    monkeypatch.setattr(EndpointConnection, "describe", lambda *_: description)
+    with offline_fleet(2, 1) as fleet:
+        with fleet.lock:
+            agreement = fleet.want(tools.spec())
+        tools.wait_for(lambda: fleet._used[1].descriptions)
+        for _ in range(5):  # the watcher looks again, and finds nothing to do
+            fleet._wake()
+            tools.wait_for(lambda: not fleet._news)
+        assert agreement.reference is None
+        fleet._directory.replace(fleet._directory.records()[1:])  # the first one leaves: nobody waits for it any more
+        tools.wait_for(lambda: len(fleet._used) == 1)
+        proceed.set()
+        assert fleet.describe(tools.spec()) == description
+        assert sorted(prepared) == ["algo-1/0", "algo-2/0"]
+
+
+def test_fleet_that_has_described_once_waits_for_no_endpoint_again(tools: Any) -> None:
+    spec = tools.spec()
+    now_s = 1000.0
+    with offline_fleet(2, 1, clock=lambda: now_s) as fleet:
+        ready(fleet, spec)
+        agreement = fleet._agreements[spec] = Agreement(spec)
+        for connection in fleet._used:
+            connection.descriptions[spec] = Description(num_samples=1, fingerprint="f", environment={})
+        agreement.update(fleet._used)
+        assert fleet.describe(spec).num_samples == 1
+        fleet._used[0].prepared.clear()
+        fleet._used[0].state = ConnectionState.CONNECTING
+        assert fleet.describe(spec).num_samples == 1  # by this clock, waiting would never end
+
+
+def test_loss_that_a_preparation_notices_first_counts(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meanwhile(connection: EndpointConnection) -> None:
+        connection.mark_ready()
+        raise CallFailedError(Fault.UNREACHABLE, "reset")
+
+    with offline_fleet(1, 1) as fleet:
+        connection = preparing(fleet, tools.spec(), monkeypatch, meanwhile)
+        assert connection.state is ConnectionState.DOWN
+        assert fleet.stats.endpoint_losses == 1
+
+
+def test_watcher_that_ends_with_an_error_is_no_silent_wait(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with offline_fleet(1, 1) as fleet:
+        monkeypatch.setattr(fleet._directory, "records", lambda: 1 / 0)
+        with pytest.raises(HeteroError, match="internal error while following the data hosts: ZeroDivisionError"):
+            fleet.describe(tools.spec())
+
+
 def test_fleet_window_follows_the_slots(tools: Any) -> None:
     with offline_fleet(2, 2, world_size=2) as fleet:
         assert Reader(fleet, iter([]), prefetch_factor=2)._window.size == 4
@@ -213,7 +308,8 @@ def test_fleet_closed_refuses_work(job: Any, tools: Any) -> None:
     reader = Reader(fleet, iter(tools.requests(tools.spec())))
     fleet.close()
     fleet.close()
-    assert next(reader, None) is None
+    with pytest.raises(HeteroError, match="closed"):  # and no end of the epoch
+        next(reader)
     with pytest.raises(HeteroError, match="closed"):
         fleet.describe(tools.spec())
 

@@ -1,130 +1,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from staging import NBYTES, Call, Stage
 
 from hetero.batches.failures import dataset_error
-from hetero.batches.fetch import Description
-from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skip, Skips
-from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.connection import ConnectionState, EndpointConnection, Fetched
+from hetero.dataplane.connection import ConnectionState, EndpointConnection
 from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.errors import DatasetError, EndpointUnavailableError, ProtocolError
-
-NBYTES = 1000
-
-
-class Call:
-    """A fetch that the test answers."""
-
-    def __init__(self, connection: EndpointConnection, request: BatchRequest, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self.connection = connection
-        self.request = request
-        self.is_cancelled = False
-        self._ended = threading.Event()
-        self._outcome: Fetched | Exception | None = None
-
-    def end(self, outcome: Fetched | Exception) -> None:
-        self._outcome = outcome
-        self._ended.set()
-
-    def answer(self, skips: Skips | None = None) -> None:
-        batch = {"index": self.request.indices, "from": self.connection.record.endpoint_id}
-        self.end(Fetched(batch=batch, nbytes=self._nbytes, num_queued=0, skips=skips))
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        self.end(CallFailedError(Fault.CANCELLED, "by the reader"))
-
-    def result(self) -> Fetched:
-        assert self._ended.wait(60)
-        assert self._outcome is not None
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
-
-
-class Stage:
-    """Endpoints that do what the test says, when it says so, at the time it says."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tools: Any) -> None:
-        self.now_s = 1000.0
-        self.nbytes = NBYTES
-        self.calls: list[Call] = []
-        self.fleets: list[Fleet] = []
-        self.tools = tools
-        stage = self
-
-        class Connection(EndpointConnection):
-            def prepare(self, *_: Any, **__: Any) -> None:
-                pass
-
-            def describe(self, *_: Any, **__: Any) -> Description:
-                return Description(num_samples=100, fingerprint="f", environment={})
-
-            def fetch(self, request: BatchRequest, *, on_call: Callable[[Any], None], **_: Any) -> Fetched:
-                call = Call(self, request, stage.nbytes)
-                stage.calls.append(call)
-                on_call(call)
-                return call.result()
-
-        monkeypatch.setattr("hetero.dataplane.fleet.EndpointConnection", Connection)
-
-    def read(
-        self, requests: list[BatchRequest], *, num_endpoints: int = 2, num_observed: int = 128, **options: Any
-    ) -> Reader:
-        records = [
-            EndpointRecord(endpoint_id=f"algo-{n}/0", host=f"algo-{n}", address="127.0.0.1:9", incarnation="a")
-            for n in range(1, num_endpoints + 1)
-        ]
-        fleet = Fleet(Directory(records), None, job_id="x", clock=lambda: self.now_s)
-        self.fleets.append(fleet)
-        fleet.describe(requests[0].spec)
-        self.tools.wait_for(lambda: all(c.serves(requests[0].spec) for c in fleet._used) and fleet._used)
-        for _ in range(num_observed):
-            fleet.hedging.observe(replace(requests[0], verify=False), 0.1)
-        return Reader(fleet, iter(requests), **options)
-
-    def pending(self, position: int, num: int = 1) -> list[Call]:
-        """Return the calls for a batch that are in progress, once there are so many."""
-
-        def found() -> list[Call]:
-            return [call for call in list(self.calls) if call.request.position == position and not call._ended.is_set()]
-
-        self.tools.wait_for(lambda: len(found()) == num)
-        return found()
-
-    def hedge(self, reader: Reader, after_s: float = 0.6) -> float:
-        """Do what a consumer that waits would do, some time later."""
-        self.now_s += after_s
-        with reader._fleet.lock:
-            return reader._window.hedge_if_overdue()
-
-    def settled(self, reader: Reader) -> None:
-        """Wait until nothing is in progress any more, and check that nothing was forgotten."""
-        window = reader._window
-        self.tools.wait_for(lambda: not window._attempts)
-        assert [connection.num_outstanding for connection in reader._fleet._roster.all()] == [0] * len(
-            reader._fleet._used
-        )
-        assert window._held_bytes == sum(outcome.nbytes for outcome in window.outcomes.values())  # type: ignore[union-attr]
-
-
-@pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Stage]:
-    stage = Stage(monkeypatch, tools)
-    yield stage
-    for fleet in stage.fleets:
-        fleet.close()
-    stage.tools.wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("hetero-lane")])
 
 
 def counters(reader: Reader) -> dict[str, int]:
@@ -367,7 +255,7 @@ def test_hedge_has_a_place_in_a_full_window_but_not_in_one_that_is_exceeded(
     stage.pending(1)[0].answer()
     tools.wait_for(lambda: window._held_bytes == NBYTES)
     with reader._fleet.lock:
-        agreement.has_size, agreement.batch_bytes, window._window_bytes = True, NBYTES, window_bytes
+        agreement.batch_bytes, window._window_bytes = NBYTES, window_bytes
     stage.hedge(reader)  # one batch held, one in progress
     assert reader._fleet.stats.hedges == hedges
     reader.close()
@@ -476,7 +364,7 @@ def test_stretched_window_keeps_to_its_bytes(
     assert reader._window.size == 4
     with reader._fleet.lock:
         assert reader._agreement is not None
-        reader._agreement.has_size, reader._agreement.batch_bytes = True, nbytes
+        reader._agreement.batch_bytes = nbytes
         reader._window.on_fleet_change()
     consumer = threading.Thread(target=lambda: next(reader))
     consumer.start()

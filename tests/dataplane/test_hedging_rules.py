@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane import routing
 from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.hedging import Budget, Laggards, Pace
+from hetero.dataplane.hedging import Budget, Pace, Stragglers
 
 
 @given(st.lists(st.booleans(), max_size=2000))
@@ -69,21 +69,21 @@ def test_pace_does_not_find_regular_slow_batches_overdue() -> None:
     assert num_overdue < 0.01 * num_batches
 
 
-def test_laggard_is_avoided_longer_each_time_until_it_answers(tools: Any) -> None:
+def test_straggler_is_avoided_longer_each_time_until_it_answers(tools: Any) -> None:
     record = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
     with Fleet(Directory([record]), None, job_id="x") as fleet:
         fleet._roster.follow([record])
         (connection,) = fleet._roster
-        laggards = Laggards()
-        assert connection not in laggards.avoided(0.0)
+        stragglers = Stragglers()
+        assert connection not in stragglers.avoided(0.0)
         for now_s, avoided_s in [(0.0, 1.0), (100.0, 2.0), (200.0, 4.0), (300.0, 8.0), (400.0, 10.0)]:
-            laggards.overtaken(connection, kept_s=1.0, now_s=now_s)
-            assert connection in laggards.avoided(now_s + avoided_s - 0.1)
-            assert connection not in laggards.avoided(now_s + avoided_s)
+            stragglers.avoid(connection, kept_s=1.0, now_s=now_s)
+            assert connection in stragglers.avoided(now_s + avoided_s - 0.1)
+            assert connection not in stragglers.avoided(now_s + avoided_s)
         connection.num_outstanding = 1
-        assert connection in laggards.avoided(1000.0)  # one at a time
-        laggards.answered(connection)
-        assert connection not in laggards.avoided(1000.0)
+        assert connection in stragglers.avoided(1000.0)  # one at a time
+        stragglers.answered(connection)
+        assert connection not in stragglers.avoided(1000.0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from staging import Stage
 
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
@@ -19,6 +20,7 @@ from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.dataplane.window import Window
+from hetero.errors import HeteroError, ProtocolError
 
 Outcome = int | CallFailedError
 
@@ -191,5 +193,41 @@ def test_refused_endpoint_has_no_place_in_the_window(read: Callable[..., Reader]
     fleet = reader._fleet
     assert reader._window.size == 8
     with fleet.lock:
-        fleet.call_failed(fleet._used[0], CallFailedError(Fault.REFUSED, ""), fleet._used[0].generation)
+        fleet.call_failed(fleet._used[0], CallFailedError(Fault.FOREIGN, ""), fleet._used[0].generation)
         assert reader._window.size == 6
+
+
+def test_lane_that_ends_with_an_error_is_no_silent_wait(
+    stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=2))
+    monkeypatch.setattr(Window, "_answered", lambda *_: 1 / 0)
+    stage.pending(0)[0].answer()
+    with pytest.raises(HeteroError, match="internal error while fetching batches: ZeroDivisionError"):
+        next(reader)
+
+
+def test_fleet_closed_under_a_reader_is_an_error_and_no_end(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=4))
+    stage.pending(0)[0].answer()
+    next(reader)
+    reader._fleet.close()
+    with pytest.raises(HeteroError, match="is closed"):
+        next(reader)
+
+
+def test_reader_closed_by_itself_has_ended(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=4))
+    reader.close()
+    assert list(reader) == []
+
+
+@pytest.mark.parametrize("error", [CallFailedError(Fault.LATE, "x"), ProtocolError("damaged")])
+def test_request_that_an_endpoint_failed_at_goes_to_another_one(stage: Stage, tools: Any, error: Exception) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1))
+    (first,) = stage.pending(0)
+    first.end(error)
+    (second,) = stage.pending(0)
+    assert second.connection is not first.connection
+    second.answer()
+    assert len(list(reader)) == 1
