@@ -87,9 +87,16 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Most batches on their way: this rank's share of all slots, times the factor."""
-        slots = self.fleet.num_slots() / self.fleet.world_size
-        return max(2, math.ceil(self._prefetch_factor * slots))
+        """Most batches on their way: what is planned; at least 3, if that takes no more than a `Stretch` may.
+
+        With two, one is delivered, one is sent, and nobody computes.
+        """
+        return max(3, self._planned)
+
+    @property
+    def _planned(self) -> int:
+        """This rank's share of all slots, times the factor."""
+        return max(2, math.ceil(self._prefetch_factor * self.fleet.num_slots() / self.fleet.world_size))
 
     @property
     def limit(self) -> int:
@@ -276,7 +283,7 @@ class Window:
         return None
 
     def _has_room(self, agreement: Agreement) -> bool:
-        bound = min(self._window_bytes, self.size * agreement.batch_bytes + Stretch.MAX_BYTES)
+        bound = min(self._window_bytes, self._planned * agreement.batch_bytes + Stretch.MAX_BYTES)
         return self._expected_bytes(agreement, num_more=1) <= bound
 
     def _expected_bytes(self, agreement: Agreement, *, num_more: int) -> int:

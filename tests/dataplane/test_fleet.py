@@ -260,7 +260,7 @@ def test_watcher_that_ends_with_an_error_is_no_silent_wait(tools: Any, monkeypat
 def test_fleet_window_follows_the_slots(tools: Any) -> None:
     with offline_fleet(2, 2, world_size=2) as fleet:
         assert Reader(fleet, iter([]), prefetch_factor=2)._window.size == 4
-        assert Reader(fleet, iter([]), prefetch_factor=0.1)._window.size == 2
+        assert Reader(fleet, iter([]), prefetch_factor=0.1)._window.size == 3
 
 
 def test_fleet_names_hosts_whose_data_differ(job: Any, tools: Any) -> None:

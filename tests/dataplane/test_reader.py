@@ -286,12 +286,12 @@ def test_reader_interrupted_in_the_sampler_ends_at_once(job: Any, tools: Any) ->
     job.pool()
 
     def interrupted() -> Any:
-        yield from tools.requests(tools.spec(), num_batches=3)
+        yield from tools.requests(tools.spec(), num_batches=4)
         raise KeyboardInterrupt
 
     reader = Reader(job.fleet(), interrupted(), prefetch_factor=2)
     next(reader)
-    with pytest.raises(KeyboardInterrupt):  # with two batches still on their way
+    with pytest.raises(KeyboardInterrupt):  # with batches still on their way
         next(reader)
 
 

@@ -231,3 +231,19 @@ def test_request_that_an_endpoint_failed_at_goes_to_another_one(stage: Stage, to
     assert second.connection is not first.connection
     second.answer()
     assert len(list(reader)) == 1
+
+
+@pytest.mark.parametrize(("nbytes", "num_asked"), [(32 * 2**20, 3), (32 * 2**20 + 1, 2)])
+def test_window_of_one_endpoint_has_a_third_place_if_that_is_small(
+    stage: Stage, tools: Any, nbytes: int, num_asked: int
+) -> None:
+    stage.nbytes = nbytes
+    reader = stage.read(tools.requests(tools.spec(), num_batches=20), num_endpoints=1, num_observed=0)
+    for position in range(6):
+        stage.pending(position)[0].answer()
+        next(reader)
+    asked = range(6, 6 + num_asked)
+    for position in asked:
+        stage.pending(position)
+    assert sorted(call.request.position for call in stage.calls[6:]) == list(asked)
+    reader.close()
