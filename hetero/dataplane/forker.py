@@ -163,9 +163,7 @@ class _Forker:
             status = child.poll()
             if status is not None:
                 self._children.remove(child)
-                send_event(
-                    self._pool, "exited", index=child.index, incarnation=child.incarnation, pid=child.pid, status=status
-                )
+                send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
 
     def _stop(self, grace_s: float) -> int:
         """End every endpoint: SIGTERM, the grace, SIGKILL."""

@@ -92,8 +92,6 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         ("grpc.max_send_message_length", MAX_REPLY_BYTES),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", max_streams),
-        # Of HTTP/2 and TLS: who connects and says nothing, or half of it, is let go after this, not after two minutes.
-        ("grpc.server_handshake_timeout_ms", 10_000),
         # Must allow the clients' keepalive (10 s), else the server answers it with GOAWAY too_many_pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
@@ -102,8 +100,8 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Whoever connects has so long to speak HTTP/2 (the default is two minutes), and a connection may be without
-        # calls so long. Ours never are: ranks watch, launchers beat, readers attend.
+        # Whoever connects has so long to speak TLS and HTTP/2 (the default is two minutes), and a connection may be
+        # without calls so long. Ours never are: ranks watch, launchers beat, readers attend.
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
         # Cores that know it turn away what comes beyond; others take until descriptors run out.
