@@ -48,6 +48,7 @@ class BuiltDataset:
         fingerprint: Callable[[Any], str] | str | None = None,
         worker_init_fn: Callable[[int], object] | None = None,
         info_seed: int = 0,
+        may_grow: bool = False,
     ) -> None:
         self.name = name
         self.dataset = dataset
@@ -59,6 +60,7 @@ class BuiltDataset:
         self._worker_init_fn = worker_init_fn
         # Equal on all hosts: a data set that uses get_worker_info().seed must not differ between them.
         self._info_seed = info_seed
+        self._may_grow = may_grow
         self._info: Any = None  # torch's record of this worker, made when it is first asked for
         self._on_seed = tuple(_find_hooks(dataset))
 
@@ -123,7 +125,7 @@ class BuiltDataset:
         """
         if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
-        return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding)
+        return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding, may_grow=True)
 
     def become_worker(
         self,
@@ -169,13 +171,25 @@ class BuiltDataset:
         Raises:
             TypeError: If the data set has no length.
         """
-        if self.num_samples is None:
+        num_samples = self.num_samples
+        if num_samples is None:
             raise TypeError(f"data set {self.name!r} has no len()")
-        return self.num_samples
+        return num_samples
+
+    @property
+    def num_samples(self) -> int | None:
+        """Length of the data set; None if it has none.
+
+        Asked once of one that a factory built, since all hosts have agreed on it; of the user's own object each
+        time, since that may grow between epochs.
+        """
+        return self._ask_length() if self._may_grow else self._fixed_length
 
     @functools.cached_property
-    def num_samples(self) -> int | None:
-        """Length of the data set, asked once; None if it has none."""
+    def _fixed_length(self) -> int | None:
+        return self._ask_length()
+
+    def _ask_length(self) -> int | None:
         if not hasattr(type(self.dataset), "__len__"):
             return None
         try:

@@ -74,6 +74,25 @@ def test_build_with_unfit_result_says_what_to_do(make: Callable[[], Any], expect
         BuiltDataset.from_object(make())
 
 
+class Counted(Augmented):
+    num_asked = 0
+
+    def __len__(self) -> int:
+        self.num_asked += 1
+        return 20
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_build_length_is_asked_once_except_of_the_users_own_object(is_own: bool) -> None:
+    counted = Counted()
+    built = (
+        BuiltDataset.from_object(counted) if is_own else BuiltDataset.build(dataset(name="counted")(lambda: counted)())
+    )
+    before = counted.num_asked
+    assert [built.num_samples, len(built), built.num_samples] == [20] * 3
+    assert counted.num_asked - before == (3 if is_own else 1)
+
+
 def test_build_as_worker_calls_worker_init_fn_once_with_info() -> None:
     calls: list[Any] = []
 

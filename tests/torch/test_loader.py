@@ -157,6 +157,29 @@ def _mark(worker_index: int) -> None:
     info.dataset.mark = 100 * info.num_workers
 
 
+class Growing(torch.utils.data.Dataset[int]):
+    def __init__(self) -> None:
+        self.items = [0, 1, 2]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> int:
+        return self.items[index]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loader_data_set_that_grows_between_epochs_is_read_whole(num_workers: int) -> None:
+    growing = Growing()
+    loader = DataLoader(growing, batch_size=2, num_workers=num_workers)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
+    growing.items += [3, 4]
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+    assert len(loader) == 3
+    growing.items.clear()
+    assert list(loader) == []
+
+
 def test_loader_prefetch_factor_without_workers_is_fine_and_torch_can_rebuild() -> None:
     loader = DataLoader(range(4), prefetch_factor=3, pin_memory=True)
     assert len(list(loader)) == 4
