@@ -84,7 +84,7 @@ class LaunchOptions:
     prepare_timeout_s: float = _option(600.0, above=0, high=86400, flag="--prepare-timeout", metavar="SECONDS")
     """How long the construction of a data set may take, at most a day."""
     endpoint_restarts: int = _option(20, low=0, high=1_000_000, metavar="N")
-    """How often one endpoint may be restarted after a crash, 0 or more."""
+    """How many crashed endpoints a host restarts, 0 or more; an hour without a crash gives one back."""
     job_restarts: int = _option(0, low=0, high=1_000_000, metavar="N", shared=True)
     """How often the trainer group is restarted from its checkpoint after a rank has failed, 0 or more."""
     emulate_sample_s: float | None = _option(

@@ -35,6 +35,8 @@ class Timings:
     """Without any endpoint, before a rank gives up."""
     prepare_timeout_s: float = 600.0
     """For the construction of a data set."""
+    stable_s: float = 60.0
+    """In work without a crash, before an endpoint counts as stable; 60 times that gives one restart back."""
     stop_grace_s: float = 50.0
     """For the ranks to end after a request to stop; the platform kills after 120."""
     abort_grace_s: float = 8.0

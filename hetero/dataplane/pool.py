@@ -23,6 +23,7 @@ from typing import Any
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.beats import Beats
 from hetero.dataplane.output import Output
+from hetero.dataplane.restarts import RestartBudget, backoff_s
 from hetero.dataplane.slot import Slot
 from hetero.dataplane.spawn import ForkerProcess, PoolOptions, failure_from_event
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError
@@ -32,8 +33,8 @@ __all__ = ["EndpointPool", "PoolOptions"]
 
 _LAST_LINES = 20
 _TICK_S = 0.5
-_FIRST_BACKOFF_S = 0.2
-_MAX_BACKOFF_S = 10.0
+_RETURN_STABLE_TIMES = 60
+"""Of these without a crash, an hour by default, one restart is given back."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class EndpointPool:
         self._changed = threading.Condition()
         self._failure: HeteroError | None = None
         self._num_restarts = 0
+        self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
         self._num_stuck = 0
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -211,7 +213,7 @@ class EndpointPool:
                 with self._open_output(f"{self._options.host}/script", self._forker_lines) as write_end:
                     self._forker = ForkerProcess(self._options, write_end)
                 self._selector.register(self._forker, selectors.EVENT_READ, self._forker)
-        elif self._forker.is_loaded:
+        elif self._forker.loaded_s is not None:
             for slot in self._slots:
                 if slot.start_at_s is not None and now_s >= slot.start_at_s:
                     slot.begin(secrets.token_hex(16))
@@ -231,7 +233,7 @@ class EndpointPool:
     def _on_event(self, forker: ForkerProcess, event: dict[str, Any]) -> None:
         kind = event.pop("event")
         if kind == "loaded":
-            forker.is_loaded = True
+            forker.loaded_s = time.monotonic()
             logger.debug("%s has imported the script, endpoints by %s", self._options.host, event["mode"])
             return
         if kind == "failed":
@@ -254,7 +256,8 @@ class EndpointPool:
     def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
         options = self._options
         host = f"[{options.address}]" if ":" in options.address else options.address
-        slot.beats.beat(time.monotonic())
+        slot.ready_s = time.monotonic()
+        slot.beats.beat(slot.ready_s)
         with self._changed:
             slot.pid = pid
         slot.record = EndpointRecord(
@@ -273,7 +276,7 @@ class EndpointPool:
                 self._close_output(output)
         self._retire(slot)
         self._publish()
-        if self._stop_grace_s is not None:
+        if self._failure is not None or self._stop_grace_s is not None:
             return
         explanation = describe_exit_status(status)
         if (stuck_for_s := slot.beats.stuck_for_s) is not None:
@@ -287,7 +290,7 @@ class EndpointPool:
                 logger.error("endpoint %s %s; no restarts are left", slot.name, explanation)
             return
         slot.num_crashes += 1
-        wait_s = _backoff_s(slot.num_crashes)
+        wait_s = backoff_s(slot.num_crashes)
         slot.start_at_s = time.monotonic() + wait_s
         logger.warning("endpoint %s %s; starting it again in %.1f s", slot.name, explanation, wait_s)
 
@@ -295,6 +298,8 @@ class EndpointPool:
         """Everything on this host ended with the forker; start over, or give up."""
         if self._forker is not None:
             self._take_events(self._forker)  # its last words
+            if self._is_stable(self._forker.loaded_s):
+                self._num_forker_crashes = 0
         self._drop_forker()
         for slot in self._slots:
             self._retire(slot)
@@ -307,18 +312,24 @@ class EndpointPool:
             self._give_up(f"the process that imports {self._options.script!r}", status, explanation, self._forker_lines)
             return
         self._num_forker_crashes += 1
-        wait_s = _backoff_s(self._num_forker_crashes)
+        wait_s = backoff_s(self._num_forker_crashes)
         self._forker_start_at_s = time.monotonic() + wait_s
         logger.warning("endpoints of %s: forker %s; starting over in %.1f s", self._options.host, explanation, wait_s)
 
     def _may_restart(self) -> bool:
+        if not self._budget.take(time.monotonic()):
+            return False
         with self._changed:
-            if self._num_restarts >= self._options.endpoint_restarts:
-                return False
             self._num_restarts += 1
-            return True
+        return True
+
+    def _is_stable(self, since_s: float | None) -> bool:
+        """Tell whether a process that has worked since then, if at all, did so for long."""
+        return since_s is not None and time.monotonic() - since_s >= self._options.stable_s
 
     def _retire(self, slot: Slot) -> None:
+        if self._is_stable(slot.ready_s):
+            slot.num_crashes = 0
         with self._changed:
             slot.retire()
 
@@ -392,11 +403,6 @@ class EndpointPool:
         self._selector.unregister(output.read_end)
         del self._outputs[output.read_end]
         output.close()
-
-
-def _backoff_s(num_crashes: int) -> float:
-    """Return the wait before a restart; the first is nearly immediate."""
-    return min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_crashes - 1))
 
 
 def _is_alive(pid: int) -> bool:

@@ -36,7 +36,10 @@ class Slot:
     """A process is there, ready or not."""
     start_at_s: float | None = 0.0
     """When to start a process; None: one is there, or none shall be."""
+    ready_s: float | None = None
+    """Since when it serves, monotonic; None: it does not."""
     num_crashes: int = 0
+    """In a row."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     statistics: dict[str, float] = field(default_factory=dict)
     past_statistics: dict[str, float] = field(default_factory=dict)
@@ -54,6 +57,7 @@ class Slot:
     def retire(self) -> None:
         """Take note that the process has ended."""
         self.pid = 0
+        self.ready_s = None
         self.record = None
         self.is_started = False
         for name, value in self.statistics.items():

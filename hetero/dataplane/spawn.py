@@ -51,13 +51,15 @@ class PoolOptions:
     sample_time_s: float = 0.0
     """Emulated time of one sample on one vCPU, seconds; 0: real time only."""
     endpoint_restarts: int = 10
-    """Restarts of crashed processes on this host before it gives up, >= 0."""
+    """Restarts of crashed processes on this host before it gives up, >= 0; one is given back per 60 ``stable_s``."""
     grace_s: float = 5.0
     """What calls in flight get when an endpoint is told to end, seconds."""
     stuck_s: float = 15.0
     """Without a sign of life, before an endpoint is killed and started again, seconds."""
     prepare_timeout_s: float = 600.0
     """The same while it builds a data set."""
+    stable_s: float = 60.0
+    """In work without a crash, before a process counts as stable: its next crash is the first one again, seconds."""
     log_level: str = "INFO"
     """Of the endpoints' own logging."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -74,6 +76,8 @@ class PoolOptions:
         ):
             if value < bound:
                 raise ConfigError(f"{name} is {value}, expected at least {bound}")
+        if self.stable_s <= 0:
+            raise ConfigError(f"stable_s is {self.stable_s}, expected more than 0")
 
 
 class ForkerProcess:
@@ -95,8 +99,8 @@ class ForkerProcess:
                 pass_fds=(theirs.fileno(),),
                 env=_environment(options),
             )
-        self.is_loaded = False
-        """It has imported the script and takes commands."""
+        self.loaded_s: float | None = None
+        """Since when it has the script and takes commands, monotonic; None: not yet."""
         configuration = {
             "host": options.host,
             "index": -1,

@@ -85,6 +85,7 @@ def pool_options(
         endpoint_restarts=options.endpoint_restarts,
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,
+        stable_s=timings.stable_s,
         log_level=options.log_level.upper(),
         environment=environment,
     )

@@ -1,0 +1,46 @@
+"""How often a host restarts what crashed, and how soon. Pure: no threads, no clock.
+
+Both forget: a crash a day is an accident each time, and must neither end a host after weeks nor make the next restart
+wait as if it were one of a series.
+"""
+
+from __future__ import annotations
+
+__all__ = ["RestartBudget", "backoff_s"]
+
+_FIRST_BACKOFF_S = 0.2
+_MAX_BACKOFF_S = 10.0
+
+
+class RestartBudget:
+    """Restarts that a host may still make.
+
+    Args:
+        limit: Restarts in a row, >= 0.
+        return_s: Without a restart, before one is given back, seconds, > 0.
+    """
+
+    def __init__(self, limit: int, return_s: float) -> None:
+        self._limit = limit
+        self._return_s = return_s
+        self._num_used = 0
+        self._latest_s = 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Use one restart if any is left.
+
+        Args:
+            now_s: Monotonic seconds.
+        """
+        num_returned = int((now_s - self._latest_s) / self._return_s)
+        self._num_used = max(0, self._num_used - num_returned)
+        if self._num_used >= self._limit:
+            return False
+        self._num_used += 1
+        self._latest_s = now_s
+        return True
+
+
+def backoff_s(num_crashes: int) -> float:
+    """Return the wait before the restart after so many crashes in a row; the first is nearly immediate."""
+    return min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_crashes - 1))
