@@ -21,8 +21,8 @@ __all__ = [
     "Container",
     "Leaf",
     "LeafShape",
-    "Refused",
     "Text",
+    "Unsendable",
     "list_leaf",
     "numpy_leaf",
     "restore",
@@ -55,7 +55,7 @@ DTYPES: dict[Container, frozenset[str]] = {
 _LENGTH = np.dtype("<u4")
 
 
-class Refused(Exception):
+class Unsendable(Exception):
     """A value cannot become a leaf; the text says why and what to do."""
 
 
@@ -118,14 +118,14 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
 
     Args:
         value: Exactly a numpy.ndarray, or a numpy.generic.
-        max_bytes: Refused if it has more.
+        max_bytes: Unsendable if it has more.
 
     Raises:
-        Refused: If the dtype cannot be sent, or it is too large.
+        Unsendable: If the dtype cannot be sent, or it is too large.
     """
     name = _NUMPY_NAMES.get(value.dtype)
     if name is None:
-        raise Refused(f"{type(value).__name__} of {value.dtype.str!r} cannot be sent; {_dtype_advice(value.dtype)}")
+        raise Unsendable(f"{type(value).__name__} of {value.dtype.str!r} cannot be sent; {_dtype_advice(value.dtype)}")
     container: Container = "array" if type(value) is np.ndarray else "scalar"
     return _fixed(container, name, np.asarray(value), max_bytes)
 
@@ -145,20 +145,22 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     Args:
         torch: The module.
         tensor: Exactly a torch.Tensor.
-        max_bytes: Refused if it has more.
+        max_bytes: Unsendable if it has more.
 
     Raises:
-        Refused: If it is not dense, on an accelerator, part of a graph, of another dtype or too large.
+        Unsendable: If it is not dense, on an accelerator, part of a graph, of another dtype or too large.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
-        raise Refused("a sparse or nested tensor cannot be sent; convert it with .to_dense() or to a list of tensors")
+        raise Unsendable(
+            "a sparse or nested tensor cannot be sent; convert it with .to_dense() or to a list of tensors"
+        )
     if not tensor.is_cpu:
-        raise Refused(f"a tensor on {tensor.device} cannot be sent; data sets run on CPUs: convert it with .cpu()")
+        raise Unsendable(f"a tensor on {tensor.device} cannot be sent; data sets run on CPUs: convert it with .cpu()")
     if tensor.requires_grad:
-        raise Refused("a tensor that requires a gradient cannot be sent; convert it with .detach()")
+        raise Unsendable("a tensor that requires a gradient cannot be sent; convert it with .detach()")
     name = _torch_names().get(tensor.dtype)
     if name is None:
-        raise Refused(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
+        raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     # NumPy has no bfloat16; only the bytes matter here.
@@ -175,7 +177,7 @@ def _fixed(container: Container, name: str, array: np.ndarray[Any, Any], max_byt
     # ascontiguousarray turns zero dimensions into one; memoryview cannot cast an empty array.
     data = np.ascontiguousarray(array).data.cast("B") if nbytes else memoryview(b"")
     if name == "bool" and _has_invalid_bool(data):
-        raise Refused("a boolean array has elements that are neither 0 nor 1; it is a view of something else")
+        raise Unsendable("a boolean array has elements that are neither 0 nor 1; it is a view of something else")
     return Leaf(container=container, dtype=name, shape=tuple(array.shape), nbytes=nbytes, data=data)
 
 
@@ -185,10 +187,10 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
     Args:
         items: All of exactly this type.
         kind: str, bytes, int, float or bool.
-        max_bytes: Refused if it has more.
+        max_bytes: Unsendable if it has more.
 
     Raises:
-        Refused: If an int exceeds 64 bits, a str has no UTF-8 form, or it is too large.
+        Unsendable: If an int exceeds 64 bits, a str has no UTF-8 form, or it is too large.
     """
     if kind is str or kind is bytes:
         return text_leaf("list", items, max_bytes)
@@ -199,20 +201,20 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
         return _fixed("list", name, np.array(items, dtype=_NUMPY[name]), max_bytes)
     except OverflowError:
         worst = max(items, key=abs)
-        raise Refused(f"the list has an int beyond 64 bits, {str(worst)[:30]}; send it as str") from None
+        raise Unsendable(f"the list has an int beyond 64 bits, {str(worst)[:30]}; send it as str") from None
 
 
 def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Leaf:
     """Return str or bytes, all of one type, as a leaf: ``scalar`` for a single one, else ``list``.
 
     Raises:
-        Refused: If a str has no UTF-8 form, or it is too large.
+        Unsendable: If a str has no UTF-8 form, or it is too large.
     """
     is_text = isinstance(items[0], str)
     try:
         encoded = [item.encode() if isinstance(item, str) else item for item in items]
     except UnicodeEncodeError as exc:
-        raise Refused(f"a str has no UTF-8 form: {exc.reason} at {exc.start}; send it as bytes") from None
+        raise Unsendable(f"a str has no UTF-8 form: {exc.reason} at {exc.start}; send it as bytes") from None
     lengths = [len(item) for item in encoded]
     nbytes = sum(lengths) + _LENGTH.itemsize * len(lengths)
     if nbytes > max_bytes:
@@ -222,8 +224,8 @@ def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Le
     return Leaf(container=container, dtype="utf8" if is_text else "bytes", shape=shape, nbytes=nbytes, data=data)
 
 
-def _too_large(nbytes: int, max_bytes: int) -> Refused:
-    return Refused(f"{nbytes} bytes, but only {max_bytes} are left of what a batch may have; use smaller batches")
+def _too_large(nbytes: int, max_bytes: int) -> Unsendable:
+    return Unsendable(f"{nbytes} bytes, but only {max_bytes} are left of what a batch may have; use smaller batches")
 
 
 def restore(leaf: Leaf) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hetero.batches.imported import imported
-from hetero.batches.leaves import Leaf, Refused, list_leaf, numpy_leaf, restore, tensor_leaf, text_leaf
+from hetero.batches.leaves import Leaf, Unsendable, list_leaf, numpy_leaf, restore, tensor_leaf, text_leaf
 from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
@@ -140,8 +140,8 @@ def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, li
     flattener = _Flattener(limits or StructureLimits())
     try:
         return flattener.tree(batch, 0), flattener.leaves
-    except Refused as refused:
-        raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {refused}") from None
+    except Unsendable as unsendable:
+        raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {unsendable}") from None
 
 
 class _Field(str):
@@ -168,13 +168,13 @@ class _Flattener:
     def tree(self, value: Any, depth: int) -> Tree:
         self.nodes_left -= 1
         if self.nodes_left < 0:
-            raise Refused(f"the batch has more than {self.limits.max_nodes} parts; use tensors or arrays instead")
+            raise Unsendable(f"the batch has more than {self.limits.max_nodes} parts; use tensors or arrays instead")
         kind = type(value)
         if value is None or kind is bool or kind is float:
             return value  # type: ignore[no-any-return]
         if kind is int:
             if not _INT64_MIN <= value <= _INT64_MAX:
-                raise Refused(f"the int {str(value)[:30]} exceeds 64 bits; send it as str")
+                raise Unsendable(f"the int {str(value)[:30]} exceeds 64 bits; send it as str")
             return value  # type: ignore[no-any-return]
         if kind is str or kind is bytes:
             return self._text(value)
@@ -187,7 +187,7 @@ class _Flattener:
 
     def _container(self, value: Any, kind: type, depth: int) -> Tree:
         if depth >= self.limits.max_depth:
-            raise Refused(f"the batch nests deeper than {self.limits.max_depth} levels")
+            raise Unsendable(f"the batch nests deeper than {self.limits.max_depth} levels")
         if kind is list:
             item_kinds = set(map(type, value)) if len(value) >= _MIN_LEAF_ITEMS else set()
             if len(item_kinds) == 1 and item_kinds <= _PLAIN_TYPES:
@@ -205,15 +205,17 @@ class _Flattener:
     def _record(self, value: Any, kind: type, depth: int) -> RecordTree:
         names = _field_names(kind)
         if names is None:
-            raise Refused(_advice(kind))
+            raise Unsendable(_advice(kind))
         for name in (kind.__module__, kind.__qualname__, *names):
             self._check_key(name)
         module = "" if kind.__module__ in (*_SCRIPT_NAMES, _script_module) else kind.__module__
         if _find_type(module, kind.__qualname__) is not kind:
-            raise Refused(f"{type_name(kind)} is not at the top level of its module, so the trainer could not find it")
+            raise Unsendable(
+                f"{type_name(kind)} is not at the top level of its module, so the trainer could not find it"
+            )
         missing = [name for name in names if not hasattr(value, name)]
         if missing:
-            raise Refused(f"{type_name(kind)} has no value in field {missing[0]!r}")
+            raise Unsendable(f"{type_name(kind)} has no value in field {missing[0]!r}")
         values = self._children(((_Field(name), getattr(value, name)) for name in names), depth)
         return RecordTree(module, kind.__qualname__, names, values)
 
@@ -230,10 +232,10 @@ class _Flattener:
         if type(key) is int and _INT64_MIN <= key <= _INT64_MAX:
             return
         if type(key) is not str:
-            raise Refused(f"the key {key!r:.60} is {type_name(type(key))}; keys must be str, or int of 64 bits")
+            raise Unsendable(f"the key {key!r:.60} is {type_name(type(key))}; keys must be str, or int of 64 bits")
         size = len(key.encode(errors="replace"))
         if size > self.limits.max_key_bytes or not _is_utf8(key):
-            raise Refused(f"the key {key!r:.60} is not UTF-8 of at most {self.limits.max_key_bytes} bytes")
+            raise Unsendable(f"the key {key!r:.60} is not UTF-8 of at most {self.limits.max_key_bytes} bytes")
 
     def _text(self, value: str | bytes) -> Tree:
         limit = self.limits.max_inline_bytes
@@ -244,19 +246,21 @@ class _Flattener:
     def _plain_list(self, items: list[Any], kind: type) -> Tree:
         self.list_items_left -= len(items)
         if self.list_items_left < 0:
-            raise Refused(f"the lists hold more than {self.limits.max_list_items} items; use arrays or tensors instead")
+            raise Unsendable(
+                f"the lists hold more than {self.limits.max_list_items} items; use arrays or tensors instead"
+            )
         return self._leaf(list_leaf(items, kind, self.bytes_left))
 
     def _leaf(self, leaf: Leaf) -> LeafRef:
         if len(self.leaves) >= self.limits.max_leaves:
-            raise Refused(f"the batch has more than {self.limits.max_leaves} tensors and arrays; stack some of them")
+            raise Unsendable(f"the batch has more than {self.limits.max_leaves} tensors and arrays; stack some of them")
         self.bytes_left -= leaf.nbytes
         self.leaves.append(leaf)
         return LeafRef(len(self.leaves) - 1)
 
     def _with_few_dimensions(self, value: Any) -> Any:
         if value.ndim > self.limits.max_ndim:
-            raise Refused(f"{value.ndim} dimensions, at most {self.limits.max_ndim} can be sent; reshape it")
+            raise Unsendable(f"{value.ndim} dimensions, at most {self.limits.max_ndim} can be sent; reshape it")
         return value
 
 

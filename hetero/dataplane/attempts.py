@@ -67,7 +67,7 @@ class Item:
             self.num_broken += 1
             message = f"{connection.name} failed: {error.details}"
             return DataPlaneError(message) if self.num_broken >= MAX_ATTEMPTS else None
-        if error.fault is Fault.REJECTED:
+        if error.fault is Fault.MALFORMED:
             return ProtocolError(f"{connection.name} rejects the request: {error.details}")
         return None
 

@@ -142,14 +142,14 @@ class Delivery:
         """Whether nothing more is delivered."""
         self._strangers: dict[socket.socket, _Hello] = {}
         self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
-        self._warn_of_refused, self._warn_of_failed = _RareWarning(), _RareWarning()
+        self._warn_of_turned_out, self._warn_of_failed = _RareWarning(), _RareWarning()
         self._selector = selectors.DefaultSelector()
         self._listener = listen(address)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self.num_batches = 0
         """Batches sent completely."""
-        self.num_refused = 0
+        self.num_turned_out = 0
         """Connections that showed no ticket of this job."""
 
     def start(self) -> None:
@@ -234,8 +234,8 @@ class Delivery:
         try:
             said = hello.receive(stranger)
         except TlsError as error:
-            self.num_refused += 1
-            self._warn_of_refused("refused a connection, TLS: %s (%d so far)", error, self.num_refused)
+            self.num_turned_out += 1
+            self._warn_of_turned_out("turned out a connection, TLS: %s (%d so far)", error, self.num_turned_out)
             self._turn_out(stranger)
             return
         if said is None:
@@ -248,9 +248,11 @@ class Delivery:
         if is_complete and not hello.is_wrong and self._admit_stream(stranger, hello):
             return
         if is_complete or hello.is_wrong:
-            self.num_refused += 1
+            self.num_turned_out += 1
             # Nothing of what it said is logged: those are the stranger's words.
-            self._warn_of_refused("refused a connection without a ticket of this job (%d so far)", self.num_refused)
+            self._warn_of_turned_out(
+                "turned out a connection without a ticket of this job (%d so far)", self.num_turned_out
+            )
         self._turn_out(stranger)
 
     def _forget(self, stranger: socket.socket) -> None:
@@ -312,7 +314,7 @@ class Delivery:
         try:
             request = stream.receive_message(MAX_REQUEST_BYTES)
         except ProtocolError as error:
-            stream.send(encode_refusal(Refusal.REJECTED, str(error)))
+            stream.send(encode_refusal(Refusal.MALFORMED, str(error)))
             return False
         if request is None:
             return False

@@ -147,7 +147,7 @@ class Endpoint:
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
             num_overruns=self._compute.num_overruns,
-            auth_failures=self._access.auth_failures + self._service.delivery.num_refused,
+            auth_failures=self._access.auth_failures + self._service.delivery.num_turned_out,
         )
 
 

@@ -17,7 +17,7 @@ class Fault(enum.Enum):
     BUSY = "it has too many requests in work"
     UNPREPARED = "it has not built the data set"
     FOREIGN = "it is not the endpoint that was meant"
-    REJECTED = "it does not understand the request"
+    MALFORMED = "it does not understand the request"
     CANCELLED = "the call was given up"
     BROKEN = "it failed internally"
 

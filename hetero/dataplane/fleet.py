@@ -419,7 +419,7 @@ class Fleet:
             self.fail(HeteroError(f"cannot prepare {connection.name}: {outcome!r}"))
 
     def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
-        if error.fault is Fault.REJECTED:
+        if error.fault is Fault.MALFORMED:
             self.fail(ProtocolError(f"{connection.name} speaks another protocol: {error.details}"))
         elif error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)

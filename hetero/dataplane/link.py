@@ -47,14 +47,14 @@ _STATUS_FAULTS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.BUSY,
     grpc.StatusCode.NOT_FOUND: Fault.UNPREPARED,
     grpc.StatusCode.FAILED_PRECONDITION: Fault.FOREIGN,
-    grpc.StatusCode.INVALID_ARGUMENT: Fault.REJECTED,
-    grpc.StatusCode.UNIMPLEMENTED: Fault.REJECTED,
+    grpc.StatusCode.INVALID_ARGUMENT: Fault.MALFORMED,
+    grpc.StatusCode.UNIMPLEMENTED: Fault.MALFORMED,
     grpc.StatusCode.CANCELLED: Fault.UNREACHABLE,  # by `Link.close`: what else cancels says so itself
 }
 _REFUSAL_FAULTS = {
     Refusal.BUSY: Fault.BUSY,
     Refusal.UNPREPARED: Fault.UNPREPARED,
-    Refusal.REJECTED: Fault.REJECTED,
+    Refusal.MALFORMED: Fault.MALFORMED,
     Refusal.BROKEN: Fault.BROKEN,
 }
 

@@ -233,7 +233,7 @@ class DataService:
         except _UnpreparedError as error:
             return framing.encode_refusal(Refusal.UNPREPARED, str(error), request=data)
         except (ProtocolError, ConfigError) as error:
-            return framing.encode_refusal(Refusal.REJECTED, _one_line(error), request=data)
+            return framing.encode_refusal(Refusal.MALFORMED, _one_line(error), request=data)
         except BaseException as error:  # noqa: BLE001 - a broken answer must not end the connection's thread
             return framing.encode_refusal(Refusal.BROKEN, self._log_incident(error), request=data)
 

@@ -61,7 +61,7 @@ class Refusal(enum.Enum):
 
     BUSY = "it has too many requests in work"
     UNPREPARED = "it has not built the data set"
-    REJECTED = "it does not understand the request"
+    MALFORMED = "it does not understand the request"
     BROKEN = "it failed internally"
 
 

@@ -134,11 +134,11 @@ def test_request_for_what_there_is_not_is_refused_before_any_work(job: Any, tool
     refused: list[tuple[dict[str, Any], Refusal]] = [
         ({"dataset": unregistered, "indices": [1]}, Refusal.UNPREPARED),
         ({"dataset": foreign, "indices": [1]}, Refusal.UNPREPARED),
-        ({"dataset": pb.DatasetSpec(name="../../x"), "indices": [1]}, Refusal.REJECTED),
-        ({}, Refusal.REJECTED),
-        ({"indices": too_many}, Refusal.REJECTED),
-        ({"indices": [1], "compression": 99}, Refusal.REJECTED),
-        ({"indices": [1], "occurrences": [1] * 1000}, Refusal.REJECTED),
+        ({"dataset": pb.DatasetSpec(name="../../x"), "indices": [1]}, Refusal.MALFORMED),
+        ({}, Refusal.MALFORMED),
+        ({"indices": too_many}, Refusal.MALFORMED),
+        ({"indices": [1], "compression": 99}, Refusal.MALFORMED),
+        ({"indices": [1], "occurrences": [1] * 1000}, Refusal.MALFORMED),
     ]
     with connected(job, pool.records[0]) as stream:
         for fields, expected in refused:
@@ -153,7 +153,7 @@ def test_request_for_what_there_is_not_is_refused_before_any_work(job: Any, tool
         assert answer is not None
         with pytest.raises(RefusedError, match=f"at most {MAX_REQUEST_BYTES}") as caught:
             BatchDecoder().take_message(answer)
-        assert caught.value.refusal is Refusal.REJECTED
+        assert caught.value.refusal is Refusal.MALFORMED
     assert pool.statistics().get("num_batches", 0) == before.get("num_batches", 0)
     with Reader(job.fleet(), iter(tools.requests(tools.spec(), num_batches=3))) as reader:
         assert len(list(reader)) == 3

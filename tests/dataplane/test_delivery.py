@@ -129,10 +129,10 @@ def test_stranger_without_a_ticket_is_closed_unanswered_and_counted(
         stranger = stranger_of(served, streams, said)
         with contextlib.suppress(ConnectionResetError):  # it had said more than was read
             assert stranger.recv(1) == b""
-        assert served.num_refused == number
+        assert served.num_turned_out == number
     assert num_threads() == 1
     assert [record.message for record in caplog.records] == [
-        "refused a connection without a ticket of this job (1 so far)"
+        "turned out a connection without a ticket of this job (1 so far)"
     ]
 
 
@@ -330,7 +330,7 @@ def test_request_that_is_too_long_is_rejected(serve: Serve, streams: contextlib.
     stream.send_raw(struct.pack("<I", 2**32 - 1))
     with pytest.raises(RefusedError, match="4294967295 bytes") as caught:
         receive(stream, request=b"")  # nobody has read that
-    assert caught.value.refusal is Refusal.REJECTED
+    assert caught.value.refusal is Refusal.MALFORMED
     assert stream.receive_message(100) is None
 
 

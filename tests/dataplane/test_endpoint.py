@@ -126,14 +126,14 @@ def test_batch_requests_that_break_the_protocol_are_refused_and_harm_nothing(
     too_many = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1] * 100_000, collate=True)
     unprepared = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1], collate=True)
     bad: list[tuple[bytes, Refusal]] = [
-        (b"", Refusal.REJECTED),
-        (b"\xff\xff\xff", Refusal.REJECTED),
-        (b"cposix\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR.", Refusal.REJECTED),
-        (pb.FetchRequest(protocol=PROTOCOL + 1).SerializeToString(), Refusal.REJECTED),
-        (pb.FetchRequest(protocol=PROTOCOL).SerializeToString(), Refusal.REJECTED),
+        (b"", Refusal.MALFORMED),
+        (b"\xff\xff\xff", Refusal.MALFORMED),
+        (b"cposix\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR.", Refusal.MALFORMED),
+        (pb.FetchRequest(protocol=PROTOCOL + 1).SerializeToString(), Refusal.MALFORMED),
+        (pb.FetchRequest(protocol=PROTOCOL).SerializeToString(), Refusal.MALFORMED),
         (unprepared.SerializeToString(), Refusal.UNPREPARED),
-        (too_many.SerializeToString(), Refusal.REJECTED),
-        (b"\x12" * 2**20, Refusal.REJECTED),
+        (too_many.SerializeToString(), Refusal.MALFORMED),
+        (b"\x12" * 2**20, Refusal.MALFORMED),
     ]
     with attended(job, address) as (place, ticket), contextlib.closing(connect(*place)) as stream:
         stream.send_raw(GREETING + ticket)
@@ -167,7 +167,7 @@ def test_text_that_is_not_utf8_is_refused_by_every_protobuf(
         stream.send_raw(GREETING + ticket)
         with pytest.raises(RefusedError) as caught:
             ask(stream, fetch.replace(b"num", b"\xff\xfe\xfd"))
-        assert caught.value.refusal is Refusal.REJECTED
+        assert caught.value.refusal is Refusal.MALFORMED
     assert not any("internal error" in line for line in job.lines)
 
 

@@ -232,7 +232,7 @@ def test_internal_error_three_times_is_raised(read: Callable[..., Any]) -> None:
 
 
 def test_rejected_request_is_raised_at_once(read: Callable[..., Any]) -> None:
-    _, endpoint, reader = read([refused(Refusal.REJECTED)] * 30)
+    _, endpoint, reader = read([refused(Refusal.MALFORMED)] * 30)
     with pytest.raises(ProtocolError, match="rejects the request: on purpose"):
         list(reader)
     assert endpoint.num_fetches <= 2

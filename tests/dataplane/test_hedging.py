@@ -91,7 +91,7 @@ def test_samples_skipped_in_both_answers_are_told_once(stage: Stage, tools: Any)
         CallFailedError(Fault.UNREACHABLE, ""),
         CallFailedError(Fault.LATE, ""),
         CallFailedError(Fault.BUSY, ""),
-        CallFailedError(Fault.REJECTED, ""),
+        CallFailedError(Fault.MALFORMED, ""),
         ProtocolError("damaged"),
     ],
     ids=lambda error: str(error)[:10],

@@ -262,7 +262,7 @@ def test_late_answer_is_not_taken_for_that_of_the_next_request(serve: Any, opene
         (encode_failure(FAILURE, request=b"fail"), DatasetError, True),
         (encode_refusal(Refusal.UNPREPARED, "x", request=b"fail"), CallFailedError, True),
         (encode_refusal(Refusal.BUSY, "x", request=b"fail"), CallFailedError, True),
-        (encode_refusal(Refusal.REJECTED, "x", request=b"fail"), CallFailedError, True),
+        (encode_refusal(Refusal.MALFORMED, "x", request=b"fail"), CallFailedError, True),
         (encode_refusal(Refusal.BROKEN, "x", request=b"fail"), CallFailedError, True),
         (encode_refusal(Refusal.BUSY, "x", request=b"another"), ProtocolError, False),
         (b"nonsense", ProtocolError, False),

@@ -216,7 +216,7 @@ def test_failure_with_control_characters_cannot_forge_a_log_line() -> None:
     [
         (EncodedBatch(np.zeros(0), request=b"one").message, None),
         (encode_failure(FAILURE, request=b"one"), DatasetError),
-        (encode_refusal(Refusal.REJECTED, "no", request=b"one"), RefusedError),
+        (encode_refusal(Refusal.MALFORMED, "no", request=b"one"), RefusedError),
     ],
     ids=["batch", "failure", "refusal"],
 )

@@ -200,12 +200,12 @@ class Refusal(_message.Message):
         UNSPECIFIED: _ClassVar[Refusal.Reason]
         BUSY: _ClassVar[Refusal.Reason]
         UNPREPARED: _ClassVar[Refusal.Reason]
-        REJECTED: _ClassVar[Refusal.Reason]
+        MALFORMED: _ClassVar[Refusal.Reason]
         BROKEN: _ClassVar[Refusal.Reason]
     UNSPECIFIED: Refusal.Reason
     BUSY: Refusal.Reason
     UNPREPARED: Refusal.Reason
-    REJECTED: Refusal.Reason
+    MALFORMED: Refusal.Reason
     BROKEN: Refusal.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
