@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from hetero.errors import ProtocolError
+from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
     "DTYPES",
@@ -22,6 +22,7 @@ __all__ = [
     "Leaf",
     "LeafShape",
     "Text",
+    "UnknownTypeError",
     "Unsendable",
     "list_leaf",
     "numpy_leaf",
@@ -57,6 +58,10 @@ _LENGTH = np.dtype("<u4")
 
 class Unsendable(Exception):
     """A value cannot become a leaf; the text says why and what to do."""
+
+
+class UnknownTypeError(ConfigError):
+    """A batch arrived whole and holds a type that this process does not have; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +237,8 @@ def restore(leaf: Leaf) -> Any:
     """Return what a checked leaf was made from; it shares the leaf's memory if that is writable.
 
     Raises:
-        ProtocolError: If the data is not what its dtype says, or a tensor comes where there is no torch.
+        ProtocolError: If the data is not what its dtype says.
+        UnknownTypeError: If it is a tensor of a dtype that torch here does not have, or there is no torch.
     """
     if leaf.dtype in ("bytes", "utf8"):
         items = _split(leaf)
@@ -253,9 +259,14 @@ def restore(leaf: Leaf) -> Any:
 
 def _restore_tensor(leaf: Leaf) -> Any:
     """Return a tensor on the leaf's memory."""
-    dtype = _torch_dtypes().get(leaf.dtype)
+    dtypes = _torch_dtypes()
+    dtype = dtypes.get(leaf.dtype)
     if dtype is None:
-        raise ProtocolError(f"a tensor of {leaf.dtype} arrived, which the installed torch does not have")
+        lack = "a torch that has no such dtype" if dtypes else "no torch"
+        raise UnknownTypeError(
+            f"a batch holds a tensor of {leaf.dtype}, and this process has {lack}\n"
+            "  Install the data hosts' version of torch on the trainer hosts."
+        )
     import torch
 
     if not leaf.nbytes:

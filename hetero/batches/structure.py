@@ -17,7 +17,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hetero.batches.imported import imported
-from hetero.batches.leaves import Leaf, Unsendable, list_leaf, numpy_leaf, restore, tensor_leaf, text_leaf
+from hetero.batches.leaves import (
+    Leaf,
+    UnknownTypeError,
+    Unsendable,
+    list_leaf,
+    numpy_leaf,
+    restore,
+    tensor_leaf,
+    text_leaf,
+)
 from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
@@ -29,6 +38,7 @@ __all__ = [
     "StructureLimits",
     "Tree",
     "TupleTree",
+    "UnknownTypeError",
     "UnsupportedBatchError",
     "flatten",
     "set_script_module",
@@ -317,6 +327,32 @@ def _find_type(module: str, qualified_name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
+def _find_record_type(tree: RecordTree) -> type:
+    """Return the type of a record.
+
+    Raises:
+        UnknownTypeError: If this process has none of that name, or one with other fields.
+    """
+    kind = _find_type(tree.module, tree.qualified_name)
+    name = f"a {tree.qualified_name!r:.60} of {f'the module {tree.module!r:.60}' if tree.module else 'the script'}"
+    if kind is None and tree.module and tree.module not in sys.modules:
+        raise UnknownTypeError(
+            f"a batch holds {name}, which this process has not imported\n"
+            f"  Write {f'import {tree.module}'!r:.80} at the top level of the script."
+        )
+    if kind is None:
+        raise UnknownTypeError(
+            f"a batch holds {name}, where this process finds none\n"
+            "  Define it at the top level, in every process, and have the same code on all hosts."
+        )
+    if _field_names(kind) != tree.fields:
+        raise UnknownTypeError(
+            f"a batch holds {name} with other fields than here\n"
+            f"  It came with {tree.fields!r:.300}. Have the same code on all hosts."
+        )
+    return kind
+
+
 def unflatten(tree: Tree, leaves: Sequence[Leaf]) -> Any:
     """Rebuild a batch on the memory of its leaves.
 
@@ -328,8 +364,9 @@ def unflatten(tree: Tree, leaves: Sequence[Leaf]) -> Any:
         leaves: One per `LeafRef`, in order.
 
     Raises:
-        ProtocolError: If the tree does not mention each leaf once and in order, a record's type is not
-            imported here or has other fields, or a leaf's data does not fit its dtype.
+        ProtocolError: If the tree does not mention each leaf once and in order, or a leaf's data does not fit its
+            dtype.
+        UnknownTypeError: If a record's type is not imported here or has other fields, or torch lacks a dtype.
     """
     builder = _Builder(leaves)
     batch = builder.build(tree)
@@ -361,12 +398,7 @@ class _Builder:
         return self._record(tree) if isinstance(tree, RecordTree) else tree
 
     def _record(self, tree: RecordTree) -> Any:
-        kind = _find_type(tree.module, tree.qualified_name)
-        full_name = f"{tree.module or 'the script'}: {tree.qualified_name}"
-        if kind is None:
-            raise ProtocolError(f"a batch holds a {full_name:.200}, which this process has not imported")
-        if _field_names(kind) != tree.fields:
-            raise ProtocolError(f"a batch holds a {full_name:.200} with other fields than here: {tree.fields!r:.300}")
+        kind = _find_record_type(tree)
         values = [self.build(value) for value in tree.values]
         if issubclass(kind, tuple):
             return tuple.__new__(kind, values)
@@ -375,5 +407,7 @@ class _Builder:
             for name, value in zip(tree.fields, values, strict=True):
                 object.__setattr__(record, name, value)
         except AttributeError as exc:
-            raise ProtocolError(f"a batch holds a {full_name:.200} whose fields cannot be set: {exc}") from None
+            raise UnknownTypeError(
+                f"a batch holds a {tree.qualified_name!r:.80}, whose fields cannot be set here: {exc}"
+            ) from None
         return record

@@ -317,6 +317,7 @@ class BatchDecoder:
 
         Raises:
             ProtocolError: If it is not complete, or its parts do not make a batch here.
+            UnknownTypeError: If it is what was sent, and holds a type that this process does not have.
         """
         if not self.done:
             raise ProtocolError(f"a batch ended early: {self._missing} of {self.nbytes} bytes are missing")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from hetero.batches import leaves as leaf_module
 from hetero.batches import structure
 from hetero.batches.purity import compare
 from hetero.batches.structure import (
@@ -20,11 +21,12 @@ from hetero.batches.structure import (
     RecordTree,
     StructureLimits,
     TupleTree,
+    UnknownTypeError,
     UnsupportedBatchError,
     flatten,
     unflatten,
 )
-from hetero.errors import ProtocolError
+from hetero.errors import ExitCode, ProtocolError
 
 torch = pytest.importorskip("torch")
 
@@ -274,11 +276,18 @@ MALFORMED = {
     "leaf twice": ListTree((LeafRef(0), LeafRef(0))),
     "leaf forgotten": ListTree((LeafRef(0),)),
     "leaf that is not there": ListTree((LeafRef(0), LeafRef(1), LeafRef(2))),
-    "type that is not imported": RecordTree("no.such.module", "Type", ("a", "b"), (LeafRef(0), LeafRef(1))),
-    "type that is none": RecordTree("os", "getcwd", ("a", "b"), (LeafRef(0), LeafRef(1))),
-    "type that is no record": RecordTree("subprocess", "Popen", ("args",), (LeafRef(0),)),
-    "type behind an attribute": RecordTree("os", "path.join", (), ()),
-    "other fields": RecordTree(__name__, "Pair", ("label", "image"), (LeafRef(0), LeafRef(1))),
+}
+
+UNKNOWN = {
+    "module that is not imported": (
+        RecordTree("no.such.module", "Type", ("a", "b"), (LeafRef(0), LeafRef(1))),
+        r"'Type' of the module 'no.such.module', which .* not imported\n  Write 'import no.such.module' at the top",
+    ),
+    "no type": (RecordTree("os", "getcwd", ("a", "b"), (LeafRef(0), LeafRef(1))), "finds none"),
+    "no record": (RecordTree("subprocess", "Popen", ("args",), (LeafRef(0),)), r"other fields than here\n .*'args'"),
+    "behind an attribute": (RecordTree("os", "path.join", (), ()), "finds none"),
+    "none in the script": (RecordTree("", "Type", (), ()), "a 'Type' of the script, where this process finds none"),
+    "other fields": (RecordTree(__name__, "Pair", ("label", "image"), (LeafRef(0), LeafRef(1))), "other fields"),
 }
 
 
@@ -288,6 +297,27 @@ def test_unflatten_malformed_tree_is_a_protocol_error(tree: Any) -> None:
     _, leaves = flatten((np.zeros(1), np.ones(1)))
     with pytest.raises(ProtocolError):
         unflatten(tree, leaves)
+
+
+@pytest.mark.attack("A7")
+@pytest.mark.parametrize(("tree", "message"), UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_unflatten_record_unknown_here_is_the_users_error(tree: Any, message: str) -> None:
+    _, leaves = flatten((np.zeros(1), np.ones(1)))
+    with pytest.raises(UnknownTypeError, match=message) as caught:
+        unflatten(tree, leaves)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert len(str(caught.value).splitlines()[0]) <= 120
+
+
+def test_unflatten_tensor_unknown_here_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, leaves = flatten(torch.zeros(1, dtype=torch.bfloat16))
+    for known, message in (
+        ({"f32": torch.float32}, "a torch that has no such dtype"),
+        ({}, "and this process has no torch"),
+    ):
+        monkeypatch.setattr(leaf_module, "_torch_dtypes", lambda known=known: known)
+        with pytest.raises(UnknownTypeError, match=message):
+            unflatten(tree, leaves)
 
 
 def test_tree_values_stand_for_themselves() -> None:

@@ -15,6 +15,7 @@ from unittest import mock
 
 import xxhash
 
+from hetero.batches.structure import UnknownTypeError
 from hetero.control.health import _service_name
 from hetero.control.status import report_from_proto, status_from_proto
 from hetero.errors import DatasetError, ProtocolError
@@ -37,7 +38,7 @@ LINK_MESSAGES = (
     pb.DescribeRequest,
     pb.DescribeReply,
 )
-_EXPECTED = (ProtocolError, DatasetError, RefusedError)
+_EXPECTED = (ProtocolError, UnknownTypeError, DatasetError, RefusedError)
 _LENGTH = struct.Struct("<I")
 
 
