@@ -135,29 +135,37 @@ class DataService:
 
     def _prepare(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.PrepareRequest, data)
-        served = self._start_build(requests.spec_from_proto(request.dataset), context)
-        assert served.build is not None
-        if not _wait(served.build, lambda: not context.is_active()):
-            return b""
         reply = pb.PrepareReply()
         try:
-            served.build.result()
+            build = self._start_build(requests.spec_from_proto(request.dataset))
+            if not _wait(build, lambda: not context.is_active()):
+                return b""
+            build.result()
         except DatasetError as error:
             reply.failure.CopyFrom(requests.failure_to_proto(_record(error)))
         return reply.SerializeToString()
 
-    def _start_build(self, spec: DatasetSpec, context: grpc.ServicerContext) -> _Served:
-        """Return the data set whose building is queued, running or done; concurrent calls share one."""
+    def _start_build(self, spec: DatasetSpec) -> Task:
+        """Return the task that builds a data set, queued, running or done; concurrent calls share one.
+
+        Raises:
+            DatasetError: If this endpoint holds as many as it can.
+        """
         with self._lock:
             served = self._served.get(spec)
             if served is None:
                 if len(self._served) >= MAX_DATASETS:
-                    context.abort(
-                        grpc.StatusCode.RESOURCE_EXHAUSTED, f"this endpoint holds {MAX_DATASETS} data sets already"
+                    raise dataset_error(
+                        f"this endpoint holds {MAX_DATASETS} data sets already: every other choice of arguments is one "
+                        "more; register one data set that holds them all, and choose among its samples with a sampler",
+                        dataset=spec.name,
+                        host=self._name,
+                        stage="build",
                     )
                 served = self._served[spec] = _Served()
                 served.build = self._compute.submit(_FIRST, functools.partial(self._build, spec, served))
-            return served
+            assert served.build is not None
+            return served.build
 
     def _build(self, spec: DatasetSpec, served: _Served, _task: Task) -> None:
         begin_s = time.monotonic()

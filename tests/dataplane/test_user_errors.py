@@ -8,6 +8,8 @@ import pytest
 
 from hetero.batches.structure import UnknownTypeError
 from hetero.dataplane.reader import Reader
+from hetero.dataplane.service import MAX_DATASETS
+from hetero.errors import DatasetError
 
 RECORDS = """
 import dataplane_test_records
@@ -43,3 +45,19 @@ def test_record_type_that_the_trainer_has_not_imported_is_said_at_once(job: Any,
     assert (fleet.stats.retries, fleet.stats.checksum_errors) == (0, 0)
     pool.stop()
     assert pool.statistics()["num_batches"] == 1
+
+
+def test_more_data_sets_than_an_endpoint_holds_are_refused_with_advice(job: Any, tools: Any) -> None:
+    job.pool()
+    fleet = job.fleet()
+    specs = [tools.spec(width=width) for width in range(1, MAX_DATASETS + 2)]
+    for spec in specs[:-1]:
+        assert fleet.describe(spec).num_samples == 100
+    with (
+        pytest.raises(DatasetError, match="in build: this endpoint holds 64 data sets already.*register one") as caught,
+        Reader(fleet, iter(tools.requests(specs[-1], num_batches=1))) as reader,
+    ):
+        next(reader)
+    assert caught.value.record.host == "algo-1/0"
+    with Reader(fleet, iter(tools.requests(specs[0], num_batches=1))) as reader:  # the others are served on
+        assert len(list(reader)) == 1
