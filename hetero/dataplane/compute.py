@@ -27,8 +27,8 @@ class Task:
     Args:
         work: Called with this task on the compute thread; polls `is_cancelled`.
         emulated_s: How long it is to occupy its slot; 0: as long as it takes.
-        is_abandoned: Tells whether nobody waits for the result any more; asked when the task's turn comes, and
-            every few milliseconds from then on. May make a system call.
+        is_abandoned: Tells whether nobody waits for the result any more; asked every few milliseconds, from a few
+            after the task was queued. May make a system call.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Task:
         self._work = work
         self.emulated_s = emulated_s
         self._is_abandoned = is_abandoned
-        self._ask_at_s = 0.0
+        self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # whoever queued it was there just now
         self._cancelled = threading.Event()
         self._finished = threading.Event()
         self._value: Any = None
@@ -55,6 +55,11 @@ class Task:
                 self._ask_at_s = now_s + _ASK_INTERVAL_S
                 if self._is_abandoned():
                     self._cancelled.set()
+        return self._cancelled.is_set()
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether the result was known to be given up; asks nobody, unlike `is_cancelled`."""
         return self._cancelled.is_set()
 
     def wait(self, timeout_s: float) -> bool:

@@ -256,8 +256,10 @@ class DataService:
             emulated_s=self._sample_time_s * len(request.indices),
             is_abandoned=has_left,
         )
-        if not _wait(task, has_left) or task.is_cancelled():
+        if not _wait(task, has_left):
             task.cancel()
+            return None
+        if task.was_cancelled:
             return None
         try:
             found = task.result()
