@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from hetero.cluster import Role
 from hetero.config import Timings
+from hetero.control.causes import root_of
 from hetero.control.directory import EndpointRecord
 from hetero.control.restarts import is_restartable
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
@@ -333,8 +334,7 @@ class Membership:
             if now - first_s >= settle_s:
                 # One that no restart helps against ends the job, whatever else failed.
                 final = [cause for cause in causes if not self._may_restart(cause)]
-                # The first of the best kind: killed, failed by itself, echo of another's end.
-                root = min(final or causes, key=lambda cause: (not cause.by_signal, cause.is_echo))
+                root = root_of(final or causes)
                 if final:
                     self.update(decided=root)
                 else:

@@ -68,9 +68,10 @@ class Cause:
     """Traceback or last lines of output."""
     exit_code: ExitCode = ExitCode.INTERNAL
     by_signal: bool = False
-    """A process was killed: it outranks the exceptions that its death raises in others."""
+    """A process was killed: it outranks the exceptions that its death raises in others, unless it may be an echo."""
     is_echo: bool = False
-    """The ranks' connection broke: another rank most likely failed before, and has the better reason."""
+    """The ranks' connection broke, or a signal ended one that others' failures cause too: another rank may have failed
+    before, and has the better reason. See `hetero.control.causes`."""
     of_rank: bool = False
     """A rank ended badly, not a launcher or an endpoint: restarting the trainer group may help."""
 

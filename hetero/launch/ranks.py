@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from hetero.control.causes import is_crash
 from hetero.control.session import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.errors import ExitCode, PortError
@@ -146,7 +147,7 @@ class RankProcesses:
         if not failures:
             return self._describe(AGENT_NAME, self._process.poll() or 1)
         rank, exit_status = first_to_fail(failures, reported)
-        if exit_status >= 0 and rank in reported:
+        if rank in reported and not is_crash(exit_status):
             return reported[rank]
         return self._describe(f"rank {rank}", exit_status)
 
@@ -161,6 +162,7 @@ class RankProcesses:
             detail="\n".join(self._relay.tail(name)),
             exit_code=exit_code,
             by_signal=exit_status < 0,
+            is_echo=exit_status < 0 and not is_crash(exit_status),
             of_rank=True,
         )
 
@@ -199,20 +201,29 @@ class RankProcesses:
             return []
 
 
-def first_to_fail(failures: Sequence[tuple[int, int]], reported: Container[int]) -> tuple[int, int]:
+def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> tuple[int, int]:
     """Return the failure that most likely brought about the others.
 
-    One that was killed, then one that ended without a word, then one that reported its
-    exception, and last one that torch's agent ended by SIGTERM because of the others.
+    One that crashed, then one that ended without a word, one that reported its exception, one that was ended by a
+    signal which others' failures cause too, one whose exception is an echo, and last one that torch's agent ended by
+    SIGTERM because of the others.
 
     Args:
         failures: (rank, exit status) in order of time, at least one.
-        reported: Ranks that said themselves why they fail.
+        reported: What ranks said themselves before they ended.
     """
-    return min(
-        failures,
-        key=lambda failure: (failure[1] == -signal.SIGTERM, failure[1] >= 0, failure[0] in reported),
-    )
+
+    def place(failure: tuple[int, int]) -> int:
+        rank, exit_status = failure
+        if is_crash(exit_status):
+            return 0
+        if rank in reported:
+            return 4 if reported[rank].is_echo else 2
+        if exit_status == -signal.SIGTERM:
+            return 5
+        return 1 if exit_status >= 0 else 3
+
+    return min(failures, key=place)
 
 
 def free_port() -> int:

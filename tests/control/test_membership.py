@@ -93,6 +93,31 @@ def test_cause_killed_rank_outranks_an_exception_that_came_first(clock: Clock) -
     assert "SIGKILL" in membership.own.decided.summary
 
 
+@pytest.mark.fault("F9")
+@pytest.mark.parametrize("first", [0, 1])
+def test_cause_abort_by_a_watchdog_yields_to_the_exception_that_brought_it_about(clock: Clock, first: int) -> None:
+    heard = [cause("algo-4", "rank 1: ValueError"), cause("algo-3", "rank 0 SIGABRT", by_signal=True, is_echo=True)]
+    membership = view("algo-3", clock)
+    membership.fail(heard[first])
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    membership.fail(heard[1 - first])
+    clock.now_s += Membership.SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+    assert membership.own.decided.summary == "rank 1: ValueError"
+
+
+def test_cause_abort_outranks_the_broken_connections_of_others(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
+    membership.fail(cause("algo-4", "rank 1 SIGABRT", by_signal=True, is_echo=True))
+    clock.now_s += Membership.ECHO_SETTLE_S
+    membership.tick()
+    assert membership.own.decided is not None
+    assert "SIGABRT" in membership.own.decided.summary
+
+
 def test_cause_echo_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hetero.control.status import Cause
 from hetero.launch.rank import is_echo
 from hetero.launch.ranks import first_to_fail
 
@@ -18,12 +19,24 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
         ([(0, 30), (1, 7)], {0}, 1),  # os._exit(7)
         ([(0, -15), (1, 30)], {1}, 1),  # torch's agent ended rank 0 because of rank 1
         ([(1, -15), (0, -15)], set(), 1),  # somebody ended rank 1, and the agent then rank 0
+        ([(0, -6), (1, 30)], {1}, 1),  # NCCL's watchdog aborted rank 0 because of rank 1
+        ([(0, 30), (1, -6)], {0}, 0),
+        ([(0, 30), (1, -11)], {0}, 1),  # it crashed
+        ([(1, -6), (0, -15)], set(), 1),  # an assertion in C++
+        ([(0, -6), (1, -6)], {1}, 1),  # rank 1 raised, and its watchdog did not wait for its end
     ],
 )
+@pytest.mark.fault("F9")
 def test_first_to_fail_is_not_who_failed_because_of_it(
     failures: list[tuple[int, int]], reported: set[int], rank: int
 ) -> None:
-    assert first_to_fail(failures, reported)[0] == rank
+    words = {number: Cause(host="algo-1", summary="it raised") for number in reported}
+    assert first_to_fail(failures, words)[0] == rank
+
+
+def test_first_to_fail_is_an_abort_rather_than_the_connection_that_it_broke() -> None:
+    echo = Cause(host="algo-1", summary="connection closed by peer", is_echo=True)
+    assert first_to_fail([(0, 30), (1, -6)], {0: echo})[0] == 1
 
 
 class DistBackendError(RuntimeError):
