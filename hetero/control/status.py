@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from hetero.control.directory import EndpointRecord
 from hetero.errors import ExitCode, ProtocolError
 from hetero.logs import escape_line
+from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 
 __all__ = [
@@ -31,7 +33,9 @@ __all__ = [
 CONTROL_PROTOCOL = 1
 
 _MAX_SUMMARY_CHARS = 1024
-_MAX_DETAIL_CHARS = 32 * 1024
+_MAX_DETAIL_BYTES = 32 * 1024
+_MAX_STATUS_BYTES = MAX_REQUEST_BYTES - 64 * 1024
+"""Of a heartbeat. One that is larger would be refused, and the host count as silent."""
 _MAX_JSON_BYTES = 64 * 1024
 _MAX_ENDPOINTS = 1024
 _MAX_LOADERS = 64
@@ -154,7 +158,7 @@ def cause_to_proto(cause: Cause) -> pb.Cause:
     return pb.Cause(
         host=cause.host,
         summary=_one_line(cause.summary),
-        detail=cause.detail[-_MAX_DETAIL_CHARS:],
+        detail=_end_of(cause.detail),
         exit_code=int(cause.exit_code),
         by_signal=cause.by_signal,
         is_echo=cause.is_echo,
@@ -171,7 +175,7 @@ def cause_from_proto(message: pb.Cause) -> Cause:
     return Cause(
         host=message.host,
         summary=_one_line(message.summary),
-        detail=message.detail[-_MAX_DETAIL_CHARS:],
+        detail=_end_of(message.detail),
         exit_code=exit_code,
         by_signal=message.by_signal,
         is_echo=message.is_echo,
@@ -230,7 +234,11 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
 
 
 def status_to_proto(status: HostStatus) -> pb.HostStatus:
-    """Return the message for ``status``."""
+    """Return the message for ``status``, small enough for a request.
+
+    The details of ranks' failures stay on their host, which tells them with its own failure. What ranks measured is
+    left out where it takes too much, and counted.
+    """
     message = pb.HostStatus(
         protocol=CONTROL_PROTOCOL,
         version=status.version,
@@ -242,7 +250,7 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         stop_requested=status.stop_requested,
         stop_at=stop_to_proto(status.stop_at),
         usage_json=status.usage_json,
-        ranks=[report_to_proto(report) for report in status.ranks],
+        ranks=[report_to_proto(_without_detail(report)) for report in status.ranks],
         counters=status.counters,
         revision=status.revision,
         rendezvous_port=status.rendezvous_port,
@@ -256,6 +264,13 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         message.decided.CopyFrom(cause_to_proto(status.decided))
     if status.restarted_for is not None:
         message.restarted_for.CopyFrom(cause_to_proto(status.restarted_for))
+    excess_bytes = message.ByteSize() - _MAX_STATUS_BYTES
+    for report in reversed(message.ranks):
+        if excess_bytes <= 0:
+            break
+        excess_bytes -= sum(map(len, report.summaries_json))
+        message.counters["rank summaries too large to send"] += len(report.summaries_json)
+        report.ClearField("summaries_json")
     return message
 
 
@@ -324,8 +339,18 @@ def endpoint_from_proto(host: str, message: pb.Endpoint) -> EndpointRecord:
     )
 
 
+def _without_detail(report: RankReport) -> RankReport:
+    if report.failure is None:
+        return report
+    return dataclasses.replace(report, failure=dataclasses.replace(report.failure, detail=""))
+
+
 def _one_line(text: str) -> str:
     return " ".join(text[:_MAX_SUMMARY_CHARS].split())
+
+
+def _end_of(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace")[-_MAX_DETAIL_BYTES:].decode("utf-8", "ignore")
 
 
 def _check(what: str, found: int, bound: int) -> None:

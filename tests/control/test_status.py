@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +15,13 @@ from hetero.control.status import (
     HostStatus,
     RankReport,
     StopPoint,
+    report_from_proto,
+    report_to_proto,
     status_from_proto,
     status_to_proto,
 )
 from hetero.errors import ExitCode, ProtocolError
+from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), max_size=30)
@@ -74,7 +79,41 @@ statuses = st.builds(
 @given(statuses)
 def test_status_over_the_wire_is_the_same(status: HostStatus) -> None:
     data = status_to_proto(status).SerializeToString()
-    assert status_from_proto(pb.HostStatus.FromString(data)) == status
+    ranks = tuple(
+        report if report.failure is None else replace(report, failure=replace(report.failure, detail=""))
+        for report in status.ranks
+    )
+    assert status_from_proto(pb.HostStatus.FromString(data)) == replace(status, ranks=ranks)
+
+
+@given(reports)
+def test_report_over_the_wire_is_the_same(report: RankReport) -> None:
+    data = report_to_proto(report).SerializeToString()
+    assert report_from_proto(pb.RankReport.FromString(data)) == report
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "character", "summary_bytes"),
+    [(64, "x", 0), (8, "\N{GRINNING FACE}", 0), (64, "\udc80", 0), (96, "x", 20_000)],
+    ids=["many ranks", "wide characters", "broken characters", "large summaries"],
+)
+def test_status_of_a_host_whose_ranks_all_fail_fits_into_a_request(
+    num_ranks: int, character: str, summary_bytes: int
+) -> None:
+    failed = Cause(host="a", summary="it raised", detail=100_000 * character)
+    ranks = tuple(
+        RankReport(rank=rank, failure=failed, summaries_json=(b"x" * summary_bytes,)) for rank in range(num_ranks)
+    )
+    status = HostStatus(
+        host="a", incarnation="i", version="1", script_digest="d", failure=failed, decided=failed, ranks=ranks
+    )
+    message = status_to_proto(status)
+    assert message.ByteSize() <= MAX_REQUEST_BYTES
+    assert len(message.failure.detail) > 1000
+    received = status_from_proto(pb.HostStatus.FromString(message.SerializeToString()))
+    assert [report.failure is not None for report in received.ranks] == [True] * num_ranks
+    num_left_out = sum(not report.summaries_json for report in received.ranks)
+    assert received.counters.get("rank summaries too large to send", 0) == num_left_out < num_ranks
 
 
 def test_status_of_another_protocol_is_refused_with_both_versions() -> None:
