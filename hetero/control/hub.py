@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from hetero.wire import channels  # before grpc: sets its environment
 import grpc  # isort: skip
 
 from hetero.control import security
+from hetero.control.links import Link, LinkOptions
 from hetero.control.membership import Membership
 from hetero.control.status import (
     Cause,
@@ -37,10 +37,10 @@ from hetero.control.status import (
     status_to_proto,
     stop_to_proto,
 )
-from hetero.errors import ExitCode, HeteroError, ProtocolError
+from hetero.errors import HeteroError
 from hetero.faults import faults_at
 from hetero.wire.proto import control_pb2 as pb
-from hetero.wire.tls import Tls, diagnose
+from hetero.wire.tls import Tls
 from hetero.wire.trees import parse
 
 __all__ = ["CONTROL_POLICIES", "Hub", "RankFacts"]
@@ -51,8 +51,6 @@ _FORWARD_S = 2.0
 """How long a failing rank waits until the arbiter has heard of its failure."""
 _CONTROL = "hetero.v1.Control"
 _LAUNCHER = "hetero.v1.Launcher"
-_RANDOM = random.SystemRandom()
-"""For jitter: seeding the global generator, as training scripts do, must not put hosts in step."""
 
 CONTROL_POLICIES: Mapping[str, security.Policy] = {
     f"/{_CONTROL}/Heartbeat": security.Policy.TOKEN,
@@ -83,10 +81,11 @@ class Hub:
         membership: The state machine; the hub owns it from here on.
         address: This host's address to bind, never all interfaces.
         port: Control port, the same on every host; 0 picks one (tests).
-        resolve: Host name -> ``address:port`` of its launcher; may raise `HeteroError` while DNS is not ready.
+        resolve: Host name -> ``address:port`` of its launcher; may block, or raise `HeteroError` without DNS.
         token: The job's token; None: whoever reaches the port is let in.
         job_id: Refuses the launchers of another job.
         facts: What ranks are told.
+        num_ranks: Of this host.
         heartbeat_s: Interval, seconds.
         tls: Of this host; None for a job in plaintext.
 
@@ -106,25 +105,19 @@ class Hub:
         job_id: str,
         facts: RankFacts,
         heartbeat_s: float,
+        num_ranks: int = 0,
         tls: Tls | None = None,
     ) -> None:
         self._membership = membership
-        self._tls = tls
-        self._reached: set[str] = set()
-        """Peers that have answered."""
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
-        self._news = membership.news
-        self._local_news = membership.local_news
-        self._resolve = resolve
-        self._token = token
-        self._job_id = job_id
+        self._known = membership.news, membership.local_news
         self._facts = facts
         self._heartbeat_s = heartbeat_s
         self._stopping = threading.Event()
-        self._fault = faults_at("heartbeat")
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
-        num_threads = 2 * len(peers) + 64
+        # Each rank holds one for its watch as long as it lives, and one while it reports.
+        num_threads = 2 * len(peers) + 2 * num_ranks + 64
         self._server = grpc.server(
             ThreadPoolExecutor(num_threads, thread_name_prefix="control"),
             interceptors=[self._interceptor],
@@ -133,9 +126,18 @@ class Hub:
         )
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         self.port = channels.bind(self._server, address, port, tls=tls)
-        self._links = [
-            threading.Thread(target=self._link, args=(host,), name=f"link-{host}", daemon=True) for host in peers
-        ]
+        link_options = LinkOptions(
+            resolve=resolve,
+            news=self._news,
+            membership=self.membership,
+            stopping=self._stopping,
+            token=token,
+            job_id=job_id,
+            heartbeat_s=heartbeat_s,
+            tls=tls,
+            fault=faults_at("heartbeat"),
+        )
+        self._links = [Link(host, link_options) for host in peers]
 
     def start(self) -> None:
         """Serve, and start telling the peers. Does not block."""
@@ -184,10 +186,10 @@ class Hub:
             yield self._membership
             self._membership.tick()
             news, local_news = self._membership.news, self._membership.local_news
-            if news != self._news:
+            if news != self._known[0]:
                 self._version += 1
-            if (news, local_news) != (self._news, self._local_news):
-                self._news, self._local_news = news, local_news
+            if (news, local_news) != self._known:
+                self._known = news, local_news
                 self._changed.notify_all()
 
     @property
@@ -200,101 +202,11 @@ class Hub:
         """Calls refused because of their token."""
         return self._interceptor.auth_failures
 
-    # The links
-
-    def _link(self, host: str) -> None:
-        sent_version = -1
-        channel: grpc.Channel | None = None
-        target = ""
-        try:
-            while not self._stopping.is_set():
-                with self._changed:
-                    interval_s = self._heartbeat_s * _RANDOM.uniform(0.9, 1.1)
-                    self._changed.wait_for(
-                        lambda: self._version != sent_version or self._stopping.is_set(),  # noqa: B023
-                        interval_s,
-                    )
-                    sent_version = self._version
-                    own = self._membership.own
-                if self._stopping.is_set():
-                    return
-                try:
-                    found = self._resolve(host)
-                except HeteroError as error:
-                    self._unreachable(host, str(error))
-                    self._stopping.wait(min(interval_s, 1.0))
-                    continue
-                if found != target or channel is None:
-                    if channel is not None:
-                        channel.close()
-                    target = found
-                    channel = channels.open_channel(target, name=host, tls=self._tls)
-                if not self._heartbeat(host, target, channel, own):
-                    self._stopping.wait(min(interval_s, 0.5))
-                else:
-                    self._stopping.wait(0.02)  # a burst of changes is one message
-        finally:
-            if channel is not None:
-                channel.close()
-
-    def _heartbeat(self, host: str, target: str, channel: grpc.Channel, own: HostStatus) -> bool:
-        if self._fault is not None and self._fault() is not None:
-            self._unreachable(host, "no heartbeat was sent, on purpose")
-            return False
-        call = channel.unary_unary(
-            f"/{_CONTROL}/Heartbeat",
-            request_serializer=pb.HostStatus.SerializeToString,
-            response_deserializer=pb.HostStatus.FromString,
-        )
-        try:
-            reply = call(
-                status_to_proto(own),
-                timeout=max(1.0, 1.5 * self._heartbeat_s),
-                metadata=security.call_metadata(self._token, self._job_id),
-            )
-            status = status_from_proto(reply)
-        except grpc.RpcError as error:
-            self._refused(host, target, error)
-            return False
-        except ProtocolError as error:
-            self._fail_here(ExitCode.DISAGREEMENT, str(error))
-            return False
-        self._reached.add(host)
-        with self.membership() as membership:
-            membership.observe(status)
-            membership.delivered(host, own)
-        return True
-
-    def _refused(self, host: str, target: str, error: grpc.RpcError) -> None:
-        code = error.code()
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            self._fail_here(
-                ExitCode.AUTHENTICATION,
-                f"{host} ({target}) refuses this host's token: give every host of the job the same one",
-                final=True,
-            )
-        elif code is grpc.StatusCode.UNIMPLEMENTED:
-            self._unreachable(
-                host, f"{target} answers but is no hetero launcher: is the port taken by another program?"
-            )
-        else:
-            why = f"{target}: {code.name.lower()}, {channels.short_details(error)}"
-            self._unreachable(host, why)
-            found = diagnose(error.details() or "")
-            if found is not None and found.is_certificate and host not in self._reached:
-                # At the start no host would wait for better times; later on it is as lost as one that fell silent.
-                self._fail_here(ExitCode.AUTHENTICATION, f"{host} ({target}): TLS: {found.text}", final=True)
-
-    def _unreachable(self, host: str, why: str) -> None:
-        with self.membership() as membership:
-            membership.unreachable(host, why)
-
-    def _fail_here(self, exit_code: ExitCode, summary: str, *, final: bool = False) -> None:
-        with self.membership() as membership:
-            cause = Cause(host=membership.own.host, summary=summary, exit_code=exit_code)
-            membership.fail(cause)
-            if final and membership.own.decided is None:
-                membership.update(decided=cause)  # nobody else would listen to us
+    def _news(self, sent_version: int, timeout_s: float) -> tuple[int, HostStatus]:
+        """Wait until there is a newer version of what others should hear than the one that was sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != sent_version or self._stopping.is_set(), timeout_s)
+            return self._version, self._membership.own
 
     # The RPCs
 

@@ -16,12 +16,12 @@ import collections
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.causes import root_of
 from hetero.control.directory import EndpointRecord
+from hetero.control.peers import Member, Peer, differences
 from hetero.control.restarts import is_restartable
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
 from hetero.errors import ExitCode
@@ -31,35 +31,6 @@ __all__ = ["Member", "Membership", "stop_point"]
 logger = logging.getLogger(__name__)
 
 _ENDED = (HostState.DONE, HostState.FAILED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One host of the job, from the cluster's description."""
-
-    host: str
-    role: Role
-
-
-@dataclass(slots=True)
-class _Peer:
-    member: Member
-    status: HostStatus | None = None
-    last_heard_s: float = 0.0
-    """When it was heard and had moved on: a launcher that answers but is stuck counts as silent."""
-    is_stuck: bool = False
-    """It answered last without having moved on."""
-    has_served: bool = False
-    """It has had endpoints once, in this life or an earlier one."""
-    last_word: str = "never heard of"
-    delivered: HostStatus | None = None
-    """Our status as this host has it."""
-
-    @property
-    def has_our_final(self) -> bool:
-        return self.delivered is not None and (
-            self.delivered.state is HostState.DONE or self.delivered.decided is not None
-        )
 
 
 class Membership:
@@ -90,7 +61,7 @@ class Membership:
     ) -> None:
         self.own = own
         self._members = {member.host: member for member in members}
-        self._peers = {host: _Peer(member) for host, member in self._members.items() if host != own.host}
+        self._peers = {host: Peer(member) for host, member in self._members.items() if host != own.host}
         self._timings = timings
         self._clock = clock
         self._started_s = clock()
@@ -127,6 +98,7 @@ class Membership:
             logger.warning("heartbeat from %r, which is no host of this job: ignored", status.host)
             return
         before = peer.status
+        had_served = peer.has_served
         is_same = before is not None and before.incarnation == status.incarnation
         if is_same and before is not None and status.revision < before.revision:
             return  # requests and answers travel apart: this one was overtaken
@@ -139,9 +111,12 @@ class Membership:
         peer.status = status
         peer.has_served |= bool(status.endpoints)
         if not is_same:
-            self._compare(status)
+            self._compare(peer, status, had_served=had_served)
             if before is not None:
                 self._restarted(peer, before)
+        if peer.objection:
+            peer.last_word = peer.objection
+            return
         if status.generation > self.own.generation and self.own.decided is None:
             self._begin_generation(status.generation, status.restarted_for)
         if status.failure is not None and self._is_fatal(peer):
@@ -162,6 +137,21 @@ class Membership:
     def unreachable(self, host: str, why: str) -> None:
         """Take note that ``host`` could not be reached, and why."""
         self._peers[host].last_word = why
+
+    def do_without(self, host: str, why: str) -> bool:
+        """Take note that ``host`` is there and of no use, and log it once.
+
+        Returns:
+            Whether the job goes on. If not, it cannot do without the host: then its fault is the job's.
+        """
+        peer = self._peers[host]
+        if not self._may_do_without(peer, has_served=peer.has_served):
+            return False
+        peer.last_word = why
+        if peer.complaint != why:
+            peer.complaint = why
+            logger.warning("no batches from data host %s: %s", host, why)
+        return True
 
     def delivered(self, host: str, status: HostStatus) -> None:
         """Take note that ``host`` has received ``status`` of this host."""
@@ -251,8 +241,10 @@ class Membership:
         """Return the endpoints of every host that lives and serves."""
         found: list[EndpointRecord] = []
         for status in self.statuses():
-            living = status.host == self.own.host or self._lives(status.host)
-            if living and status.state not in (HostState.DRAINING, *_ENDED):
+            is_of_use = status.host == self.own.host or (
+                self._lives(status.host) and not self._peers[status.host].objection
+            )
+            if is_of_use and status.state not in (HostState.DRAINING, *_ENDED):
                 found.extend(status.endpoints)
         return tuple(found)
 
@@ -271,7 +263,12 @@ class Membership:
         peer = self._peers[host]
         return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s
 
-    def _is_fatal(self, peer: _Peer) -> bool:
+    def _may_do_without(self, peer: Peer, *, has_served: bool) -> bool:
+        # One that served may be lost, and one that takes its place may be of no use. Of one that never did, the trainer
+        # hosts say what follows, not another data host: that may itself be the one that was replaced.
+        return peer.member.role is Role.DATA and (has_served or self._members[self.own.host].role is Role.DATA)
+
+    def _is_fatal(self, peer: Peer) -> bool:
         # A data host that has served may be lost: the others compute its batches. It has no endpoints any more when it
         # says so. One that never served has a fault that the job should not hide.
         return peer.member.role is Role.TRAINER or not peer.has_served
@@ -280,18 +277,19 @@ class Membership:
         # A data host passes on what it heard. That it found itself alone, behind a partition say, is its own end only.
         return member.role is Role.TRAINER or decided.host != member.host
 
-    def _compare(self, status: HostStatus) -> None:
-        shared = sorted(status.options.keys() & self.own.options.keys())
-        for what, theirs, ours in (
-            ("hetero", status.version, self.own.version),
-            ("a training script with digest", status.script_digest, self.own.script_digest),
-            *((name, status.options[name], self.own.options[name]) for name in shared),
-        ):
-            if theirs != ours:
-                summary = f"{status.host} has {what} {theirs}, {self.own.host} has {ours}: give all groups the same"
+    def _compare(self, peer: Peer, status: HostStatus, *, had_served: bool) -> None:
+        found = list(differences(status, self.own))
+        peer.objection = ""
+        if not found:
+            peer.complaint = ""
+        elif self._may_do_without(peer, has_served=had_served):
+            peer.objection = "; ".join(found)
+            self.do_without(status.host, peer.objection)
+        else:
+            for summary in found:
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.DISAGREEMENT))
 
-    def _restarted(self, peer: _Peer, before: HostStatus) -> None:
+    def _restarted(self, peer: Peer, before: HostStatus) -> None:
         if peer.member.role is Role.TRAINER and before.state not in _ENDED:
             summary = f"the launcher of trainer host {peer.member.host} was restarted while the job ran"
             self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))

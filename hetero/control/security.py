@@ -250,7 +250,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         threads = ThreadPoolExecutor(_NUM_REFUSERS, thread_name_prefix="refuse")
         unauthenticated, precondition = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION
         self._unauthenticated = _refusal(unauthenticated, "authentication failed", threads)
-        self._other_job = _refusal(precondition, "this server belongs to another job", threads)
+        self._other_job = _refusal(precondition, f"this server belongs to job {job_id}", threads)
         self._other_incarnation = _refusal(precondition, "this server was started anew", threads)
 
     @property

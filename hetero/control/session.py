@@ -161,7 +161,8 @@ class RankSession:
             )
         except grpc.RpcError as error:
             self._channel.close()
-            raise HeteroError(f"rank {rank} cannot reach its launcher at {launcher}: {error.code().name}") from error
+            why = f"{error.code().name}, {channels.short_details(error)}"
+            raise HeteroError(f"rank {rank} cannot reach its launcher at {launcher}: {why}") from error
         self.remote: bool = reply.remote
         self.options = SessionOptions(
             data_timeout_s=reply.data_timeout_s,

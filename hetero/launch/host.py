@@ -191,6 +191,7 @@ class Host:
             job_id=self.job_id,
             facts=facts,
             heartbeat_s=self.timings.heartbeat_s,
+            num_ranks=self.placement.num_ranks,
             tls=tls,
         )
 

@@ -156,7 +156,7 @@ def test_call_of_another_job_is_refused_and_counted(running: dict[str, Server], 
     before = server.access.auth_failures
     for method, arity, jobs in itertools.product(demanding, ARITIES, ids):
         found = server.refusal(method, (bearer, *jobs), arity=arity)
-        assert found == (grpc.StatusCode.FAILED_PRECONDITION, "this server belongs to another job")
+        assert found == (grpc.StatusCode.FAILED_PRECONDITION, f"this server belongs to job {JOB}")
     assert server.access.auth_failures == before + len(demanding) * len(ARITIES) * len(ids)
     assert is_served(server)
 

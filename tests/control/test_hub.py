@@ -28,25 +28,51 @@ FACTS = RankFacts(
 )
 
 
-def make_hub(host: str, ports: dict[str, int], *, token: security.Token = TOKEN, port: int = 0) -> Hub:
+RECORD = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
+
+
+class Names:
+    """A name service: knows the hosts in ``ports``, and can be made to fail or to block."""
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        self.ports = ports
+        self.is_down = False
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = threading.Event()
+
+    def __call__(self, name: str) -> str:
+        self.asked.set()
+        self.answers.wait(60.0)
+        if self.is_down or name not in self.ports:
+            raise ClusterError(f"name resolution (DNS) of host {name!r} failed")
+        return f"127.0.0.1:{self.ports[name]}"
+
+
+def make_hub(
+    host: str,
+    ports: dict[str, int],
+    *,
+    token: security.Token = TOKEN,
+    port: int = 0,
+    job_id: str = "job-a",
+    life: int = 1,
+    names: Names | None = None,
+    num_ranks: int = 0,
+) -> Hub:
     """Return the hub of one of two hosts; ``ports`` collects where they listen."""
-
-    def resolve(name: str) -> str:
-        if name not in ports:
-            raise ClusterError("not known yet")
-        return f"127.0.0.1:{ports[name]}"
-
-    own = HostStatus(host=host, incarnation=f"{host}-1", version="1", script_digest="d")
+    own = HostStatus(host=host, incarnation=f"{host}-{life}", version="1", script_digest="d")
     hub = Hub(
         Membership(MEMBERS, own, timings=Timings(), clock=time.monotonic),
         address="127.0.0.1",
         port=port,
-        resolve=resolve,
+        resolve=names or Names(ports),
         peers=tuple(member.host for member in MEMBERS if member.host != host),
         token=token,
-        job_id="job-a",
+        job_id=job_id,
         facts=FACTS,
         heartbeat_s=0.3,
+        num_ranks=num_ranks,
     )
     ports[host] = hub.port
     return hub
@@ -105,6 +131,112 @@ def test_hub_wrong_token_fails_the_job_naming_the_host() -> None:
             assert "trainer" in membership.own.decided.summary
 
 
+def last_word(membership: Membership, host: str = "data") -> str:
+    """Return what was last heard of a host."""
+    role = Role.TRAINER if host == "trainer" else Role.DATA
+    return dict(membership.missing(role, at_least=HostState.FAILED))[host]
+
+
+def serve(trainer: Hub, data: Hub) -> None:
+    """Have the data host serve, and the trainer host know."""
+    data.update(state=HostState.SERVING, endpoints=(RECORD,))
+    wait_for(trainer, lambda membership: membership.endpoints() == (RECORD,))
+
+
+@pytest.mark.fault("F15")
+def test_hub_goes_on_while_names_cannot_be_resolved_any_more() -> None:
+    ports: dict[str, int] = {}
+    names, silence = Names(ports), Names({})
+    with make_hub("trainer", ports, names=names) as trainer, make_hub("data", ports, names=silence) as data:
+        wait_for(data, lambda membership: len(membership.statuses()) == 2)  # it never calls, it is called
+        names.is_down = True
+        serve(trainer, data)
+        trainer.update(state=HostState.TRAINING)
+        wait_for(data, lambda membership: not membership.missing(Role.TRAINER, at_least=HostState.TRAINING))
+        data.stop()
+        wait_for(trainer, lambda membership: "name resolution (DNS) of host 'data' failed" in last_word(membership))
+        with trainer.membership() as membership:  # and what became of the connection
+            assert f"127.0.0.1:{data.port}" in last_word(membership)
+
+
+@pytest.mark.fault("F15")
+def test_hub_tells_a_peer_while_the_name_service_does_not_answer() -> None:
+    ports: dict[str, int] = {}
+    names, silence = Names(ports), Names({})
+    names.answers.clear()
+    try:
+        with make_hub("trainer", ports, names=names) as trainer:
+            wait_for(trainer, lambda membership: "of host 'data' has not answered yet" in last_word(membership))
+            with make_hub("data", ports, names=silence) as data:
+                names.answers.set()
+                wait_for(data, lambda membership: len(membership.statuses()) == 2)
+                names.answers.clear()
+                names.asked.clear()
+            wait_for(trainer, lambda _: names.asked.is_set())  # a heartbeat failed; the question stays open
+            with make_hub("data", ports, names=silence, port=data.port, life=2) as again:
+                wait_for(again, lambda membership: len(membership.statuses()) == 2)
+    finally:
+        names.answers.set()
+
+
+@pytest.mark.fault("F15")
+def test_hub_finds_a_peer_that_is_back_under_another_address() -> None:
+    ports: dict[str, int] = {}
+    with make_hub("trainer", ports) as trainer:
+        with make_hub("data", ports) as data:
+            wait_for(trainer, lambda membership: len(membership.statuses()) == 2)
+        with make_hub("data", ports, life=2) as again:
+            assert again.port != data.port
+            wait_for(trainer, lambda membership: membership.statuses()[-1].incarnation == "data-2")
+
+
+def test_hub_of_another_host_at_the_address_is_told_by_its_name() -> None:
+    ports: dict[str, int] = {}
+    with make_hub("trainer", ports) as trainer:
+        ports["data"] = trainer.port
+        target = f"127.0.0.1:{trainer.port}"
+        wait_for(trainer, lambda membership: f"{target} is trainer, not data" in last_word(membership))
+        with trainer.membership() as membership:
+            assert len(membership.statuses()) == 1
+
+
+def test_hub_replacement_of_a_data_host_with_another_token_does_not_end_the_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ports: dict[str, int] = {}
+    with make_hub("trainer", ports) as trainer:
+        with make_hub("data", ports) as data:
+            serve(trainer, data)
+        with make_hub("data", ports, token=security.Token.generate(), life=2) as again:
+            wait_for(again, lambda membership: membership.own.decided is not None)
+            wait_for(trainer, lambda membership: "refuses this host's token" in last_word(membership))
+            with trainer.membership() as membership:
+                assert membership.own.failure is None
+    assert [record for record in caplog.records if "no batches from data host data" in record.getMessage()] != []
+
+
+@pytest.mark.fault("F31")
+def test_hub_of_another_job_at_the_address_is_told_by_its_id() -> None:
+    ports: dict[str, int] = {}
+    with make_hub("trainer", ports) as trainer, make_hub("data", ports, job_id="job-b") as data:
+        for hub, other, own, peer in ((trainer, "b", "a", "data"), (data, "a", "b", "trainer")):
+            text = f"this server belongs to job job-{other}, this host to job job-{own}"
+            wait_for(hub, lambda membership, text=text, peer=peer: text in last_word(membership, peer))  # type: ignore[misc]
+
+
+def test_hub_of_many_ranks_answers_while_all_of_them_watch() -> None:
+    num_ranks = 100
+    with make_hub("trainer", {}, num_ranks=num_ranks) as trainer:
+        metadata = security.call_metadata(TOKEN, "job-a")
+        channel = grpc.insecure_channel(f"127.0.0.1:{trainer.port}")
+        with contextlib.closing(channel):
+            watch = channel.unary_stream("/hetero.v1.Launcher/Watch")
+            watches = [watch(b"", metadata=metadata, timeout=60) for _ in range(num_ranks)]
+            for update in watches:
+                next(update)
+            channel.unary_unary("/hetero.v1.Launcher/Register")(b"", metadata=metadata, timeout=20)
+
+
 @pytest.mark.fault("F30")
 def test_hub_port_in_use_names_the_port() -> None:
     ports: dict[str, int] = {}
@@ -128,12 +260,11 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
     with contextlib.closing(session):
         assert session.remote
         assert session.options.prepare_timeout_s == 2
-        record = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
         changed = threading.Event()
         session.directory.subscribe(changed.set)
-        data.update(state=HostState.SERVING, endpoints=(record,))
+        data.update(state=HostState.SERVING, endpoints=(RECORD,))
         assert changed.wait(20.0)
-        assert session.directory.records() == (record,)
+        assert session.directory.records() == (RECORD,)
         session.fail("boom", "trace", ExitCode.SCRIPT_FAILED)
         wait_for(data, lambda membership: membership.own.decided is not None)
     with trainer.membership() as membership:
@@ -145,7 +276,7 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
 @pytest.mark.fault("F31")
 def test_session_of_another_job_is_refused(hubs: tuple[Hub, Hub]) -> None:
     trainer, _ = hubs
-    with pytest.raises(HeteroError, match="FAILED_PRECONDITION"):
+    with pytest.raises(HeteroError, match="FAILED_PRECONDITION, this server belongs to job job-a"):
         RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-b", rank=0, world_size=1)
 
 

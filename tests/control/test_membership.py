@@ -165,6 +165,47 @@ def test_restarted_data_host_with_another_script_is_named(clock: Clock) -> None:
     assert membership.own.failure.exit_code is ExitCode.DISAGREEMENT
 
 
+@pytest.mark.fault("F32")
+@pytest.mark.parametrize("host", ["algo-3", "algo-2"])
+def test_replacement_with_another_script_of_a_data_host_that_served_is_done_without(
+    clock: Clock, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    membership = view(host, clock)
+    membership.observe(status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),)))
+    again = status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),), incarnation="2nd", script_digest="new")
+    for revision in range(3):
+        membership.observe(dataclasses.replace(again, revision=revision, failure=cause("algo-1"), generation=1))
+        clock.now_s += Membership.SETTLE_S
+        membership.tick()
+    assert membership.own.failure is None
+    assert (membership.own.decided, membership.own.generation) == (None, 0)
+    assert membership.endpoints() == ()
+    words = dict(membership.missing(Role.DATA, at_least=HostState.DONE))
+    assert "algo-1 has a training script with digest new" in words["algo-1"]
+    assert len(caplog.records) == 1
+    membership.observe(dataclasses.replace(again, incarnation="3rd", script_digest="d"))
+    assert membership.endpoints() == (endpoint("algo-1"),)
+
+
+@pytest.mark.fault("F32")
+def test_data_host_with_another_script_that_serves_when_it_is_first_heard_is_named(clock: Clock) -> None:
+    membership = view("algo-3", clock)
+    membership.observe(
+        status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),), script_digest="other"),
+    )
+    assert membership.own.failure is not None
+
+
+def test_data_host_leaves_it_to_the_trainers_to_judge_another_data_host(clock: Clock) -> None:
+    membership = view("algo-2", clock)
+    membership.observe(status("algo-1", script_digest="other"))
+    assert membership.own.failure is None
+    assert membership.do_without("algo-1", "refuses this host's token")
+    assert not membership.do_without("algo-3", "refuses this host's token")
+    membership.observe(status("algo-3", script_digest="other"))
+    assert membership.own.failure is not None
+
+
 def test_cause_other_hosts_adopt_the_arbiters_decision(clock: Clock) -> None:
     membership = view("algo-1", clock)
     decided = cause("algo-4")

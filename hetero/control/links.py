@@ -1,0 +1,214 @@
+"""One peer as this host's hub talks to it: its address, its channel, a heartbeat every interval."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from hetero.wire import channels  # before grpc: sets its environment
+
+import grpc  # isort: skip
+
+from hetero.control import security
+from hetero.control.membership import Membership
+from hetero.control.status import Cause, HostStatus, status_from_proto, status_to_proto
+from hetero.errors import ExitCode, HeteroError, ProtocolError
+from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.tls import Tls, diagnose
+
+__all__ = ["Link", "LinkOptions"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_UP_S = 0.1
+"""How long a heartbeat waits for a name if there is an address to try: resolvers that are down block for 5 to 20 s."""
+_RANDOM = random.SystemRandom()
+"""For jitter: seeding the global generator, as training scripts do, must not put hosts in step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """What all links of a hub share."""
+
+    resolve: Callable[[str], str]
+    """Host name -> ``address:port`` of its launcher; may block, and raise `HeteroError`."""
+    news: Callable[[int, float], tuple[int, HostStatus]]
+    """Waits for a status newer than a version, or so many seconds; returns version and status."""
+    membership: Callable[[], AbstractContextManager[Membership]]
+    stopping: threading.Event
+    token: security.Token | None
+    job_id: str
+    heartbeat_s: float
+    tls: Tls | None
+    fault: Callable[[], object] | None
+    """Injected: what it returns, if anything, keeps a heartbeat from being sent."""
+
+
+class _LookUp:
+    """One question for the address of a peer, in a thread of its own: it may block for longer than a lease."""
+
+    def __init__(self, resolve: Callable[[str], str], host: str) -> None:
+        self.target = ""
+        self.error = ""
+        self._done = threading.Event()
+        threading.Thread(target=self._run, args=(resolve, host), name=f"name-{host}", daemon=True).start()
+
+    def _run(self, resolve: Callable[[str], str], host: str) -> None:
+        try:
+            self.target = resolve(host)
+        except HeteroError as error:
+            self.error = str(error)
+        except Exception as error:
+            logger.exception("looking up the address of %s failed", host)
+            self.error = f"name resolution (DNS) of host {host!r} failed: {error!r}"
+        finally:
+            self._done.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether there is an answer, after at most ``timeout_s`` seconds."""
+        return self._done.wait(timeout_s)
+
+
+class Link:
+    """The thread that tells one peer this host's status.
+
+    The name is looked up until there is a channel, and again after a heartbeat that failed: the host may be back under
+    another address. While heartbeats arrive nobody asks for it, so that an outage of the name service ends no job.
+
+    Args:
+        host: The peer.
+        options: What all links share.
+    """
+
+    def __init__(self, host: str, options: LinkOptions) -> None:
+        self._host = host
+        self._options = options
+        self._target = ""
+        self._channel: grpc.Channel | None = None
+        self._look_up: _LookUp | None = None
+        self._name_error = ""
+        self._is_heard = False
+        """The last heartbeat was answered."""
+        self._was_heard = False
+        """One was, at some time."""
+        self._thread = threading.Thread(target=self._run, name=f"link-{host}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send. Does not block."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, after `LinkOptions.stopping` was set."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        options = self._options
+        sent_version = -1
+        try:
+            while not options.stopping.is_set():
+                interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
+                sent_version, own = options.news(sent_version, interval_s)
+                if options.stopping.is_set():
+                    return
+                self._find(interval_s)
+                if self._channel is None:
+                    self._unreachable(self._name_error)
+                    options.stopping.wait(min(interval_s, 1.0))
+                elif self._heartbeat(self._channel, own):
+                    options.stopping.wait(0.02)  # a burst of changes is one message
+                else:
+                    options.stopping.wait(min(interval_s, 0.5))
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+
+    def _find(self, patience_s: float) -> None:
+        """See to it that there is a channel to where the name points, unless the one there is works."""
+        if self._is_heard:
+            return
+        if self._look_up is None:
+            self._look_up = _LookUp(self._options.resolve, self._host)
+        if not self._look_up.wait(patience_s if self._channel is None else _LOOK_UP_S):
+            self._name_error = f"name resolution (DNS) of host {self._host!r} has not answered yet"
+            return
+        found, self._look_up = self._look_up, None
+        self._name_error = found.error
+        if found.target and found.target != self._target:
+            if self._channel is not None:
+                self._channel.close()
+            self._target = found.target
+            self._channel = channels.open_channel(found.target, name=self._host, tls=self._options.tls)
+
+    def _heartbeat(self, channel: grpc.Channel, own: HostStatus) -> bool:
+        self._is_heard = False
+        options = self._options
+        if options.fault is not None and options.fault() is not None:
+            self._unreachable("no heartbeat was sent, on purpose")
+            return False
+        call = channel.unary_unary(
+            "/hetero.v1.Control/Heartbeat",
+            request_serializer=pb.HostStatus.SerializeToString,
+            response_deserializer=pb.HostStatus.FromString,
+        )
+        try:
+            reply = call(
+                status_to_proto(own),
+                timeout=max(1.0, 1.5 * options.heartbeat_s),
+                metadata=security.call_metadata(options.token, options.job_id),
+            )
+            status = status_from_proto(reply)
+        except grpc.RpcError as error:
+            self._refused(error)
+            return False
+        except ProtocolError as error:
+            self._fail(ExitCode.DISAGREEMENT, str(error))
+            return False
+        if status.host != self._host:
+            self._unreachable(f"{self._target} is {status.host}, not {self._host}: is its address right?")
+            return False
+        self._is_heard = self._was_heard = True
+        self._name_error = ""
+        with options.membership() as membership:
+            membership.observe(status)
+            membership.delivered(self._host, own)
+        return True
+
+    def _refused(self, error: grpc.RpcError) -> None:
+        code = error.code()
+        where = f"{self._host} ({self._target})"
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            summary = f"{where} refuses this host's token: give every host of the job the same one"
+            self._fail(ExitCode.AUTHENTICATION, summary, final=True)
+        elif code is grpc.StatusCode.UNIMPLEMENTED:
+            self._unreachable(
+                f"{self._target} answers but is no hetero launcher: is the port taken by another program?"
+            )
+        elif code is grpc.StatusCode.FAILED_PRECONDITION:
+            why = f"{self._target}: {channels.short_details(error)}, this host to job {self._options.job_id}"
+            self._unreachable(f"{why}: give each job that runs there another --port")
+        else:
+            self._unreachable(f"{self._target}: {code.name.lower()}, {channels.short_details(error)}")
+            found = diagnose(error.details() or "")
+            if found is not None and found.is_certificate and not self._was_heard:
+                # At the start no host would wait for better times; later on it is as lost as one that fell silent.
+                self._fail(ExitCode.AUTHENTICATION, f"{where}: TLS: {found.text}", final=True)
+
+    def _unreachable(self, why: str) -> None:
+        if self._name_error and self._name_error != why:
+            why = f"{self._name_error}; at its last address, {why}"
+        with self._options.membership() as membership:
+            membership.unreachable(self._host, why)
+
+    def _fail(self, exit_code: ExitCode, summary: str, *, final: bool = False) -> None:
+        """End the job over this peer, unless the job can do without it."""
+        with self._options.membership() as membership:
+            if membership.do_without(self._host, summary):
+                return
+            cause = Cause(host=membership.own.host, summary=summary, exit_code=exit_code)
+            membership.fail(cause)
+            if final and membership.own.decided is None:
+                membership.update(decided=cause)  # nobody else would listen to us
