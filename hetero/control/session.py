@@ -16,9 +16,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from hetero.wire import channels  # before grpc: sets its environment
 
@@ -26,6 +25,7 @@ import grpc  # isort: skip
 
 from hetero.control import security
 from hetero.control.directory import Directory
+from hetero.control.facts import SessionOptions, Timer
 from hetero.control.status import (
     Cause,
     RankReport,
@@ -35,6 +35,7 @@ from hetero.control.status import (
     stop_from_proto,
 )
 from hetero.control.stopping import LateStop
+from hetero.control.survival import Survival
 from hetero.errors import ExitCode, HeteroError
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
@@ -72,30 +73,6 @@ _EXIT_SIGTERM = 143
 _session: RankSession | None = None
 _terminated = threading.Event()
 _callbacks: list[Callable[[], object]] = []
-
-
-class Timer(Protocol):
-    """What a session reads of a loader's step timer (`hetero.metrics.StepTimer`)."""
-
-    @property
-    def name(self) -> str:
-        """The loader's name; several may have the same."""
-
-    def summary(self) -> Any:
-        """Return a record with ``to_json``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """What the launcher tells its ranks."""
-
-    data_timeout_s: float
-    prepare_timeout_s: float
-    emulate_step_s: float | None
-    purity_checks: int
-    warmup_steps: int
-    stop_grace_s: float = 50.0
-    """From a request to stop to the kill of ranks that have not ended."""
 
 
 class RankSession:
@@ -150,6 +127,7 @@ class RankSession:
         self._stop_at: StopPoint | None = None
         self._closing = threading.Event()
         self._wake = threading.Event()
+        self._measuring = Survival()
         self._metadata = security.call_metadata(token, job_id)
         self._channel = channels.open_channel(launcher, name="" if tls is None else tls.host, tls=tls)
         try:
@@ -293,14 +271,16 @@ class RankSession:
             request_serializer=pb.WatchRequest.SerializeToString,
             response_deserializer=pb.RankUpdate.FromString,
         )
+        survival = Survival()
         while not self._closing.is_set():
-            try:
-                self._watch_call = method(pb.WatchRequest(rank=self.rank), metadata=self._metadata)
-                for update in self._watch_call:
-                    self._apply(update)
-            except grpc.RpcError as error:
-                if not self._closing.is_set():
-                    logger.info("the launcher's directory is gone (%s), asking again", error.code().name)
+            with survival.of("following the launcher's directory"):
+                try:
+                    self._watch_call = method(pb.WatchRequest(rank=self.rank), metadata=self._metadata)
+                    for update in self._watch_call:
+                        self._apply(update)
+                except grpc.RpcError as error:
+                    if not self._closing.is_set():
+                        logger.info("the launcher's directory is gone (%s), asking again", error.code().name)
             self._closing.wait(0.5)
 
     def _apply(self, update: pb.RankUpdate) -> None:
@@ -315,12 +295,15 @@ class RankSession:
             self._wake.set()
 
     def _report_regularly(self) -> None:
+        survival = Survival()
         while not self._closing.is_set():
             self._wake.wait(_REPORT_INTERVAL_S)
             self._wake.clear()
             if not self._closing.is_set():
-                self._late_stop.interrupt_if_due()
-                self._report()
+                with survival.of("interrupting this rank"):
+                    self._late_stop.interrupt_if_due()
+                with survival.of("reporting to the launcher"):
+                    self._report()
 
     def _report(self, *, finished: bool = False) -> None:
         with self._reporting:
@@ -339,9 +322,10 @@ class RankSession:
                 generation=self.generation,
             )
             timers = list(self._timers)
-        summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
-        counters = {} if self._counters is None else dict(self._counters())
-        report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
+        with self._measuring.of("summing up what this rank measured"):  # a failure or a vote goes out without it too
+            summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
+            counters = {} if self._counters is None else dict(self._counters())
+            report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
         with contextlib.suppress(grpc.RpcError):  # the launcher notices a rank's end by itself
             self._unary("Report", pb.RankReport, pb.RankReportReply)(
                 report_to_proto(report), timeout=_CALL_TIMEOUT_S, metadata=self._metadata

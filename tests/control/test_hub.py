@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from hetero.control.membership import Member, Membership
 from hetero.control.session import RankSession
 from hetero.control.status import Cause, HostState, HostStatus, StopPoint
 from hetero.errors import ClusterError, ExitCode, HeteroError, PortError
-from hetero.metrics import StepTimer
+from hetero.metrics import StepSummary, StepTimer
 
 TOKEN = security.Token.generate()
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
@@ -270,6 +271,56 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
     with trainer.membership() as membership:
         assert membership.own.decided is not None
         assert membership.own.decided.first_line == "HET-30 trainer: rank 0: boom"
+
+
+class BrokenTimer(StepTimer):
+    """Its sums cannot be had."""
+
+    def summary(self) -> StepSummary:
+        raise ZeroDivisionError("on purpose")
+
+
+def test_session_goes_on_where_what_was_measured_cannot_be_summed_up(
+    hubs: tuple[Hub, Hub], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, _ = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        timer = BrokenTimer("train")
+        session.register_timer(timer)
+        for steps in (1, 2):  # reported by the first turn of its thread, and a later one
+            session.check_stop(timer)
+            wait_for(trainer, lambda membership, steps=steps: reported_steps(membership) == steps)  # type: ignore[misc]
+    assert len([record for record in caplog.records if "ZeroDivisionError" in record.getMessage()]) == 1
+
+
+def reported_steps(membership: Membership) -> int:
+    """Return the steps that the rank has reported."""
+    return sum(report.steps_started.get("train", 0) for report in membership.own.ranks)
+
+
+def test_session_follows_the_directory_after_a_listener_has_raised(
+    hubs: tuple[Hub, Hub], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, data = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        changed = threading.Event()
+
+        def listen() -> None:
+            if not changed.is_set():
+                changed.set()
+                raise ZeroDivisionError("on purpose")
+
+        session.directory.subscribe(listen)
+        data.update(state=HostState.SERVING, endpoints=(RECORD,))
+        assert changed.wait(20.0)
+        moved = dataclasses.replace(RECORD, address="127.0.0.1:10")
+        seen = threading.Event()
+        session.directory.subscribe(lambda: seen.set() if session.directory.records() == (moved,) else None)
+        data.update(endpoints=(moved,))
+        assert seen.wait(20.0)
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.attack("A11")
