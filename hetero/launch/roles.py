@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
+from hetero.control.membership import Membership
 from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
@@ -35,7 +36,7 @@ def serve(host: Host) -> None:
     host.publish(state=HostState.SERVING)
     logger.info("serving with %d endpoints", host.placement.num_endpoints)
     while not _may_leave(host, deadline_s):
-        host.tick()
+        host.tick(lambda membership: _words_on_trainers(host, membership))
     host.publish(state=HostState.DRAINING)
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
@@ -102,6 +103,15 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
         return False
     logger.warning("this host alone was asked to stop: leaving; the others compute its batches")
     return True
+
+
+def _words_on_trainers(host: Host, membership: Membership) -> str:
+    """Return which trainer hosts a data host waits for; empty while it serves them."""
+    if not host.trainers_came:
+        return _words(membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS))
+    if host.interrupted_s is not None or membership.stop_requested:
+        return f"the job's end on {_words(membership.missing(Role.TRAINER, at_least=HostState.DONE))}"
+    return ""
 
 
 def _wait_for_peers(host: Host, deadline_s: float) -> bool:
