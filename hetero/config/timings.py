@@ -24,9 +24,12 @@ class Timings:
     heartbeat_s: float = 2.0
     """Between two heartbeats of a launcher, before jitter."""
     suspect_s: float = 6.0
-    """Silence after which a host gets no new requests."""
+    """After which a launcher that answers, but whose main loop has not turned, is said to stand still."""
     lease_s: float = 15.0
-    """Silence after which a host counts as lost, longer than ``suspect_s``."""
+    """Silence after which a host counts as lost and gets no new requests, longer than ``suspect_s``.
+
+    Not earlier: readers take an endpoint that left for one that died, and a batch that three died with fails.
+    """
     orphan_s: float = 45.0
     """Silence of all trainer hosts after which a data host leaves by itself."""
     start_timeout_s: float = 900.0
