@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hetero.control.status import Cause
 from hetero.launch.rank import is_echo
-from hetero.launch.ranks import first_to_fail
+from hetero.launch.ranks import RankProcesses, RanksOptions, first_to_fail
+from hetero.launch.relay import LineRelay
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34723."
 
@@ -54,3 +61,40 @@ class DistBackendError(RuntimeError):
 )
 def test_echo_is_a_broken_process_group_only(error: Exception, expected: bool) -> None:
     assert is_echo(error) is expected
+
+
+@pytest.mark.fault("F9")
+@pytest.mark.parametrize(
+    ("number", "is_echo"),
+    [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGABRT, True), (signal.SIGTERM, True)],
+)
+def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_echo: bool
+) -> None:
+    code = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {int(number)})"
+    monkeypatch.setattr(
+        "hetero.launch.ranks.start_child",
+        lambda _command, **options: subprocess.Popen([sys.executable, "-c", code], **options),
+    )
+    options = RanksOptions(
+        script="train.py",
+        script_args=(),
+        num_hosts=1,
+        host_index=0,
+        rendezvous_address="127.0.0.1",
+        rendezvous_port=1,
+        own_address="127.0.0.1",
+        num_ranks=1,
+        num_cpus=1,
+        environment={},
+    )
+    relay = LineRelay(lambda _source, _line: None)
+    ranks = RankProcesses(options, host="algo-1", relay=relay, run_dir=tmp_path)
+    try:
+        os.waitid(os.P_PID, ranks.pid, os.WEXITED | os.WNOWAIT)
+        assert ranks.poll() == -number
+        cause = ranks.cause({})
+    finally:
+        ranks.kill()
+        relay.close()
+    assert (cause.by_signal, cause.is_echo) == (True, is_echo)
