@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import resource
 import select
@@ -40,8 +41,11 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER_GRACE_S = 2.0
+_REAP_INTERVAL_S = 0.02
 _MAX_DESCRIPTORS = 2**16
 """More than all connections need; there are programs that try to close every one that they might have."""
+
+logger = logging.getLogger(__name__)
 
 _starting = threading.Lock()
 _own_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
@@ -78,24 +82,36 @@ def adopt_descendants() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_descendants() -> None:
-    """Kill every descendant of this process and wait for its end; call it when none has a right to live."""
+def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = lambda: None) -> None:
+    """Kill every descendant of this process and wait for its end; call it when none has a right to live.
+
+    A process that cannot be killed, because it waits for a device or runs as another user, is named in the log, and
+    left.
+
+    Args:
+        timeout_s: For all of them.
+        on_poll: Called several times a second meanwhile.
+    """
     import psutil
 
-    tracker_deadline_s = time.monotonic() + _TRACKER_GRACE_S
+    begin_s = time.monotonic()
     while children := psutil.Process().children(recursive=True):
+        on_poll()
         # Python's trackers remove the semaphores and shared memory of dead processes, and end after the last of these.
         doomed = [child for child in children if not is_resource_tracker(child)]
-        if not doomed and time.monotonic() < tracker_deadline_s:
+        if not doomed and time.monotonic() < begin_s + _TRACKER_GRACE_S:
             psutil.wait_procs(children, timeout=0.1)
             continue
-        for child in doomed or children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
         children = doomed or children
+        kill_all(children)
         for child in children:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(child.pid, 0)  # not a child but a child's: it comes to us, or is gone, by the next round
+                os.waitpid(child.pid, os.WNOHANG)  # not a child but a child's: it comes to us, or is gone, in the end
+        if time.monotonic() > begin_s + timeout_s:
+            names = ", ".join(str(child.pid) for child in children)
+            logger.error("killed, but not gone after %.0f s: process %s; going on without them", timeout_s, names)
+            return
+        time.sleep(_REAP_INTERVAL_S)
 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

@@ -145,3 +145,37 @@ def test_allow_descriptors_raises_the_soft_limit_or_names_the_hard_one() -> None
 
     assert run(512) == "(512, 512)\n"
     assert run(64).startswith("24 this process may open 64 files, it needs about 100")
+
+
+_CANNOT_BE_KILLED = """
+import logging, os, subprocess, sys
+import psutil
+from hetero import process
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+process.adopt_descendants()
+child = subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+if sys.argv[1] == "root":
+    os.setresuid(65534, 65534, 65534)  # and the child is root's
+else:
+    psutil.Process.kill = lambda self: None  # as if it waited for a device
+polls = []
+process.end_descendants(timeout_s=0.3, on_poll=lambda: polls.append(None))
+print("goes on" if len(polls) > 1 else "did not say that it waits")
+"""
+
+
+@pytest.mark.parametrize("way", ["root", "device"])
+def test_end_descendants_names_what_cannot_be_killed_and_goes_on(way: str) -> None:
+    if way == "root" and os.geteuid() != 0:
+        pytest.skip("needs root, to have a child of another user")
+    command = [sys.executable, "-c", _CANNOT_BE_KILLED, way]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        try:
+            output = process.communicate(timeout=20.0)[0]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            process.kill()
+    assert f"killed, but not gone after 0 s: process {pid}; going on without them\ngoes on\n" in output

@@ -127,9 +127,6 @@ class Host:
         self.run_dir = stack.enter_context(private_folder("hetero-launch-", parent=environ.get(WORK_DIR_VARIABLE)))
         self.relay = LineRelay(logs.relay_line)
         stack.callback(self.relay.close)
-        # Whatever the script has started and left; what this process itself starts is stopped in order before.
-        adopt_descendants()
-        stack.callback(end_descendants)
         token = _load_token(environ, is_required=self.options.require_token)
         token_path = None
         if token is not None:
@@ -140,6 +137,10 @@ class Host:
         self.address = self.resolve(self.name)
         self.hub = stack.enter_context(self._make_hub(token, tls))
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
+        # Whatever the script has started and left; what this process itself starts is stopped in order before. The
+        # watchdog is there still: a process that cannot be looked at must not hold this one.
+        adopt_descendants()
+        stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(HostSampler(self.name, scope=self.placement.usage_scope))
         self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
 
