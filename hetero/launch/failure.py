@@ -44,7 +44,8 @@ def reserved_space(path: Path) -> Iterator[None]:
     reserve = path.with_name(_RESERVE_NAME)
     with contextlib.suppress(OSError):
         if path.parent.is_dir():
-            reserve.write_bytes(b"\0" * _RESERVE_BYTES)
+            reserve.unlink(missing_ok=True)  # of a run that was killed, or a link
+            _write_new(reserve, b"\0" * _RESERVE_BYTES)
     try:
         yield
     finally:
@@ -67,6 +68,12 @@ def write_failure(path: Path, cause: Cause) -> None:
     except OSError as error:
         logger.error("could not write the failure file %s (%s); it would say: %s", path, error.strerror, text)
         logs.write_line(f"HETERO_FAILURE {cause.first_line}")
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        file.write(content)
 
 
 def _write(path: Path, text: str) -> None:

@@ -95,3 +95,14 @@ def test_shorter_text_replaces_a_longer_one(tmp_path: Path) -> None:
     path.write_text("x" * 5000)
     write_failure(path, Cause(host="a", summary="short"))
     assert path.read_text() == "HET-40 a: short"
+
+
+@pytest.mark.attack("A13")
+def test_reserve_is_not_written_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / ".hetero-reserve").symlink_to(target)
+    with reserved_space(tmp_path / "failure"):
+        assert target.read_text() == "precious"
+        assert (tmp_path / ".hetero-reserve").stat().st_size >= MAX_FAILURE_CHARS
+    assert target.read_text() == "precious"
