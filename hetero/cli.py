@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -30,16 +31,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     command, script_args = _split(arguments)
     try:
-        namespace = config.parse(parser, command)
-        namespace.script_args = script_args
-        status: int = namespace.run(namespace)
+        try:
+            namespace = config.parse(parser, command)
+            namespace.script_args = script_args
+            status: int = namespace.run(namespace)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # else a reader that has gone is noticed at the interpreter's end, with status 120
         return status
     except HeteroError as error:
-        sys.stderr.write(f"hetero: error HET-{int(error.exit_code):02d}: {error}\n")
+        _complain(f"hetero: error HET-{int(error.exit_code):02d}: {error}\n")
         return int(error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
+        _discard(1)
+        return 128 + signal.SIGPIPE
+
+
+def _complain(text: str) -> None:
+    """Write to standard error if anybody reads it: that nobody does must not change the exit code."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        _discard(2)
+
+
+def _discard(descriptor: int) -> None:
+    """Have what is still buffered for a descriptor go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -154,10 +154,10 @@ def permit_faults(environ: MutableMapping[str, str], *, allow: bool, host: str, 
         environ: Of this process; its children inherit it.
         allow: ``--allow-faults``.
         host: This host's name.
-        platform: What describes the cluster if that is a real platform, else empty.
+        platform: What describes the cluster, if it is a real one; empty for a simulated job.
 
     Raises:
-        ConfigError: If faults are set on a real platform, or malformed.
+        ConfigError: If faults are set on a real cluster, or malformed.
     """
     text = environ.get(FAULTS_VARIABLE, "")
     if not text:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +92,45 @@ def test_prices_list_and_show_print_what_is_known(capsys: Capture) -> None:
 def test_report_that_does_not_exist_ends_with_its_code(tmp_path: Path, capsys: Capture) -> None:
     assert cli.main(["report", str(tmp_path), str(tmp_path)]) == ExitCode.USAGE
     assert "report.json" in capsys.readouterr().err
+
+
+def test_faults_in_a_cluster_of_ones_own_are_refused_unless_they_are_allowed(
+    platform: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cluster_file = platform / "cluster.json"
+    cluster_file.write_text(json.dumps({"instance_groups": GROUPS}))
+    monkeypatch.setenv("HETERO_FAULTS", "send:corrupt")
+    flags = ["--cluster-file", str(cluster_file), "--host", "algo-1"]
+    assert launch(platform, *flags) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert "cluster.json describes its cluster" in error
+    assert "--allow-faults" in error
+
+
+_SHOW = "import sys; from hetero import cli; sys.exit(cli.main(sys.argv[1:]))"
+
+
+def run_command(*arguments: str, redirect: str) -> int:
+    """Run the command in a process of its own behind a shell's redirections; return its exit code."""
+    words = shlex.join([sys.executable, "-c", _SHOW, *arguments])
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {words} {redirect}"], check=False, timeout=60)
+    return done.returncode
+
+
+@pytest.mark.fault("F37")
+@pytest.mark.parametrize(
+    "redirect", ["2>&-", "2>/dev/full", "2> >(exec 0<&-; sleep 0)"], ids=["closed", "full", "gone"]
+)
+def test_code_of_an_error_stays_where_nobody_reads_standard_error(redirect: str) -> None:
+    assert run_command("prices", "show", "ml.p99.huge", redirect=redirect) == ExitCode.USAGE
+
+
+@pytest.mark.fault("F37")
+def test_code_of_a_command_whose_reader_has_gone_is_that_of_a_broken_pipe() -> None:
+    # The reader is gone before anything is written; this little text fits into Python's own buffer.
+    program = f"import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w); {_SHOW}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "prices", "show", "ml.c5.xlarge"], stderr=subprocess.PIPE, check=False
+    )
+    assert done.returncode == 128 + signal.SIGPIPE, done.stderr
+    assert done.stderr == b""

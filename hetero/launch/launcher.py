@@ -57,12 +57,12 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
     logs.setup_logging(
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
-    is_platform = options.cluster_file is None and "HETERO_SIMULATED" not in os.environ
+    is_simulated = "HETERO_SIMULATED" in os.environ  # as `hetero simulate` tells its launchers
     permit_faults(
         os.environ,
         allow=options.allow_faults,
         host=cluster.current_host,
-        platform=cluster.source if is_platform else "",
+        platform="" if is_simulated else cluster.source,
     )
     failure_file = base_dir / "output" / "failure"
     with reserved_space(failure_file):

@@ -76,7 +76,8 @@ class Hosts:
     def start(self, *hosts: str) -> None:
         """Start the launchers of hosts, by default of all."""
         for host in hosts or self.network.hosts:
-            flags = ["--cluster-file", str(self._cluster_file), "--host", host, "--port", str(PORT), *self._flags]
+            flags = ["--cluster-file", str(self._cluster_file), "--host", host, "--port", str(PORT)]
+            flags += ["--allow-faults", *self._flags]  # one kind of network needs a fault to find the others
             command = [*self.network.command(host), sys.executable, "-m", "hetero.cli", "launch", *flags, str(SCRIPT)]
             environment = {
                 **os.environ,
