@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from hetero.errors import ConfigError, HeteroError
+from hetero.launch.workdir import private_folder
 
 __all__ = ["DEFAULT_DAYS", "make_certificates"]
 
@@ -20,6 +22,8 @@ _MAX_DAYS = 825
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
 _EARLIER = timedelta(hours=1)  # clocks of hosts differ
 _TIMEOUT_S = 60.0
+_SCRATCH_PREFIX = ".certificates-"
+_MAX_KEY_BYTES = 2**16
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 # Nothing of the system's configuration counts. `openssl ca`, because `openssl x509` has no first date in all versions.
@@ -30,7 +34,7 @@ default_ca = job
 database = index.txt
 new_certs_dir = .
 certificate = ca.pem
-private_key = ca.key
+private_key = {authority_key}
 default_md = sha256
 rand_serial = yes
 unique_subject = no
@@ -63,7 +67,8 @@ def make_certificates(
 ) -> None:
     """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host; the authority's key is not kept.
 
-    All or nothing: the files appear when all of them are there. They can be read by this user alone.
+    All or nothing: the files appear when all of them are there. They can be read by this user alone. The authority's
+    key is on no disk unless it is to be kept; what a call that was killed has left of the others, the next one removes.
 
     Args:
         folder: Made if it is not there.
@@ -91,14 +96,19 @@ def make_certificates(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
-    with tempfile.TemporaryDirectory(prefix=".certificates-", dir=folder) as scratch:
-        maker = _Maker(openssl, Path(scratch), begin, begin + timedelta(days=days) + _EARLIER)
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(private_folder(_SCRATCH_PREFIX, parent=str(folder)))
+        authority_key = os.memfd_create("hetero-ca-key", os.MFD_CLOEXEC)
+        stack.callback(os.close, authority_key)
+        maker = _Maker(openssl, scratch, authority_key, begin, begin + timedelta(days=days) + _EARLIER)
         maker.make_authority()
         for host in hosts:
             maker.make_host(host)
         kept = ["ca.pem", *(["ca.key"] if keep_authority_key else []), *names]
+        if keep_authority_key:
+            maker.save_authority_key()
         for name in kept:
-            (Path(scratch) / name).replace(folder / name)
+            (scratch / name).replace(folder / name)
 
 
 def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
@@ -117,23 +127,32 @@ def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
 class _Maker:
     """Runs openssl in a folder that nobody else can read."""
 
-    def __init__(self, openssl: str, folder: Path, begin: datetime, end: datetime) -> None:
+    def __init__(self, openssl: str, folder: Path, authority_key: int, begin: datetime, end: datetime) -> None:
         self._openssl = openssl
         self._folder = folder
+        self._authority_key = authority_key
+        self._authority_key_path = f"/proc/self/fd/{authority_key}"  # of openssl, which inherits it
         self._dates = [f"{when:%Y%m%d%H%M%SZ}" for when in (begin, end)]
         (folder / "index.txt").touch()
 
     def make_authority(self) -> None:
-        """Make ``ca.key`` and ``ca.pem``."""
-        self._make("ca", "hetero job", "authority", "DNS:unused", "-selfsign", "-keyfile", "ca.key")
+        """Make the authority's key, in memory, and ``ca.pem``."""
+        key = self._authority_key_path
+        self._make("ca", "hetero job", "authority", "DNS:unused", "-selfsign", "-keyfile", key, key=key)
+
+    def save_authority_key(self) -> None:
+        """Write ``ca.key``."""
+        with open(self._folder / "ca.key", "xb", opener=_open_private) as file:
+            file.write(os.pread(self._authority_key, _MAX_KEY_BYTES, 0))
 
     def make_host(self, host: str) -> None:
         """Make the key and certificate of a host."""
-        self._make(host, "hetero host", "host", _alternative_name(host))
+        self._make(host, "hetero host", "host", _alternative_name(host), key=f"{host}.key")
 
-    def _make(self, name: str, subject: str, section: str, alternative_name: str, *flags: str) -> None:
-        (self._folder / "config").write_text(_CONFIG.format(name=alternative_name), encoding="ascii")
-        self._run("req", "-new", *_NEW_KEY, "-subj", f"/CN={subject}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+    def _make(self, name: str, subject: str, section: str, alternative_name: str, *flags: str, key: str) -> None:
+        config = _CONFIG.format(name=alternative_name, authority_key=self._authority_key_path)
+        (self._folder / "config").write_text(config, encoding="ascii")
+        self._run("req", "-new", *_NEW_KEY, "-subj", f"/CN={subject}", "-keyout", key, "-out", f"{name}.csr")
         self._run(
             *("ca", "-batch", "-notext", *flags, "-extensions", section, "-in", f"{name}.csr", "-out", f"{name}.pem"),
             *("-startdate", self._dates[0], "-enddate", self._dates[1]),
@@ -149,6 +168,7 @@ class _Maker:
                 stderr=subprocess.STDOUT,
                 timeout=_TIMEOUT_S,
                 umask=0o077,
+                pass_fds=(self._authority_key,),
                 check=True,
             )
         except subprocess.CalledProcessError as error:
@@ -156,6 +176,10 @@ class _Maker:
             raise HeteroError(f"openssl {command} failed with status {error.returncode}{lines}") from error
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HeteroError(f"cannot run {self._openssl}: {error}") from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _alternative_name(host: str) -> str:

@@ -90,7 +90,8 @@ class Tls:
     What the other hosts would refuse is refused here, at once: the certificate is checked as they do it.
 
     Args:
-        directory: Holds ``ca.pem``, ``HOST.pem`` and ``HOST.key``; only its owner may have access to the key.
+        directory: Holds ``ca.pem``, ``HOST.pem`` and ``HOST.key``; only its owner may have access to the key, or write
+            any of them.
         host: This host's name.
 
     Raises:
@@ -239,10 +240,12 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
             f"cannot read {path} (--tls-dir): {error.strerror}; hetero certs makes ca.pem, HOST.pem and HOST.key"
         ) from error
     mode = stat.S_IMODE(facts.st_mode)
-    if is_secret and facts.st_uid not in (os.geteuid(), 0):
-        raise AuthenticationError(f"the key {path} belongs to user {facts.st_uid}, not to this one")
+    if facts.st_uid not in (os.geteuid(), 0):
+        raise AuthenticationError(f"{path} (--tls-dir) belongs to user {facts.st_uid}, not to this one or to root")
     if is_secret and mode & 0o077:
         raise AuthenticationError(f"the key {path} has mode {mode:04o}: others have access; chmod 600 it")
+    if mode & 0o022:
+        raise AuthenticationError(f"{path} (--tls-dir) has mode {mode:04o}: others can write it; chmod go-w it")
     if b"-----BEGIN " not in content:
         raise AuthenticationError(f"{path} (--tls-dir) holds no PEM; hetero certs makes such files")
     return content

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,22 @@ def test_certs_show_what_openssl_said_when_it_failed_and_leave_nothing(
     with pytest.raises(HeteroError, match="openssl req failed with status 3\n    no entropy here"):
         make_certificates(tmp_path / "certs", ["algo-1"])
     assert names(tmp_path / "certs") == []
+
+
+_STOPS_AT_THE_FIRST_HOST = """
+import os, signal, sys
+from pathlib import Path
+from hetero.launch import certificates
+certificates._Maker.make_host = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+certificates.make_certificates(Path(sys.argv[1]), ["algo-1"], keep_authority_key=True)
+"""
+
+
+def test_killed_call_leaves_no_key_of_the_authority_and_the_next_one_removes_the_rest(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _STOPS_AT_THE_FIRST_HOST, tmp_path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "ca.pem" for path in left)
+    assert [path for path in left if b"PRIVATE KEY" in path.read_bytes()] == []
+    make_certificates(tmp_path, ["algo-1"])
+    assert names(tmp_path) == ["algo-1.key", "algo-1.pem", "ca.pem"]

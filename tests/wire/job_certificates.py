@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import shutil
 import socket
 import ssl
@@ -38,7 +39,8 @@ def folder(kind: str) -> Path:
     for name in ("ca.pem", "ca.key"):
         shutil.copy(folder("job") / name, made)
     begin = datetime.now(timezone.utc) - timedelta(days=9)
-    maker = _Maker(openssl, made, begin, begin + timedelta(days=1))
+    authority_key = os.open(made / "ca.key", os.O_RDONLY | os.O_CLOEXEC)
+    maker = _Maker(openssl, made, authority_key, begin, begin + timedelta(days=1))
     for host in HOSTS:
         maker.make_host(host)
     return made

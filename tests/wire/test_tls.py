@@ -395,6 +395,29 @@ def test_key_that_others_can_read_is_refused(own: Path) -> None:
         Tls(own, "algo-1")
 
 
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize("name", ["ca.pem", "algo-1.pem"])
+def test_certificate_that_others_can_write_is_refused(own: Path, name: str) -> None:
+    (own / name).chmod(0o664)
+    with pytest.raises(AuthenticationError, match="mode 0664: others can write it; chmod go-w"):
+        Tls(own, "algo-1")
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.parametrize("name", ["ca.pem", "algo-1.pem", "algo-1.key"])
+def test_file_of_another_user_is_refused(own: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = {(own / name).stat().st_ino: 4711}
+    fstat = os.fstat
+
+    def foreign(descriptor: int) -> object:
+        facts = fstat(descriptor)
+        return os.stat_result((*facts[:4], owners.get(facts.st_ino, facts.st_uid), *facts[5:]))
+
+    monkeypatch.setattr(os, "fstat", foreign)
+    with pytest.raises(AuthenticationError, match="belongs to user 4711, not to this one or to root"):
+        Tls(own, "algo-1")
+
+
 def test_key_with_a_password_is_refused_without_asking(own: Path) -> None:
     key = own / "algo-1.key"
     plain = own / "plain.key"
