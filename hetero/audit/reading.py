@@ -97,20 +97,12 @@ def rank_of(path: Path) -> int:
 
 
 def world_sizes(path: Path) -> set[int]:
-    """Return the world sizes of a ledger's sections; verifies nothing.
+    """Return the world sizes of a ledger's sections, up to where it is damaged.
 
     Raises:
-        ConfigError: If it cannot be read.
+        ConfigError: As `read_ledger`.
     """
-    found = set()
-    with _open(path) as file:
-        for line in _lines(file):
-            if line.startswith(b'{"ledger":'):
-                try:
-                    found.add(int(json.loads(line)["world_size"]))
-                except (ValueError, TypeError, KeyError, RecursionError):
-                    continue
-    return found
+    return {section.world_size for section in read_ledger(path).sections}
 
 
 def read_ledger(path: Path) -> LedgerRecord:

@@ -290,3 +290,29 @@ def test_audit_of_a_long_run_takes_bounded_memory(runs: tuple[Path, Path]) -> No
         tracemalloc.stop()
     assert peak_bytes / num_batches < 1_000  # both ledgers and what sorting takes: under 1 GB for 10^6
     assert struct.calcsize("<iiqqqq16s16s16s") == 88
+
+
+@pytest.mark.parametrize("world_size", [b"1e999", b"1000000000000", b"-1"])
+def test_audit_takes_no_world_size_from_beyond_damage(runs: tuple[Path, Path], world_size: bytes) -> None:
+    for run in runs:
+        write(run, run_places())
+    path = runs[1] / "ledger-rank-0.jsonl"
+    forged = path.read_bytes().splitlines()[0].replace(b'"world_size":1', b'"world_size":' + world_size)
+    path.write_bytes(path.read_bytes() + forged + b"\n")
+    tracemalloc.start()
+    text = audit(*runs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "the ledger is damaged" in text
+    assert "rank 0" in text
+    assert peak < 10**8
+
+
+@pytest.mark.parametrize("world_size", [b"1e999", b"1000000000000"])
+def test_audit_of_a_forged_world_size_is_damage_or_no_ledger(runs: tuple[Path, Path], world_size: bytes) -> None:
+    write(runs[0], run_places())
+    path = write(runs[1], run_places())
+    lines = [line.replace(b'"world_size":1', b'"world_size":' + world_size) for line in path.read_bytes().splitlines()]
+    rehash(path, lines)
+    with pytest.raises(ConfigError, match="is no ledger"):
+        audit_paths(*runs)
