@@ -122,7 +122,9 @@ class Soak:
         found = hosts.results()
         for rank, expected in self._expected.items():
             if rank not in found:
-                continue  # the job's end has been told
+                if hosts.launcher(TRAINER).poll() == 0:  # else its end has been told
+                    self._violate(name, f"rank {rank}: left no result, and the trainer host ended with 0")
+                continue
             self._summary.num_batches += len(found[rank]["indices"])
             for problem in compare(expected, found[rank]):
                 self._violate(name, f"rank {rank}: {problem}")

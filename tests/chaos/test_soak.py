@@ -40,3 +40,31 @@ def test_judge_names_what_differs(indices: list[list[int]], chain: str, words: l
     found = soak.compare(expected, {"indices": indices, "chain": chain})
     assert len(found) == len(words)
     assert all(word in problem for word, problem in zip(words, found, strict=True))
+
+
+@pytest.mark.parametrize(("code", "num_violations"), [(0, 1), (30, 0)])
+def test_judge_misses_the_result_of_a_job_that_says_it_is_well(tmp_path: Path, code: int, num_violations: int) -> None:
+    class Launcher:
+        returncode = code
+
+        def poll(self) -> int:
+            return self.returncode
+
+    class Ended:
+        data_hosts = ()
+
+        def results(self) -> dict[int, object]:
+            return {0: {"indices": [], "chain": "a"}}
+
+        def launcher(self, _host: str) -> Launcher:
+            return Launcher()
+
+        def leftovers(self, _before: object) -> list[str]:
+            return []
+
+    summary = soak.Summary(seed=1, network="none")
+    judge = soak.Soak(None, tmp_path, summary, steps=1, step_s=0.0, max_events=1)  # type: ignore[arg-type]
+    judge._shared_before = set()
+    judge._expected = {0: {"indices": [], "chain": "a"}, 1: {"indices": [], "chain": "a"}}
+    judge._check("job", Ended())  # type: ignore[arg-type]
+    assert len(summary.violations) == num_violations
