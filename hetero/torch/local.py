@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
 from hetero.batches.skips import Skips
 from hetero.datasets import DatasetSpec
-from hetero.errors import ConfigError, DatasetError
+from hetero.errors import ConfigError, DatasetError, ResourcesError
 from hetero.torch.copies import copy_leaves
+from hetero.torch.shared_memory import used_up, want_of_room
 
 __all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here", "has_same_code"]
 
@@ -45,6 +47,8 @@ class LocalDataset:
         self._collate_fn = collate_fn
         self._worker_init_fn = worker_init_fn
         self._start_failure: object = None
+        self.num_ahead = 0
+        """Batches that torch's workers have ready at once; 0 where a worker need not look whether they fit."""
 
     def __len__(self) -> int:
         """Return the length of the data set: of the one built here, or else what its spec says.
@@ -97,7 +101,8 @@ class LocalDataset:
     def __getitem__(self, request: BatchRequest) -> Any:
         """Compute a batch for torch's loader; in a worker a failure is returned, to be raised whole."""
         told: list[Skips] = []
-        if torch.utils.data.get_worker_info() is None:
+        info = torch.utils.data.get_worker_info()
+        if info is None:
             batch = self.fetch(request, on_skips=told.append)
             return _WithSkips(batch, told[0]) if told else batch
         if self._start_failure is not None:
@@ -106,7 +111,12 @@ class LocalDataset:
             # In a worker too: torch sends from another thread, and tensors by sharing their memory.
             batch = self._fetch_own(request, told.append)
         except DatasetError as exc:
-            return _Failure(exc.record)
+            want = used_up(str(exc))
+            return _Failure(exc.record) if want is None else _NoRoom(want)
+        want = want_of_room(batch, self.num_ahead, info.num_workers)
+        self.num_ahead = 0  # one batch tells
+        if want is not None:
+            return _NoRoom(want)
         return _WithSkips(batch, told[0]) if told else batch
 
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
@@ -162,6 +172,7 @@ class LocalFetcher:
 
         Raises:
             DatasetError: If the user's code raises.
+            ResourcesError: If shared memory is too small for the batches that workers have ready.
         """
         if self._options.persistent_workers and not self._slot.taken:
             slot = self._slot
@@ -172,7 +183,7 @@ class LocalFetcher:
             slot = _Slot()
             loader = self._loader(slot, persistent=False)
         slot.requests, slot.taken = requests, True
-        return _deliver(loader, slot, self._on_skips)
+        return self._deliver(loader, slot)
 
     def _loader(self, slot: _Slot, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
@@ -194,6 +205,27 @@ class LocalFetcher:
             persistent_workers=persistent,
         )
 
+    def _deliver(self, loader: torch.utils.data.DataLoader[Any], slot: _Slot) -> Iterator[Any]:
+        options = self._options
+        if options.num_workers:
+            # As many as torch is about to take anyway.
+            ahead = list(itertools.islice(slot.requests, options.num_workers * (options.prefetch_factor or 2)))
+            slot.requests = itertools.chain(ahead, slot.requests)
+            # Where memory is pinned, a thread takes each batch out of shared memory as soon as it comes.
+            self._dataset.num_ahead = min(len(ahead), 1) if options.pin_memory else len(ahead)
+        try:
+            for batch in loader:
+                if isinstance(batch, _Failure):
+                    raise DatasetError(batch.record)
+                if isinstance(batch, _NoRoom):
+                    raise ResourcesError(batch.text)
+                if type(batch) is _WithSkips:
+                    self._on_skips(batch.skips)
+                    batch = batch.batch
+                yield batch
+        finally:
+            slot.taken = False
+
 
 class _Slot:
     """What torch's loader takes for its sampler: the requests of the current pass."""
@@ -213,6 +245,13 @@ class _Failure:
     record: object
 
 
+@dataclass(frozen=True, slots=True)
+class _NoRoom:
+    """That batches do not fit into shared memory, on its way from a worker."""
+
+    text: str
+
+
 class _WithSkips(NamedTuple):
     """A batch in which samples stand in for others; a tuple, so that torch finds what to pin in it."""
 
@@ -224,21 +263,6 @@ def accelerator_is_available() -> bool:
     """Whether there is a device to pin memory for."""
     accelerator = getattr(torch, "accelerator", None)  # torch >= 2.6
     return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
-
-
-def _deliver(
-    loader: torch.utils.data.DataLoader[Any], slot: _Slot, on_skips: Callable[[Skips], object]
-) -> Iterator[Any]:
-    try:
-        for batch in loader:
-            if isinstance(batch, _Failure):
-                raise DatasetError(batch.record)
-            if type(batch) is _WithSkips:
-                on_skips(batch.skips)
-                batch = batch.batch
-            yield batch
-    finally:
-        slot.taken = False
 
 
 def builds_here(options: WorkerOptions, *, channel_is_live: bool) -> bool:

@@ -1,0 +1,101 @@
+"""Whether /dev/shm has room for what torch's own workers put there: the tensors of batches on their way.
+
+Where it has not, torch's worker dies of SIGBUS, or its sending thread does, and the batch never comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import UserDict
+from typing import Any
+
+import torch
+
+__all__ = ["shared_bytes", "used_up", "want_of_room"]
+
+FOLDER = "/dev/shm"
+_ADVICE = (
+    "  to do: give the container more (docker run --shm-size=..., or --ipc=host); or have fewer bytes wait there: a "
+    "smaller num_workers or prefetch_factor, smaller batches. All sharing strategies of torch.multiprocessing use it."
+)
+_TORCHS_WORDS = ("unable to allocate shared memory", "No space left on device")
+
+
+def shared_bytes(batch: Any) -> tuple[int, int]:
+    """Return how many bytes of a batch go through shared memory, and how many of these are not there yet.
+
+    Args:
+        batch: Dictionaries, lists, tuples and dataclasses of tensors; anything else is sent through a pipe.
+    """
+    sizes: dict[int, int] = {}
+    absent: dict[int, int] = {}
+    waiting = [batch]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if value.device.type == "cpu" and value.layout == torch.strided:
+                storage = value.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+                if not storage.is_shared():
+                    absent[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(value, dict | UserDict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            waiting += [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return sum(sizes.values()), sum(absent.values())
+
+
+def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
+    """Say why this batch, or as many like it as wait for the trainer, do not fit; None if they may.
+
+    For those that wait, what counts is the size of all of shared memory, not what is free: the rest may belong to
+    somebody who lets go of it.
+
+    Args:
+        batch: In a worker, about to be sent.
+        num_ahead: Batches that are there at once while the trainer is in a step; 0 leaves them out.
+        num_workers: That make them.
+    """
+    num_bytes, num_absent = shared_bytes(batch)
+    room, free = _room_and_free()
+    if not num_bytes or not room:
+        return None
+    if num_bytes * num_ahead > room:
+        return (
+            f"shared memory ({FOLDER}) is too small for the batches of {num_workers} workers: {_mib(room)}\n"
+            f"  needed: {_mib(num_bytes * num_ahead)}: {num_ahead} batches that wait for the trainer, of "
+            f"{_mib(num_bytes)} each\n{_ADVICE}"
+        )
+    return _full(room, free, f"the next batch needs {_mib(num_absent)}") if num_absent > free else None
+
+
+def used_up(exception: str) -> str | None:
+    """Say that there is no room if that is what an exception of torch's says; None if it is not.
+
+    torch's own collation makes tensors in shared memory in the first place.
+    """
+    if not all(words in exception for words in _TORCHS_WORDS):
+        return None
+    return _full(*_room_and_free(), "the next batch needs more")
+
+
+def _full(room: int, free: int, need: str) -> str:
+    return (
+        f"shared memory ({FOLDER}) is full: {_mib(room)}, {_mib(free)} free, and {need}\n"
+        f"  it holds what workers have sent, and every batch that the script keeps\n{_ADVICE}"
+    )
+
+
+def _room_and_free() -> tuple[int, int]:
+    try:
+        facts = os.statvfs(FOLDER)
+    except OSError:
+        return 0, 0
+    return facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.2f} MiB"
