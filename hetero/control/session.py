@@ -24,6 +24,7 @@ from hetero.wire import channels  # before grpc: sets its environment
 import grpc  # isort: skip
 
 from hetero.control import security
+from hetero.control.callbacks import CallbackFailure, run_callbacks
 from hetero.control.directory import Directory
 from hetero.control.facts import SessionOptions, Timer
 from hetero.control.status import (
@@ -36,7 +37,7 @@ from hetero.control.status import (
 )
 from hetero.control.stopping import LateStop
 from hetero.control.survival import Survival
-from hetero.errors import ExitCode, HeteroError
+from hetero.errors import AuthenticationError, ExitCode, HeteroError
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
 
@@ -88,6 +89,7 @@ class RankSession:
         job_id: The job's identity, sent with every call.
         tls: Of this host; None for a job in plaintext.
         stopped: Whether this rank ended its work because the job was asked to stop.
+        stop_failure: Why a stop callback failed, the first one that did.
         generation: Restarts of the trainer group before this process.
 
     Raises:
@@ -112,6 +114,7 @@ class RankSession:
         self.tls = tls
         self.directory = Directory()
         self.stopped = False
+        self.stop_failure: CallbackFailure | None = None
         self.generation = generation
         self._timers: list[Timer] = []
         self._loaders: dict[int, str] = {}
@@ -139,6 +142,8 @@ class RankSession:
             )
         except grpc.RpcError as error:
             self._channel.close()
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                raise AuthenticationError(f"rank {rank}: its launcher at {launcher} refuses the token") from error
             why = f"{error.code().name}, {channels.short_details(error)}"
             raise HeteroError(f"rank {rank} cannot reach its launcher at {launcher}: {why}") from error
         self.remote: bool = reply.remote
@@ -249,8 +254,9 @@ class RankSession:
 
     def _end(self) -> NoReturn:
         self.stopped = True
-        run_stop_callbacks()
-        raise SystemExit(_EXIT_SIGTERM)
+        failures = run_callbacks(_callbacks)
+        self.stop_failure = next(iter(failures), None)
+        raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else _EXIT_SIGTERM)
 
     def _end_late(self) -> None:
         if not self.stopped:
@@ -376,6 +382,9 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
     comes to no step's end runs them where it is, after half of the grace: see `hetero.control.stopping`.
     In a process that no launcher started, SIGTERM itself is the request.
 
+    One that raises, or exits with another status than 0, makes the stop a failure of the job: a checkpoint that
+    could not be written is none. The callbacks after it, and those of other ranks, run all the same.
+
     Args:
         callback: Called without arguments, on the thread that iterates over a loader.
 
@@ -386,15 +395,6 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
         signal.signal(signal.SIGTERM, lambda *_: _terminated.set())
     _callbacks.append(callback)
     return callback
-
-
-def run_stop_callbacks() -> None:
-    """Run the registered callbacks; one that raises is logged and the rest run."""
-    for callback in _callbacks:
-        try:
-            callback()
-        except Exception:
-            logger.exception("a stop callback failed")
 
 
 def check_stop(timer: Timer) -> None:
@@ -409,8 +409,8 @@ def check_stop(timer: Timer) -> None:
     if _session is not None:
         _session.check_stop(timer)
     elif _terminated.is_set():
-        run_stop_callbacks()
-        raise SystemExit(_EXIT_SIGTERM)
+        failures = run_callbacks(_callbacks)
+        raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else _EXIT_SIGTERM)
 
 
 def _after_fork_in_child() -> None:

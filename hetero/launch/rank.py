@@ -10,6 +10,7 @@ and are not taken for the root cause.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import runpy
@@ -20,13 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero.documents import write_text
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.memory import keep_freed_memory
 from hetero.process import die_with_parent
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
 """Environment: prefix of the FIFOs that the launcher reads; the local rank is appended."""
+END_PREFIX = "end-"
+"""Of the file beside the FIFOs in which a rank says why it fails; the local rank is appended."""
 PARENT_VARIABLE = "HETERO_PARENT_PID"
+_MAX_DETAIL_CHARS = 32_768
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         session = sessions.connect()
     except HeteroError as error:
         logger.error("%s", error)
+        _write_down(_Failure(first_line(error), str(error), error.exit_code))
         return int(error.exit_code)
     if session is not None:
         session.take_late_stops()
@@ -54,6 +60,13 @@ def main(arguments: Sequence[str]) -> int:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(session.generation)
     failure = _run(script, script_arguments)
     ledger.close_current()  # also where this process does not wait for its own end
+    if failure is not None:
+        _write_down(failure)
+    elif session is not None and session.stop_failure is not None:
+        failure = _Failure(session.stop_failure.summary, session.stop_failure.detail)
+        # The launcher reads it when all ranks have ended: a failure that is reported ends the callbacks of others.
+        if _write_down(failure):
+            failure = None
     if session is not None:
         if failure is not None:
             session.fail(failure.summary, failure.detail, failure.exit_code, is_echo=failure.is_echo)
@@ -142,6 +155,25 @@ def _name_threads() -> None:
     names.remove(threading.current_thread().name)
     if names:
         logger.warning("the script has ended, its threads have not: waiting for %s", ", ".join(names))
+
+
+def _write_down(failure: _Failure) -> bool:
+    """Leave the launcher a note of why this rank fails: an exit status alone may be anybody's. True if it is there."""
+    prefix = os.environ.get(LOG_VARIABLE)
+    if prefix is None:
+        return False
+    note = {
+        "exit_code": int(failure.exit_code),
+        "summary": f"rank {os.environ['RANK']}: {failure.summary}",
+        "detail": failure.detail[-_MAX_DETAIL_CHARS:],
+        "is_echo": failure.is_echo,
+    }
+    try:
+        write_text(Path(prefix).with_name(f"{END_PREFIX}{os.environ['LOCAL_RANK']}"), json.dumps(note))
+    except OSError as error:
+        logger.error("cannot leave a note of it for the launcher: %s", error)
+        return False
+    return True
 
 
 def _flush() -> None:

@@ -23,7 +23,7 @@ from hetero.control.session import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.errors import ExitCode, PortError
 from hetero.launch.elastic import PARENT_VARIABLE
-from hetero.launch.rank import LOG_VARIABLE
+from hetero.launch.rank import END_PREFIX, LOG_VARIABLE
 from hetero.launch.relay import LineRelay
 from hetero.process import describe_exit_status, is_resource_tracker, kill_all, start_child
 
@@ -149,18 +149,27 @@ class RankProcesses:
         rank, exit_status = first_to_fail(failures, reported)
         if rank in reported and not is_crash(exit_status):
             return reported[rank]
+        note = self._note(rank)
+        if note is not None and note.exit_code == exit_status:
+            return note
         return self._describe(f"rank {rank}", exit_status)
 
+    def failure_at_stop(self) -> Cause | None:
+        """Return why a stop callback of a rank failed; call it after `poll` gave 0."""
+        first = self._options.host_index * self._options.num_ranks
+        notes = (self._note(rank) for rank in range(first, first + self._options.num_ranks))
+        return next((note for note in notes if note is not None), None)
+
     def _describe(self, name: str, exit_status: int) -> Cause:
-        try:
-            exit_code = ExitCode(exit_status) if exit_status > 2 else ExitCode.SCRIPT_FAILED
-        except ValueError:
-            exit_code = ExitCode.SCRIPT_FAILED
+        # No code of ours, whatever its number: a rank of ours that fails reports it, or leaves a note.
+        words = (
+            describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
+        )
         return Cause(
             host=self._host,
-            summary=f"{name} {describe_exit_status(exit_status)}",
+            summary=f"{name} {words}",
             detail="\n".join(self._relay.tail(name)),
-            exit_code=exit_code,
+            exit_code=ExitCode.SCRIPT_FAILED,
             by_signal=exit_status < 0,
             is_echo=exit_status < 0 and not is_crash(exit_status),
             of_rank=True,
@@ -192,6 +201,22 @@ class RankProcesses:
                 if is_theirs and not is_resource_tracker(process):
                     found.append(process)
         return found
+
+    def _note(self, rank: int) -> Cause | None:
+        """Return why a rank of this host says that it fails."""
+        local_rank = rank - self._options.host_index * self._options.num_ranks
+        try:
+            note = json.loads((self._result_file.parent / f"{END_PREFIX}{local_rank}").read_text(encoding="utf-8"))
+            return Cause(
+                host=self._host,
+                summary=str(note["summary"]),
+                detail=str(note["detail"]),
+                exit_code=ExitCode(note["exit_code"]),
+                is_echo=bool(note["is_echo"]),
+                of_rank=True,
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _failures(self) -> list[tuple[int, int]]:
         try:

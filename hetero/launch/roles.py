@@ -163,6 +163,9 @@ def _run_ranks(host: Host) -> None:
     try:
         while (status := ranks.poll()) is None:
             host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
+            if _is_left_alone(host):
+                logger.warning("asked to stop, and another trainer host has started no ranks: ending these")
+                return
             if host.is_first_trainer and time.monotonic() >= next_progress_s:
                 next_progress_s = time.monotonic() + interval_s
                 _show_progress(host)
@@ -170,9 +173,34 @@ def _run_ranks(host: Host) -> None:
             with host.hub.membership() as membership:
                 reported = {report.rank: report.failure for report in membership.own.ranks if report.failure}
             host.fail(ranks.cause(reported))
+        failure = ranks.failure_at_stop()
+        if failure is not None:
+            _let_others_end(host)
+            host.fail(failure)
     finally:
         ranks.kill()
     logger.info("ranks are done")
+
+
+def _is_left_alone(host: Host) -> bool:
+    """Return whether ranks wait for others that will not be: a request to stop came between the starts of two hosts."""
+    with host.hub.membership() as membership:
+        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
+        is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in others)
+        return membership.stop_requested and is_without_ranks and not membership.own.ranks
+
+
+def _let_others_end(host: Host) -> None:
+    """Wait until every rank of the job has ended: some may still be saving what a failure of the job would cut off."""
+    deadline_s = time.monotonic() + host.timings.stop_grace_s
+    while (names := _unfinished(host)) and time.monotonic() < deadline_s:
+        host.tick(lambda _, names=names: f"the end of rank {names}")  # type: ignore[misc]
+
+
+def _unfinished(host: Host) -> str:
+    with host.hub.membership() as membership:
+        reports = [report for status in membership.statuses(Role.TRAINER) for report in status.ranks]
+    return ", ".join(str(report.rank) for report in reports if not report.finished)
 
 
 def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:

@@ -19,7 +19,7 @@ from hetero.control.hub import CONTROL_POLICIES, Hub, RankFacts
 from hetero.control.membership import Member, Membership
 from hetero.control.session import RankSession
 from hetero.control.status import Cause, HostState, HostStatus, StopPoint
-from hetero.errors import ClusterError, ExitCode, HeteroError, PortError
+from hetero.errors import AuthenticationError, ClusterError, ExitCode, HeteroError, PortError
 from hetero.metrics import StepSummary, StepTimer
 
 TOKEN = security.Token.generate()
@@ -354,3 +354,9 @@ def test_session_stop_request_ends_both_ranks_after_the_same_step(hubs: tuple[Hu
         assert caught.value.code == 143
         assert session.stopped
         session.close()
+
+
+def test_session_refused_token_is_an_authentication_error(hubs: tuple[Hub, Hub]) -> None:
+    trainer, _ = hubs
+    with pytest.raises(AuthenticationError, match="rank 0: its launcher at .* refuses the token"):
+        RankSession(f"127.0.0.1:{trainer.port}", security.Token.generate(), job_id="job-a", rank=0, world_size=1)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Job, StartJob, StartLauncher
+from harness import Job, Start, StartJob, StartLauncher
 
 DNN = "dnn_group=ml.p3.2xlarge:1"
 SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
@@ -209,3 +209,57 @@ def test_launcher_as_process_1_reaps_orphans_and_forwards_requests(tmp_path: Pat
     assert "callback ran" in output
     assert process.returncode == 143, output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json", "ml", "script.py"]
+
+
+SAVES = """
+import os, sys, time
+from pathlib import Path
+import hetero
+from hetero.torch import DataLoader
+
+@hetero.dataset
+def numbers():
+    return list(range(100_000))
+
+def save():
+    if os.environ["RANK"] == "0":
+        time.sleep(2.0)  # a large one
+        Path(sys.argv[1]).write_text("saved")
+    else:
+        with open(sys.argv[2], "wb", buffering=0) as file:
+            for _ in range(1000):
+                file.write(bytes(4096))
+
+if __name__ == "__main__":
+    hetero.on_stop(save)
+    for step, _ in enumerate(DataLoader(numbers(), batch_size=4)):
+        time.sleep(0.02)
+        if step == 5:
+            print("in the midst of it", flush=True)
+"""
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.parametrize("kind", ["/dev/full", "tmpfs"])
+def test_checkpoint_that_failed_is_a_failure_and_lets_the_others_finish(
+    start: Start, tmp_path: Path, kind: str
+) -> None:
+    script, done, disk = tmp_path / "script.py", tmp_path / "done", tmp_path / "disk"
+    script.write_text(SAVES)
+    disk.mkdir()
+    command = [sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", str(tmp_path / "run"), "--group", DNN]
+    command += ["--nproc-per-node", "2", "--sigterm-ok", str(script), "--", str(done)]
+    command += ["/dev/full" if kind == "/dev/full" else str(disk / "checkpoint")]
+    if kind == "tmpfs":
+        if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+            pytest.skip("needs a mount namespace: root")
+        mount = f'mount -t tmpfs -o size=64k none {disk} && exec "$@"'
+        command = ["unshare", "-m", "bash", "-c", mount, "-", *command]
+    job = start(command, tmp_path, {"HETERO_TIME_SCALE": "0.2"})
+    job.wait_line("in the midst of it")
+    job.process.terminate()
+    assert job.wait(60.0) == 30, job.output
+    first_line = job.failure("algo-1").splitlines()[0]
+    assert first_line.startswith("HET-30 algo-1: rank 1: a stop callback raised OSError: [Errno 28] No space left")
+    assert kind != "tmpfs" or f"{disk}: 0 bytes free" in first_line
+    assert done.read_text() == "saved"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hetero.control.status import Cause
+from hetero.errors import ExitCode
 from hetero.launch.rank import is_echo
 from hetero.launch.ranks import RankProcesses, RanksOptions, first_to_fail
 from hetero.launch.relay import LineRelay
@@ -98,3 +101,40 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
         ranks.kill()
         relay.close()
     assert (cause.by_signal, cause.is_echo) == (True, is_echo)
+
+
+def ended(tmp_path: Path, exit_status: int, note: dict[str, object] | None) -> RankProcesses:
+    """Return the ranks of the second of two hosts, whose first one has ended, rank 2 of four."""
+    ranks = RankProcesses.__new__(RankProcesses)
+    ranks._options = SimpleNamespace(host_index=1, num_ranks=2)  # type: ignore[assignment]
+    ranks._host = "algo-3"
+    ranks._relay = SimpleNamespace(tail=lambda _: ["last line"])  # type: ignore[assignment]
+    ranks._result_file = tmp_path / "ended.json"
+    ranks._result_file.write_text(json.dumps([{"rank": 2, "exit_status": exit_status}]))
+    if note is not None:
+        (tmp_path / "end-0").write_text(json.dumps(note))
+    return ranks
+
+
+def test_exit_status_of_the_scripts_own_is_no_code_of_ours(tmp_path: Path) -> None:
+    cause = ended(tmp_path, 20, None).cause({})
+    assert cause.exit_code is ExitCode.SCRIPT_FAILED
+    assert cause.first_line == "HET-30 algo-3: rank 2 exited with 20"
+    assert cause.detail == "last line"
+
+
+@pytest.mark.parametrize(("exit_status", "code"), [(22, ExitCode.AUTHENTICATION), (21, ExitCode.SCRIPT_FAILED)])
+def test_exit_status_counts_where_the_rank_left_a_note_of_it(tmp_path: Path, exit_status: int, code: ExitCode) -> None:
+    note = {"exit_code": 22, "summary": "rank 2: refused", "detail": "trace", "is_echo": False}
+    ranks = ended(tmp_path, exit_status, note)
+    assert ranks.cause({}).exit_code is code
+    failure = ranks.failure_at_stop()
+    assert failure is not None
+    assert failure.first_line == "HET-22 algo-3: rank 2: refused"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"exit_code": 99, "summary": "", "detail": "", "is_echo": 0}'])
+def test_note_that_is_none_is_ignored(tmp_path: Path, text: str) -> None:
+    ranks = ended(tmp_path, 22, None)
+    (tmp_path / "end-1").write_text(text)
+    assert ranks.failure_at_stop() is None

@@ -1,0 +1,96 @@
+"""What a script has asked to be done when the job is asked to stop, and what failed of it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CallbackFailure", "run_callbacks"]
+
+logger = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_BYTES = 2**20
+"""A disk with less counts as full."""
+_NO_DISKS = ("nfs", "fuse", "cifs", "smb", "9p", "autofs")  # asking for one whose server is gone may take for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackFailure:
+    """Why a callback failed."""
+
+    summary: str
+    """One line."""
+    detail: str
+    """Traceback."""
+
+
+def run_callbacks(callbacks: Iterable[Callable[[], object]]) -> list[CallbackFailure]:
+    """Run all of them, whether or not one raises; return what failed, which is logged as well."""
+    failures = []
+    for callback in callbacks:
+        try:
+            callback()
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                continue
+            logger.exception("a stop callback failed")
+            failures.append(_described(error))
+    return failures
+
+
+def _described(error: BaseException) -> CallbackFailure:
+    line = traceback.format_exception_only(type(error), error)[-1].strip()
+    return CallbackFailure(
+        summary=f"a stop callback raised {line}{_describe_disks(error)}",
+        detail="".join(traceback.format_exception(error)),
+    )
+
+
+def _describe_disks(error: BaseException) -> str:
+    """Say how much is free where an error says that nothing is; empty for other errors."""
+    if not (isinstance(error, OSError) and error.errno in _FULL):
+        return ""
+    if isinstance(error.filename, str | bytes):  # from open(); a write() does not say to where
+        paths = [str(Path(os.fsdecode(error.filename)).absolute().parent)]
+    else:
+        paths = [path for path in _disks() if (_free_bytes(path) or 0) < _FULL_BYTES]
+    words = [f"{path}: {free} bytes free" for path in paths for free in (_free_bytes(path),) if free is not None]
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _disks() -> list[str]:
+    """Return where disks are mounted that can be written to."""
+    found = []
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, path, kind, options, *_ = line.split(" ")
+        path = path.replace("\\040", " ")
+        size = 0 if kind.startswith(_NO_DISKS) or "rw" not in options.split(",") else _num_bytes(path)
+        if size and os.access(path, os.W_OK):
+            found.append(path)
+    return found
+
+
+def _num_bytes(path: str) -> int:
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return 0
+    return facts.f_blocks * facts.f_frsize
+
+
+def _free_bytes(path: str) -> int | None:
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize
