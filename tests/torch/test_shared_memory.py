@@ -142,6 +142,8 @@ def test_batches_in_a_real_file_system_of_one_mebibyte(tmp_path: Path) -> None:
         pytest.skip("needs a mount namespace: root")
     lines = done.stdout.splitlines()
     assert lines[0] == "64", done.stderr
-    assert lines[1].endswith("is too small for the batches of 2 workers: 1.00 MiB")
-    assert "2.00 MiB: 8 batches" in lines[2]
-    assert "is full: 1.00 MiB, 0.0" in done.stdout  # of batches that are kept; torch's own collation notices
+    # One worker may find the place full of the other's first batches before it can tell that there would be too many.
+    errors = [line for line in lines if line.startswith("shared memory (/dev/shm) is ")]
+    assert len(errors) == 2
+    assert "too small for the batches of 2 workers: 1.00 MiB" in errors[0] or "full: 1.00 MiB, 0." in errors[0]
+    assert "full: 1.00 MiB, 0." in errors[1]  # of batches that are kept; torch's own collation notices
