@@ -1,4 +1,4 @@
-"""What the README says is what the program does."""
+"""What the README and the pages beside it say is what the program does."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from hetero.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "benchmarks" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
 def commands() -> list[str]:
-    """Return the ``hetero`` commands in the README's shell blocks, continued lines joined."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    """Return the ``hetero`` commands in the pages' shell blocks, continued lines joined."""
+    blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.startswith("hetero ")]
 
 
+def titles(page: Path) -> set[str]:
+    """Return what may stand behind the # of a link to the page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("code", ExitCode)
-def test_readme_lists_every_exit_code_with_its_help_text(code: ExitCode) -> None:
-    assert f"| {int(code)} | {code.help_text} |" in README
+def test_every_exit_code_is_listed_with_its_help_text(code: ExitCode) -> None:
+    assert f"| {int(code)} | {code.help_text} |" in (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", commands())
-def test_readme_command_is_understood(command: str) -> None:
+def test_command_is_understood(command: str) -> None:
     _, *arguments = shlex.split(command, comments=True)
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     assert config.parse(cli._make_parser(), ours).run is not None
@@ -44,7 +51,10 @@ def test_readme_cluster_file_is_read(tmp_path: Path) -> None:
     assert [host.name for host in cluster.data_hosts] == ["node-1", "node-2"]
 
 
-def test_readme_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8"))
+    for path, title in links:
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not title or title in titles(target), f"{path}#{title}"
