@@ -304,7 +304,9 @@ class Membership:
                     f"no trainer host was heard for {silent_s:.0f} s: leaving, so that nothing is billed for nobody"
                 )
                 self._orphaned(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
+            self._say_who_is_silent(Role.TRAINER, now)
             return
+        self._say_who_is_silent(Role.DATA, now)
         for host in self.hosts(Role.TRAINER):
             peer = self._peers.get(host)
             if peer is None or peer.status is None or self._state(host) in _ENDED or self._lives(host):
@@ -316,6 +318,21 @@ class Membership:
             )
             if not any(host in known.summary for _, known in self._failures):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
+
+    def _say_who_is_silent(self, role: Role, now: float) -> None:
+        """Log once that a host of the other role has fallen silent for a lease, and once that it is heard again."""
+        for host in self.hosts(role):
+            peer = self._peers[host]
+            is_silent = peer.status is not None and self._state(host) not in _ENDED and not self._lives(host)
+            if is_silent == peer.is_silent:
+                continue
+            peer.is_silent = is_silent
+            if is_silent:
+                what = "stood still" if peer.is_stuck else "fell silent"
+                silent_s = now - peer.last_heard_s
+                logger.warning("%s host %s %s for %.0f s (%s)", role.value, host, what, silent_s, peer.last_word)
+            else:
+                logger.info("%s host %s is heard again", role.value, host)
 
     def _orphaned(self, cause: Cause) -> None:
         self.fail(cause)

@@ -35,6 +35,8 @@ class Peer:
     """Why nothing that it says in this life counts."""
     complaint: str = ""
     """What was last logged of a host that the job does without."""
+    is_silent: bool = False
+    """It was last logged as silent for a lease, not as heard again."""
     last_word: str = "never heard of"
     delivered: HostStatus | None = None
     """Our status as this host has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import pytest
 
@@ -241,17 +242,41 @@ def test_trainer_done_then_silent_is_no_failure(clock: Clock) -> None:
 
 
 @pytest.mark.fault("F17")
-def test_data_host_silent_for_a_lease_is_dropped_and_comes_back(clock: Clock) -> None:
+def test_data_host_silent_for_a_lease_is_dropped_and_comes_back(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     membership = view("algo-3", clock)
     serving = status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),))
     membership.observe(serving)
     assert [record.host for record in membership.endpoints()] == ["algo-1"]
-    clock.now_s += Timings().lease_s + 1
-    membership.tick()
-    assert membership.endpoints() == ()
-    assert membership.own.failure is None
-    membership.observe(serving)
+    with caplog.at_level(logging.INFO, logger="hetero.control.membership"):
+        clock.now_s += Timings().lease_s + 1
+        for _ in range(3):
+            membership.tick()
+        assert membership.endpoints() == ()
+        assert membership.own.failure is None
+        membership.observe(serving)
+        membership.tick()
     assert [record.host for record in membership.endpoints()] == ["algo-1"]
+    assert caplog.messages == [
+        "data host algo-1 fell silent for 16 s (heard, serving)",
+        "data host algo-1 is heard again",
+    ]
+
+
+@pytest.mark.fault("F18")
+def test_data_host_says_which_trainer_host_it_does_not_hear(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    membership = view("algo-1", clock)
+    membership.observe(status("algo-3", HostState.TRAINING))
+    membership.observe(status("algo-4", HostState.DONE))
+    with caplog.at_level(logging.INFO, logger="hetero.control.membership"):
+        clock.now_s += Timings().lease_s + 1
+        membership.tick()  # algo-4 is done, and has left
+        assert membership.own.failure is None  # it serves on: only the trainer hosts may end the job
+        membership.observe(status("algo-3", HostState.TRAINING, revision=1))
+        membership.tick()
+    assert caplog.messages == [
+        "trainer host algo-3 fell silent for 16 s (heard, training)",
+        "trainer host algo-3 is heard again",
+    ]
 
 
 def test_data_host_failing_before_it_served_is_fatal(clock: Clock) -> None:
