@@ -22,6 +22,7 @@ __all__ = [
     "Leaf",
     "LeafShape",
     "Text",
+    "TooLarge",
     "UnknownTypeError",
     "Unsendable",
     "list_leaf",
@@ -58,6 +59,10 @@ _LENGTH = np.dtype("<u4")
 
 class Unsendable(Exception):
     """A value cannot become a leaf; the text says why and what to do."""
+
+
+class TooLarge(Unsendable):
+    """A leaf has more bytes than are left for it."""
 
 
 class UnknownTypeError(ConfigError):
@@ -229,8 +234,8 @@ def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Le
     return Leaf(container=container, dtype="utf8" if is_text else "bytes", shape=shape, nbytes=nbytes, data=data)
 
 
-def _too_large(nbytes: int, max_bytes: int) -> Unsendable:
-    return Unsendable(f"{nbytes} bytes, but only {max_bytes} are left of what a batch may have; use smaller batches")
+def _too_large(nbytes: int, max_bytes: int) -> TooLarge:
+    return TooLarge(f"{nbytes} bytes, but only {max_bytes} are left")
 
 
 def restore(leaf: Leaf) -> Any:

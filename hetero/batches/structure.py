@@ -19,6 +19,7 @@ import numpy as np
 from hetero.batches.imported import imported
 from hetero.batches.leaves import (
     Leaf,
+    TooLarge,
     UnknownTypeError,
     Unsendable,
     list_leaf,
@@ -150,6 +151,9 @@ def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, li
     flattener = _Flattener(limits or StructureLimits())
     try:
         return flattener.tree(batch, 0), flattener.leaves
+    except TooLarge as too_large:
+        bound = f"of the {flattener.limits.max_batch_bytes} that a batch may have; use smaller batches"
+        raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {too_large} {bound}") from None
     except Unsendable as unsendable:
         raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {unsendable}") from None
 

@@ -265,7 +265,7 @@ def test_flatten_nesting_at_the_limit_is_accepted() -> None:
 
 def test_flatten_more_bytes_or_items_than_allowed_is_refused() -> None:
     flatten([np.zeros(10, np.uint8), b""], StructureLimits(max_batch_bytes=10))
-    with pytest.raises(UnsupportedBatchError, match=r"batch\[1\]: 6 bytes, but only 5 are left"):
+    with pytest.raises(UnsupportedBatchError, match=r"batch\[1\]: 6 bytes, but only 5 are left of the 10 that"):
         flatten([np.zeros(5, np.uint8), np.zeros(6, np.uint8)], StructureLimits(max_batch_bytes=10))
     with pytest.raises(UnsupportedBatchError, match="more than 15 items"):
         flatten([[1] * 8, [2] * 8], StructureLimits(max_list_items=15))
