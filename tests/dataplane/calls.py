@@ -1,9 +1,10 @@
-"""Calls that fail, or end later, for the test modules of this folder."""
+"""Calls that fail, or end later, and what readers ask of endpoints, for the test modules of this folder."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +12,24 @@ import pytest
 from hetero.dataplane.failures import CallFailedError, Fault
 
 LARGE = 2**26  # bytes: more than all buffers on the way hold
+
+
+@dataclass
+class Asked:
+    """A request for a batch as one endpoint got it."""
+
+    at_s: float
+    """Monotonic."""
+    endpoint: tuple[str, str]
+    """Id and incarnation."""
+    position: int
+    is_answered: bool | None = None
+    """Whether the batch came; None while that is not known."""
+
+
+def newest_in_progress(asked: list[Asked]) -> Asked:
+    """Return the request whose answer is furthest away: endpoints compute one batch after the other."""
+    return max((each for each in tuple(asked) if each.is_answered is None), key=lambda each: each.at_s)
 
 
 def fault_of(work: Callable[[], object]) -> tuple[Fault, str]:

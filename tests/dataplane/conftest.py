@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import Asked
 from staging import Stage
 
 from hetero.batches.build import BuiltDataset
@@ -18,6 +19,7 @@ from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
+from hetero.dataplane.connection import EndpointConnection, Fetched
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.datasets import DatasetSpec
@@ -234,6 +236,27 @@ def local(path: Path, wanted: list[BatchRequest]) -> list[Any]:
 def digest(batches: list[dict[str, Any]]) -> list[bytes]:
     """Return the bytes of batches, for comparison."""
     return [b"".join(key.encode() + np.asarray(batch[key]).tobytes() for key in sorted(batch)) for batch in batches]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """What readers ask of endpoints, in the order and at the time in which they do."""
+    found: list[Asked] = []
+    ask = EndpointConnection.fetch
+
+    def noting(connection: EndpointConnection, request: BatchRequest, **options: Any) -> Fetched:
+        entry = Asked(time.monotonic(), connection.identity, request.position)
+        found.append(entry)
+        try:
+            fetched = ask(connection, request, **options)
+        except BaseException:
+            entry.is_answered = False
+            raise
+        entry.is_answered = True
+        return fetched
+
+    monkeypatch.setattr(EndpointConnection, "fetch", noting)
+    return found
 
 
 @pytest.fixture

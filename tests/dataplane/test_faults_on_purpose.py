@@ -49,9 +49,12 @@ def test_endpoint_that_dies_at_work_is_started_again(job: Any, tools: Any, monke
     tools.wait_for(lambda: job.pools[1].num_restarts >= 1)
 
 
-@pytest.mark.fault("F6")
 def test_endpoint_that_hangs_at_work_holds_up_nothing(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    read(job, tools, "compute:hang:at=10", monkeypatch, data_timeout_s=20.0)
+    # Only the user's code hangs, which may take as long as it likes: the endpoint is not stuck, but overtaken.
+    fleet = read(job, tools, "compute:hang:at=10", monkeypatch, data_timeout_s=20.0)
+    assert fleet.stats.hedges_won >= 1
+    assert fleet.stats.endpoint_losses == 0
+    assert job.pools[1].num_stuck == 0
     assert "fault on purpose: compute hang" in "\n".join(job.lines)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from calls import in_thread
 
 from hetero.dataplane.reader import Reader
 
@@ -25,6 +26,8 @@ SLACK = 16 * MB
 """For what is not batches: threads, connections, statistics, and what malloc does not get to use again."""
 COMPUTING = 2
 """Batches' worth of memory that making one takes besides: its samples, and a copy of what a `collate_fn` returns."""
+KEEPALIVE_S = 10.0 + 5.0
+"""Promised: a process that has stopped for good is done without after that."""
 NUM_BATCHES = 28
 BATCH_SIZE = 4
 STABLE_POLLS = 15
@@ -283,7 +286,9 @@ def test_window_of_small_batches_is_bounded_by_their_number(job: Any, tools: Any
 
 
 @pytest.mark.fault("F5")
-def test_endpoint_that_is_stopped_for_good_is_done_without(job: Any, tools: Any) -> None:
+def test_endpoint_that_is_stopped_for_good_is_done_without(
+    job: Any, tools: Any, measured: Callable[[str, float], None]
+) -> None:
     first = job.pool("algo-1")
     job.pool("algo-2")
     fleet = job.fleet()
@@ -291,9 +296,15 @@ def test_endpoint_that_is_stopped_for_good_is_done_without(job: Any, tools: Any)
     wanted = tools.requests(tools.spec(sample_s=0.02), 12)
     with Reader(fleet, iter(wanted), prefetch_factor=2) as reader:
         batches = [next(reader)]
-        tools.wait_for(lambda: fleet.has_ready(wanted[0].spec) and len(fleet._used) == 2)
+        tools.wait_for(lambda: len(fleet._used) == 2 and all(each.serves(wanted[0].spec) for each in fleet._used))
+        stopped_s = time.monotonic()
         os.kill(first.pids[0], signal.SIGSTOP)
-        batches += reader
+        rest = in_thread(lambda: list(reader))
+        tools.wait_for(lambda: fleet.stats.endpoint_losses)
+        detection_s = time.monotonic() - stopped_s
+        batches += rest()
+    measured("detection_s", detection_s)
+    assert detection_s < KEEPALIVE_S + 2.0  # of a busy machine
     assert tools.digest(batches) == tools.digest(tools.local(job.script, wanted))
     assert fleet.stats.endpoint_losses == 1
     assert fleet.stats.hedges == 0

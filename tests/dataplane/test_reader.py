@@ -7,13 +7,18 @@ import os
 import signal
 import textwrap
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from calls import Asked, newest_in_progress
 
 from hetero.batches.request import BatchRequest
+from hetero.config import Timings
 from hetero.control.directory import Directory
 from hetero.dataplane.connection import ConnectionState
 from hetero.dataplane.reader import Reader, default_window_bytes
@@ -22,8 +27,13 @@ from hetero.errors import (
     ConfigError,
     DatasetError,
     EndpointUnavailableError,
+    ExitCode,
     HeteroError,
 )
+
+Measured = Callable[[str, float], None]
+REISSUED_S = 2.0
+"""Promised: from the death of an endpoint, where the kernel tells, to its requests being asked for elsewhere."""
 
 BUFFERS = """
     class Buffered(Numbers):
@@ -57,6 +67,17 @@ BUFFERS = """
 
         default_collate_fn_map[Own] = fill
         return Owner(100, -1, -1, "", 0.0, 1)
+"""
+
+LARGE_BATCH = """
+    def fill_large(samples):
+        batch = np.zeros(600 * 2**20, dtype=np.uint8)
+        batch[:: 2**20] = np.arange(600) % 251
+        return batch
+
+    @hetero.dataset(collate_fn=fill_large, fingerprint="large")
+    def large():
+        return Numbers(100, -1, -1, "", 0.0, 1)
 """
 
 
@@ -104,16 +125,28 @@ def test_reader_before_any_endpoint_waits_for_the_first(job: Any, tools: Any) ->
 
 
 @pytest.mark.fault("F1")
-def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(job: Any, tools: Any) -> None:
+@pytest.mark.fault("F3")
+def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(
+    job: Any, tools: Any, asked: list[Asked], measured: Measured
+) -> None:
     pool = job.pool(num_endpoints=2)
-    wanted = tools.requests(tools.spec(sample_s=0.005), num_batches=20)
+    wanted = tools.requests(tools.spec(sample_s=0.02), num_batches=20)
     fleet = job.fleet()
-    found = []
-    for batch in Reader(fleet, iter(wanted)):
-        found.append(batch)
-        if len(found) == 8:
-            os.kill(pool.pids[0], signal.SIGKILL)
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(8)]
+    victim = newest_in_progress(asked)
+    killed_s = time.monotonic()
+    os.kill(pool.pids[int(victim.endpoint[0].rpartition("/")[2])], signal.SIGKILL)
+    found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    in_work = [each for each in asked if each.endpoint == victim.endpoint and each.at_s < killed_s]
+    lost = {each.position for each in in_work if not each.is_answered}
+    assert victim.position in lost
+    assert fleet.stats.failovers >= len(lost)  # the kernel told: no hedge helped out
+    elsewhere = [each for each in asked if each.endpoint != victim.endpoint and each.at_s > killed_s]
+    reissued_s = max(min(each.at_s for each in elsewhere if each.position == position) for position in lost) - killed_s
+    measured("asked_elsewhere_s", reissued_s)
+    assert reissued_s < REISSUED_S
     assert fleet.stats.endpoint_losses == 1
     tools.wait_for(lambda: len(pool.records) == 2)
     assert pool.num_restarts == 1
@@ -163,38 +196,51 @@ def test_reader_loses_the_only_endpoint_and_goes_on_with_its_successor(job: Any,
 
 
 @pytest.mark.fault("F4")
-def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any) -> None:
+def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any, measured: Measured) -> None:
     pool = job.pool(endpoint_restarts=0)
     fleet = job.fleet(data_timeout_s=0.5, prepare_timeout_s=0.5)
-    reader = Reader(fleet, iter(tools.requests(tools.spec(), num_batches=1000)))
+    reader = Reader(fleet, iter(tools.requests(tools.spec(sample_s=0.005), num_batches=1000)))
     next(reader)
+    killed_s = time.monotonic()
     os.kill(pool.pids[0], signal.SIGKILL)
-    with pytest.raises(EndpointUnavailableError, match="algo-1/0"):
+    message = r"no endpoint served data set 'numbers' for(?s:.)*algo-1/0"
+    with pytest.raises(EndpointUnavailableError, match=message) as caught:
         list(reader)
+    waited_s = time.monotonic() - killed_s
+    measured("given_up_after_s", waited_s)
+    assert waited_s > 0.5  # not before the data timeout
+    assert caught.value.exit_code is ExitCode.DATA_PLANE_LOST
     assert next(reader, "closed") == "closed"
     tools.wait_for(lambda: pool.failure is not None)
     assert "SIGKILL" in str(pool.failure)
 
 
 @pytest.mark.fault("F34")
-def test_reader_survives_a_drained_host(job: Any, tools: Any) -> None:
-    first, _ = job.pool("algo-1"), job.pool("algo-2")
-    wanted = tools.requests(tools.spec(sample_s=0.005), num_batches=20)
+def test_reader_survives_a_drained_host(job: Any, tools: Any, asked: list[Asked]) -> None:
+    pools = {f"algo-{number}/0": job.pool(f"algo-{number}") for number in (1, 2)}
+    wanted = tools.requests(tools.spec(sample_s=0.04), num_batches=14)
     fleet = job.fleet()
-    found = []
-    for batch in Reader(fleet, iter(wanted)):
-        found.append(batch)
-        if len(found) == 5:
-            first.stop(5.0)
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(5)]
+    newest = newest_in_progress(asked)
+    tools.wait_for(lambda: time.monotonic() - newest.at_s > 0.05)  # it has long reached the endpoint
+    in_work = [each for each in asked if each.endpoint == newest.endpoint and each.is_answered is None]
+    assert newest in in_work
+    pools[newest.endpoint[0]].stop(5.0)
+    tools.wait_for(lambda: all(each.is_answered is not None for each in in_work), 10.0)
+    assert all(each.is_answered for each in in_work), in_work  # finished, not given up
+    found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
 
 
 @pytest.mark.fault("F33")
-def test_reader_uses_an_endpoint_that_joins_later(job: Any, tools: Any) -> None:
+def test_reader_uses_an_endpoint_that_joins_later(job: Any, tools: Any, asked: list[Asked], measured: Measured) -> None:
     job.pool("algo-1")
     fleet = job.fleet()
     reader = Reader(fleet, iter(tools.requests(tools.spec(), num_batches=10_000)))
     next(reader)
+    joined_s: list[float] = []
+    job.directory.subscribe(lambda: joined_s.append(time.monotonic()))
     job.pool("algo-2")
 
     def newcomer_served() -> bool:
@@ -202,6 +248,9 @@ def test_reader_uses_an_endpoint_that_joins_later(job: Any, tools: Any) -> None:
         return job.pools[1].statistics().get("num_batches", 0) > 0
 
     tools.wait_for(newcomer_served)
+    first_s = next(each.at_s for each in asked if each.endpoint[0] == "algo-2/0") - joined_s[0]
+    measured("gets_work_s", first_s)
+    assert first_s < Timings().heartbeat_s
 
 
 def test_reader_closed_early_frees_its_threads_and_endpoint(job: Any, tools: Any) -> None:
@@ -364,9 +413,29 @@ def test_batch_over_the_limit_is_an_error_before_anything_is_sent(job: Any, tool
     from hetero.wire.limits import Limits
 
     job.pool()
-    fleet = job.fleet(limits=Limits(max_batch_bytes=1000))
-    with pytest.raises(DatasetError, match=r"in encode.*noise.*smaller batches"):
+    fleet = job.fleet(limits=Limits(max_batch_bytes=10_000))
+    # 4 samples of 1,000 doubles, and before them 4 indices of 8 bytes.
+    message = r"in encode.*batch\['noise'\]: 32000 bytes, but only 9968 are left of the 10000 .*smaller batches"
+    with pytest.raises(DatasetError, match=message):
         next(Reader(fleet, iter(tools.requests(tools.spec(width=1000)))))
+
+
+@pytest.mark.fault("F24")
+def test_large_batch_below_the_limit_comes_whole(job: Any, tools: Any, measured: Measured) -> None:
+    if psutil.virtual_memory().available < 4 * 2**30:
+        pytest.skip("needs 4 GiB of memory")
+    job.script.write_text(job.script.read_text() + textwrap.dedent(LARGE_BATCH))
+    job.pool()
+    request = BatchRequest(spec=tools.spec("large"), indices=np.array([7]), seed=0, epoch=0, position=0)
+    fleet = job.fleet()
+    fleet.describe(request.spec)
+    begin_s = time.monotonic()
+    batch = next(Reader(fleet, iter([request])))
+    measured("large_batch_s", time.monotonic() - begin_s)
+    assert batch.shape == (600 * 2**20,)
+    assert (batch[:: 2**20] == np.arange(600) % 251).all()
+    assert int(np.count_nonzero(batch)) == np.count_nonzero(np.arange(600) % 251)
+    assert (fleet.stats.batches, fleet.stats.retries) == (1, 0)
 
 
 @pytest.mark.fault("F2")
