@@ -214,15 +214,25 @@ def _has_real_cpus_for_vcpus(facts: RunFacts) -> bool:
 
 
 def _idle_cpus(facts: RunFacts) -> str | None:
-    """Return a sentence if the CPUs were not busy, so that more of them would not help.
+    """Return a sentence if the CPUs that preprocess were not busy, so that more of them would not help.
 
-    Only real runs on one kind of group tell: emulated vCPUs wait instead of working, and usage is
-    known per host, not per group.
+    Only real runs tell: emulated vCPUs wait instead of working. Where trainer hosts preprocess too,
+    what their CPUs do besides is not known. Data hosts are those without ranks.
     """
-    usages = [usage for usage in facts.hosts if usage.scope == "host" and usage.cpu_percent_mean is not None]
-    if facts.simulated or facts.placement != "homogeneous" or len(usages) != facts.num_hosts:
+    if facts.simulated or facts.placement == "hybrid":
+        return None
+    is_homogeneous = facts.placement == "homogeneous"
+    trainer_hosts: set[str] = set() if is_homogeneous else {rank.host for rank in facts.ranks}
+    num_hosts = sum(group.count for group in facts.groups if is_homogeneous or group.role == "data")
+    usages = [
+        usage
+        for usage in facts.hosts
+        if usage.scope == "host" and usage.cpu_percent_mean is not None and usage.host not in trainer_hosts
+    ]
+    if not usages or len(usages) != num_hosts:
         return None
     share = max((usage.cpu_percent_mean or 0.0) / (100 * usage.num_cpus) for usage in usages)
     if share >= _BUSY_CPU:
         return None
-    return f"But the CPUs are not busy either: {100 * share:.0f} % at most on any host."
+    whose = "the CPUs" if is_homogeneous else "the data hosts' CPUs"
+    return f"But {whose} are not busy either: {100 * share:.0f} % at most on any host."

@@ -184,3 +184,32 @@ def test_verdict_of_a_real_run_with_idle_cpus_does_not_sell_cpus(
     verdict = build_report(facts, PRICED).verdict
     assert (verdict.vcpus_needed is not None) is has_number
     assert ("not busy either" in verdict.advice) is not has_number
+
+
+@pytest.mark.fault("F20")
+@pytest.mark.parametrize(("cpu_percent_mean", "has_number"), [(300.0, False), (3500.0, True)])
+def test_verdict_of_a_real_run_with_idle_data_hosts_points_at_the_network(
+    make_facts: FactsMaker,
+    summary_of: SummaryMaker,
+    usage_of: Callable[..., HostUsage],
+    cpu_percent_mean: float,
+    has_number: bool,
+) -> None:
+    trainer = usage_of("algo-1", scope="host", num_cpus=8, cpu_percent_mean=10.0)
+    data = usage_of("algo-2", scope="host", num_cpus=36, cpu_percent_mean=cpu_percent_mean)
+    ranks = with_utilisation(summary_of, 0.5)
+    facts = make_facts(is_heterogeneous=True, simulated=(), hosts=(trainer, data), ranks=ranks)
+    verdict = build_report(facts, PRICED).verdict
+    assert verdict.bottleneck == "data"
+    assert (verdict.vcpus_needed is not None) is has_number
+    assert ("the data hosts' CPUs are not busy either: 8 % at most" in verdict.advice) is not has_number
+    assert ("storage, network" in verdict.advice) is not has_number
+
+
+def test_verdict_of_a_real_run_that_knows_too_few_hosts_takes_none_for_idle(
+    make_facts: FactsMaker, summary_of: SummaryMaker, usage_of: Callable[..., HostUsage]
+) -> None:
+    trainer = usage_of("algo-1", scope="host", num_cpus=8, cpu_percent_mean=10.0)
+    ranks = with_utilisation(summary_of, 0.5)
+    facts = make_facts(is_heterogeneous=True, simulated=(), hosts=(trainer,), ranks=ranks)
+    assert "not busy" not in build_report(facts, PRICED).verdict.advice
