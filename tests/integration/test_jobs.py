@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from harness import Job, StartJob
 
 DNN = "dnn_group=ml.p3.2xlarge:1"
+LEASE_S = 3.0
+"""The shortest there is."""
 
 
 def data(count: int) -> str:
@@ -90,6 +95,46 @@ def test_data_host_killed_at_half_an_epoch_gives_the_same_chain(start_job: Start
     calm = start_job([data(1), DNN], "--endpoints-per-host", "1", args=args)
     assert calm.wait() == 0, calm.output
     assert job.result(0)["chain"] == calm.result(0)["chain"]
+
+
+@pytest.mark.fault("F22")
+def test_batches_that_arrive_damaged_wherever_they_come_from_end_the_job_naming_the_peer(start_job: StartJob) -> None:
+    job = start_job(
+        [data(2), DNN],
+        "--endpoints-per-host",
+        "1",
+        args=["--batch-size", "64"],  # the images are its largest part, and that is what is damaged
+        environment={"HETERO_FAULTS": "send:corrupt:p=1"},
+    )
+    assert job.wait() == 35, job.output
+    first_lines = {job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2, 3)}
+    assert len(first_lines) == 1
+    pattern = r"HET-35 algo-3: rank 0: a batch arrived damaged 3 times, last from algo-[12]/0 \(127\.[\d.]+:\d+\): "
+    assert re.match(pattern, first_lines.pop()), job.failure("algo-3")
+
+
+@pytest.mark.fault("F8")
+def test_trainer_that_stands_still_for_longer_than_a_lease_goes_on_with_the_same_hosts(start_job: StartJob) -> None:
+    job = start_job(
+        [data(2), DNN],
+        "--endpoints-per-host",
+        "1",
+        args=["--num-samples", "400", "--epochs", "1", "--step-s", "0.02"],
+        environment={"HETERO_TIME_SCALE": "0.2"},
+    )
+    job.wait_line("step 10")
+    (rank,) = [found for found in job.find("hetero.launch.rank") if "hetero.launch.elastic" not in found.cmdline()]
+    rank.send_signal(signal.SIGSTOP)  # in the middle of a step
+    try:
+        time.sleep(1.5 * LEASE_S)  # the stall itself
+        assert rank.status() == psutil.STATUS_STOPPED
+    finally:
+        rank.send_signal(signal.SIGCONT)
+    assert job.wait() == 0, job.output
+    check_exactly_once(job, 1, num_samples=400, epochs=1, batch_size=8)
+    assert "fell silent" not in job.output  # launchers keep each other's leases
+    events = job.report()["run"]["events"]
+    assert [events[name] for name in ("endpoint_losses", "failovers", "retries", "endpoint restarts")] == [0] * 4
 
 
 @pytest.mark.fault("F9")
@@ -259,6 +304,31 @@ def test_report_names_loader_hosts_and_emulation(start_job: StartJob) -> None:
     assert report["cost"]["hourly"]["value"] == pytest.approx(5.661)
     markdown = (job.directory / "run" / "report.md").read_text()
     assert "simulated" in markdown.lower()
+
+
+@pytest.mark.fault("F7")
+def test_preprocessing_ten_times_slower_is_named_with_what_to_add(start_job: StartJob) -> None:
+    # A step takes 0.02 s. A batch takes 8 x 0.05 s of one of 4 vCPUs, 0.1 s of all; with a tenth of that they keep up.
+    job = start_job(
+        ["data_group=ml.c5.xlarge:1", DNN],
+        "--endpoints-per-host",
+        "1",
+        "--emulate-sample-seconds",
+        "0.05",
+        "--emulate-step-seconds",
+        "0.02",
+        args=["--num-samples", "400", "--epochs", "1"],
+    )
+    assert job.wait() == 0, job.output
+    check_exactly_once(job, 1, num_samples=400, epochs=1, batch_size=8)
+    report = job.report()
+    assert report["headline"]["data_wait_mean"]["value"] > 0.02  # longer than the compute of a step
+    verdict = report["verdict"]
+    assert (verdict["bottleneck"], verdict["vcpus"]) == ("data", 4)
+    needed = verdict["vcpus_needed"]["value"]
+    assert needed > 4
+    assert f"{needed - 4:.0f} more vCPUs beside the 4 that preprocess now would suffice" in verdict["advice"]
+    assert verdict["advice"] in (job.directory / "run" / "report.md").read_text()
 
 
 @pytest.mark.fault("F30")
