@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 from hosts import LEASE_S, TRAINER, Hosts
+from networks import NamespaceNetwork
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 MakeHosts = Callable[..., Hosts]
 Measured = Callable[[str, float], None]
 STEPS = 160
-_expected: dict[str, dict[int, Any]] = {}
+REISSUED_S = 2.0
+"""Promised: from the death of a host, where the kernel tells, to its requests being asked for elsewhere."""
+LONG = ("--step-s", "0.08")
+"""Of a job that goes on after a host was dropped, and has come back: TCP itself waits seconds after a cut."""
+_expected: dict[int, dict[str, Any]] = {}
 
 
 def start(make_hosts: MakeHosts, *args: str, **options: Any) -> Hosts:
@@ -26,19 +31,19 @@ def start(make_hosts: MakeHosts, *args: str, **options: Any) -> Hosts:
     return hosts
 
 
-def finish(hosts: Hosts, *, expected: int = 0) -> None:
+def finish(hosts: Hosts, *, expected: int = 0, width: int = 64) -> None:
     """Wait for the job's end; what the rank was fed must be what it is fed without faults."""
     trainer = hosts.launcher(TRAINER)
     hosts.wait_for(lambda: trainer.poll() is not None, 90.0, "the end of the job")
     assert trainer.returncode == expected, hosts.tails()
     (found,) = hosts.results().values()
-    assert found == undisturbed()
+    assert found == undisturbed(width)
     for host in hosts.data_hosts:
         launcher = hosts.launcher(host)
         hosts.wait_for(lambda launcher=launcher: launcher.poll() is not None, 20.0, f"{host} leaves")
 
 
-def undisturbed() -> dict[str, Any]:
+def undisturbed(width: int) -> dict[str, Any]:
     """Return what a rank alone is fed by the script, without any network."""
     import hashlib
 
@@ -47,8 +52,8 @@ def undisturbed() -> dict[str, Any]:
 
     from hetero.torch import DataLoader
 
-    if not _expected:
-        loader = DataLoader(soak_script.noisy(num_samples=331), batch_size=4, shuffle=True, seed=17)
+    if width not in _expected:
+        loader = DataLoader(soak_script.noisy(num_samples=331, width=width), batch_size=4, shuffle=True, seed=17)
         chain, indices = "", []
         while len(indices) < STEPS:
             for batch in loader:
@@ -59,8 +64,24 @@ def undisturbed() -> dict[str, Any]:
                 indices.append(np.asarray(batch["index"]).tolist())
                 if len(indices) == STEPS:
                     break
-        _expected["rank"] = {"chain": chain, "indices": indices}
-    return _expected["rank"]
+        _expected[width] = {"chain": chain, "indices": indices}
+    return _expected[width]
+
+
+def wait_silent(hosts: Hosts, *said: tuple[str, str]) -> None:
+    """Wait until hosts have said that others fell silent: pairs of who says it and who did."""
+    for host, silent in said:
+        hosts.wait_line(host, f"{_role(silent)} host {silent} fell silent", 20.0)
+
+
+def wait_heard(hosts: Hosts, *said: tuple[str, str]) -> None:
+    """Wait until the same hosts have said that they hear the others again."""
+    for host, silent in said:
+        hosts.wait_line(host, f"{_role(silent)} host {silent} is heard again", 20.0)
+
+
+def _role(host: str) -> str:
+    return "trainer" if host == TRAINER else "data"
 
 
 @pytest.mark.fault("F16")
@@ -68,7 +89,10 @@ def test_partition_of_every_data_host_is_waited_out(make_hosts: MakeHosts, measu
     hosts = start(make_hosts)
     for host in hosts.data_hosts:
         hosts.network.cut(host)
-    time.sleep(2 * LEASE_S)  # the partition itself: longer than the window holds batches for
+    time.sleep(LEASE_S)  # the partition itself: longer than the window holds batches for
+    stalled = hosts.step()
+    time.sleep(LEASE_S)
+    assert hosts.step() == stalled  # nothing comes through
     for host in hosts.data_hosts:
         hosts.network.heal(host)
     begin_s, step = time.monotonic(), hosts.step()
@@ -79,43 +103,60 @@ def test_partition_of_every_data_host_is_waited_out(make_hosts: MakeHosts, measu
 
 @pytest.mark.fault("F17")
 def test_partition_longer_than_the_lease_heals(make_hosts: MakeHosts, measured: Measured) -> None:
-    hosts = start(make_hosts, "--steps", str(STEPS))
+    hosts = start(make_hosts, "--step-s", "0.1")
     hosts.network.cut("algo-1")
     begin_s = time.monotonic()
-    time.sleep(1.7 * LEASE_S)  # the partition itself
+    wait_silent(hosts, (TRAINER, "algo-1"), ("algo-1", TRAINER))
+    measured("detection_s", time.monotonic() - begin_s)
     hosts.network.heal("algo-1")
-    measured("partition_s", time.monotonic() - begin_s)
+    begin_s = time.monotonic()
+    wait_heard(hosts, (TRAINER, "algo-1"), ("algo-1", TRAINER))
+    measured("heard_again_s", time.monotonic() - begin_s)
+    # It was not started again: the same launcher and the same endpoints serve on.
+    assert hosts.log("algo-1").count("serving with 1 endpoints") == 1
+    hosts.kill("algo-2")  # from here on nobody else is left
+    assert hosts.step() < STEPS - 20, "the machine is too slow: nothing is left for it to do"
     finish(hosts)
 
 
 @pytest.mark.fault("F18")
 @pytest.mark.parametrize("cut", ["algo-1", TRAINER])
 def test_one_way_partition_changes_nothing(make_hosts: MakeHosts, cut: str) -> None:
-    hosts = start(make_hosts)
+    hosts = start(make_hosts, *LONG)
+    both = [("algo-1", TRAINER), (TRAINER, "algo-1")]
+    if cut == TRAINER:
+        both.reverse()
+    # Without acknowledgements TCP carries nothing the other way either, so that both sides notice. A proxy acknowledges
+    # for the host that is cut off: that one is heard on, and only it hears nobody.
+    said = both if isinstance(hosts.network, NamespaceNetwork) else both[:1]
     hosts.network.cut_one_way(cut)
-    time.sleep(0.8 * LEASE_S)  # the partition itself
+    wait_silent(hosts, *said)
     hosts.network.heal(cut)
+    wait_heard(hosts, *said)
     finish(hosts)
 
 
 @pytest.mark.fault("F19")
 def test_link_that_is_down_for_a_while_is_no_error(make_hosts: MakeHosts) -> None:
-    hosts = start(make_hosts)
+    hosts = start(make_hosts, *LONG)
     hosts.network.down("algo-1")
-    time.sleep(0.8 * LEASE_S)  # the outage itself
+    wait_silent(hosts, (TRAINER, "algo-1"), ("algo-1", TRAINER))
     hosts.network.heal("algo-1")
+    wait_heard(hosts, (TRAINER, "algo-1"), ("algo-1", TRAINER))
     finish(hosts)
 
 
 @pytest.mark.fault("F20")
 def test_slow_link_loses_no_host(make_hosts: MakeHosts) -> None:
-    hosts = start(make_hosts, "--width", "64")
+    hosts = start(make_hosts, "--width", "1024")  # batches of 33 KB
+    step = hosts.step()
     for host in hosts.data_hosts:
         hosts.network.slow(host, 60_000.0)
     time.sleep(2 * LEASE_S)  # heartbeats have to come through all the while
+    assert step < hosts.step() < step + 60  # it goes on, at half of its pace or less
     for host in hosts.data_hosts:
         hosts.network.heal(host)
-    finish(hosts)
+    finish(hosts, width=1024)
     for host in hosts.network.hosts:
         assert "fell silent" not in hosts.log(host)
 
@@ -124,13 +165,21 @@ def test_slow_link_loses_no_host(make_hosts: MakeHosts) -> None:
 @pytest.mark.fault("F33")
 def test_data_host_killed_and_started_again_works_again(make_hosts: MakeHosts, measured: Measured) -> None:
     hosts = start(make_hosts)
+    begin_s = time.monotonic()
     hosts.kill("algo-1")
     step = hosts.step()
+    # More than a window of two endpoints holds: what the host had in work has come from the other one.
     hosts.wait_for(lambda: hosts.step() > step + 10, 60.0, "training goes on without it")
+    reissued_s = time.monotonic() - begin_s
+    measured("delivered_by_another_s", reissued_s)
+    assert reissued_s < REISSUED_S
     begin_s = time.monotonic()
     hosts.log_file("algo-1").write_text("")
     hosts.start("algo-1")
     hosts.wait_line("algo-1", "serving with 1 endpoints")
     measured("serves_again_s", time.monotonic() - begin_s)
     hosts.kill("algo-2")  # from here on nobody else is left
+    begin_s, step = time.monotonic(), hosts.step()
+    hosts.wait_for(lambda: hosts.step() > step + 10, 60.0, "the host that joined has work")
+    measured("joined_host_delivers_s", time.monotonic() - begin_s)
     finish(hosts)
