@@ -30,6 +30,8 @@ class Timings:
 
     Not earlier: readers take an endpoint that left for one that died, and a batch that three died with fails.
     """
+    patience_s: float = 10.0
+    """Between two lines that say whom a host waits for."""
     orphan_s: float = 45.0
     """Silence of all trainer hosts after which a data host leaves by itself."""
     start_timeout_s: float = 900.0

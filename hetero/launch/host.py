@@ -45,7 +45,6 @@ WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 """Environment: where the launcher makes its private folder; simulation removes it even if the launcher is killed."""
 
 _TICK_S = 0.2
-_PATIENCE_S = 10.0
 _FAREWELL_S = 5.0
 _RESOLVE_INTERVAL_S = 0.5
 _DESCRIPTORS_PER_PEER = 4
@@ -115,7 +114,7 @@ class Host:
         self._peer_addresses: dict[str, str] = {}
         self._started_epoch_s = time.time()
         self._started_s = time.monotonic()
-        self._patience_s = self._started_s + _PATIENCE_S
+        self._next_words_s = self._started_s + self.timings.patience_s
         with contextlib.ExitStack() as stack:
             self._set_up(stack, environ)
             self._stack = stack.pop_all()
@@ -236,7 +235,7 @@ class Host:
                 now_s = time.monotonic()
                 if now_s - begin_s > self.timings.start_timeout_s:
                     raise
-                if now_s - said_s >= (_PATIENCE_S if said_s > begin_s else _RESOLVE_INTERVAL_S):
+                if now_s - said_s >= (self.timings.patience_s if said_s > begin_s else _RESOLVE_INTERVAL_S):
                     said_s = now_s
                     logger.info("waiting for the address of %s: %s", host, error)
             if self._num_signals:
@@ -303,8 +302,8 @@ class Host:
             self._take_signal()
         if self.pool is not None and self.pool.failure is not None and not self.endpoints_were_ready:
             self.fail(cause_of(self.pool.failure, self.name))
-        if words and time.monotonic() >= self._patience_s:
-            self._patience_s = time.monotonic() + _PATIENCE_S
+        if words and time.monotonic() >= self._next_words_s:
+            self._next_words_s = time.monotonic() + self.timings.patience_s
             logger.info("waiting for %s", words)
 
     def _follow(self) -> None:
