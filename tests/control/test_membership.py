@@ -308,13 +308,22 @@ def test_data_host_without_trainers_leaves_as_an_orphan(clock: Clock) -> None:
 
 
 @pytest.mark.fault("F32")
-def test_different_script_on_a_host_is_named_with_both_digests(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"script_digest": "other"}, "algo-1 has a training script with digest other, algo-3 has d:"),
+        ({"version": "2"}, "algo-1 has hetero 2, algo-3 has 1:"),
+    ],
+    ids=["script", "version"],
+)
+def test_different_script_on_a_host_is_named_with_both_digests(
+    clock: Clock, changes: dict[str, str], words: str
+) -> None:
     membership = view("algo-3", clock)
-    membership.observe(status("algo-1", script_digest="other"))
+    membership.observe(status("algo-1", **changes))
     assert membership.own.failure is not None
     assert membership.own.failure.exit_code is ExitCode.DISAGREEMENT
-    assert "other" in membership.own.failure.summary
-    assert "has d" in membership.own.failure.summary
+    assert words in membership.own.failure.summary
 
 
 def test_trainer_launcher_restarted_fails_the_job(clock: Clock) -> None:
