@@ -2,6 +2,7 @@
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
 # make soak    kills, stops, slows and cuts off processes of simulated jobs at random, and compares what was fed to the
 #              ranks with an undisturbed run; DURATION_S=600 SEED=1 EVENTS=1000000
+# make repeat  the tests of faults in whole jobs, N=20 times each: hours
 # make reliability   run the tests and write from what they show docs/reliability.md
 # make bench   short form of the benchmarks against their peers, under ten minutes; see benchmarks/README.md
 # make fuzz    coverage-guided fuzzing of the parsers for DURATION_S=600 seconds; new inputs go into tests/fuzz/corpus.zip
@@ -15,7 +16,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test lint types protos protos-check pytest demo bench bench-env fuzz soak reliability clean
+.PHONY: test lint types protos protos-check pytest repeat demo bench bench-env fuzz soak reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -26,6 +27,7 @@ DURATION_S = 600
 SEED = 1
 EVENTS = 1000000
 EVIDENCE = .evidence.json
+N = 20
 
 ENV = .venv/bin
 DEV = .venv/.installed-dev
@@ -46,6 +48,9 @@ types: $(DEV)
 
 pytest: $(DEV)
 	$(ENV)/python -m pytest $(PYTEST_FLAGS)
+
+repeat: $(DEV)
+	$(ENV)/python -m pytest tests/integration -m fault --repeat $(N) $(PYTEST_FLAGS)
 
 protos: $(PROTOS)
 	.venv-protos/bin/python protos/generate.py

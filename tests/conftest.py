@@ -47,6 +47,24 @@ def measured(request: pytest.FixtureRequest) -> Measured:
     return record
 
 
+@pytest.fixture(autouse=True)
+def _repetition(request: pytest.FixtureRequest) -> int:
+    """Which run of the same test this is."""
+    number: int = getattr(request, "param", 0)
+    return number
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--repeat", type=int, default=1, metavar="N", help="run every test of a fault N times")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Multiply the tests that show a row of the fault table, as ``make repeat`` asks."""
+    count = metafunc.config.getoption("--repeat", 1)
+    if count > 1 and next(metafunc.definition.iter_markers("fault"), None) is not None:
+        metafunc.parametrize("_repetition", range(count), indirect=True, ids=lambda number: f"run {number + 1}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_EVIDENCE] = []
 
