@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,7 +15,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from harness import CHAIN, MARKER, Job, Start, StartJob, StartLauncher, listening_ports, sweep
+from harness import (
+    CHAIN,
+    MARKER,
+    TIME_SCALE,
+    Job,
+    Start,
+    StartJob,
+    StartLauncher,
+    check_end,
+    listening_ports,
+    sweep,
+)
+
+ON_A_TERMINAL = """
+import fcntl, signal, subprocess, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, lambda *_: None)  # the other one in the foreground is to take it
+before = termios.tcgetattr(0)
+status = subprocess.call(sys.argv[1:])
+print("the terminal is", "as it was" if termios.tcgetattr(0) == before else "changed", flush=True)
+sys.exit(status)
+"""
+"""Leads a session, as a shell does: what a terminal was set to is lost with the last process that has it open."""
 
 
 @pytest.fixture
@@ -26,18 +49,24 @@ def start(tmp_path: Path) -> Iterator[Start]:
     shared_before = set(Path("/dev/shm").iterdir())
     ports_before = listening_ports()
 
-    def start_command(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Job:
+    def start_command(
+        command: Sequence[str], directory: Path, environment: Mapping[str, str], *, on_terminal: bool = False
+    ) -> Job:
         marker = uuid.uuid4().hex
+        own_end, its_end = pty.openpty() if on_terminal else (-1, -1)
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-c", ON_A_TERMINAL, *command] if on_terminal else command,
             env={**os.environ, MARKER: marker, "TMPDIR": str(temporary), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdin=its_end if on_terminal else subprocess.DEVNULL,
+            stdout=its_end if on_terminal else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
-        job = Job(directory, process, marker)
+        if on_terminal:
+            os.close(its_end)
+        source = process.stdout or os.fdopen(own_end, encoding="utf-8", errors="replace")
+        job = Job(directory, process, marker, source)
         job.pump_thread.start()
         jobs.append(job)
         return job
@@ -48,10 +77,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
             if job.process.poll() is None:
                 os.killpg(job.process.pid, signal.SIGKILL)
         job.process.wait()
-        sweep(job)
+        sweep(job.marker, job.output)
         job.pump_thread.join(10.0)  # ends with the last process that holds the pipe
-        assert job.process.stdout is not None
-        job.process.stdout.close()
+        job.source.close()
+    for job in jobs:
+        check_end(job)
     killed = [job for job in jobs if job.process.returncode == -signal.SIGKILL]
     # A killed script cannot remove what Python's own multiprocessing made for it (pymp-*).
     left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith("pymp-"))
@@ -71,13 +101,15 @@ def start_job(start: Start, tmp_path: Path) -> StartJob:
         script: Path = CHAIN,
         args: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        on_terminal: bool = False,
     ) -> Job:
         directory = tmp_path / f"job-{next(count)}"
         directory.mkdir()
         command = [sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", str(directory / "run")]
         command += [flag for group in groups for flag in ("--group", group)]
         own_args = ["--output", str(directory)] if script == CHAIN else []
-        return start([*command, *flags, str(script), "--", *own_args, *args], directory, environment or {})
+        command += [*flags, str(script), "--", *own_args, *args]
+        return start(command, directory, environment or {}, on_terminal=on_terminal)
 
     return start_simulation
 
@@ -95,7 +127,13 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
     hosts_file = tmp_path / "hosts"
     hosts_file.write_text(f"{network}.1 algo-1\n{network}.2 algo-2\n")
 
-    def start_host(host: str, *flags: str, args: Sequence[str] = (), token: str = "shared-secret") -> Job:
+    def start_host(
+        host: str,
+        *flags: str,
+        args: Sequence[str] = (),
+        token: str = "shared-secret",
+        environment: Mapping[str, str] | None = None,
+    ) -> Job:
         directory = tmp_path / host
         directory.mkdir(exist_ok=True)
         token_file = directory / "token"
@@ -113,12 +151,12 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
             "--output",
             str(directory),
         ]
-        environment = {
+        own = {
             "HETERO_HOSTS_FILE": str(hosts_file),
             "HETERO_TOKEN_FILE": str(token_file),
-            "HETERO_TIME_SCALE": "0.2",
+            "HETERO_TIME_SCALE": str(TIME_SCALE),
             "SAGEMAKER_BASE_DIR": str(directory / "ml"),
         }
-        return start([*command, *args], directory, environment)
+        return start([*command, *args], directory, {**own, **(environment or {})})
 
     return start_host

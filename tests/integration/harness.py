@@ -6,19 +6,24 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
 
+from hetero.errors import ExitCode
+
 CHAIN = Path(__file__).parent / "scripts" / "chain.py"
 MARKER = "HETERO_TEST_RUN"
+TIME_SCALE = 0.2
+"""Of launchers that are started by themselves."""
 
 
 @dataclass
@@ -28,18 +33,23 @@ class Job:
     directory: Path
     process: subprocess.Popen[str]
     marker: str
+    source: IO[str]
+    """Where its output comes from: a pipe, or the other end of its terminal."""
     lines: list[str] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    """When each line came, monotonic seconds."""
     _news: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
         self.pump_thread = threading.Thread(target=self._pump, daemon=True)
 
     def _pump(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._news:
-                self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
+        with contextlib.suppress(OSError):  # how a terminal says that nobody has it open any more
+            for line in self.source:
+                with self._news:
+                    self.lines.append(line.rstrip("\n"))
+                    self.times_s.append(time.monotonic())
+                    self._news.notify_all()
         with self._news:
             self._news.notify_all()
 
@@ -50,17 +60,29 @@ class Job:
 
     def wait_line(self, text: str, timeout_s: float = 60.0) -> str:
         """Wait for a line that contains ``text`` and return it."""
+        return self.wait_lines(text, 1, timeout_s)[0][1]
+
+    def wait_lines(self, text: str, count: int, timeout_s: float = 60.0) -> list[tuple[float, str]]:
+        """Wait for ``count`` lines that contain ``text``; return them, each with when it came."""
         with self._news:
-            found: list[str] = []
+            found: list[tuple[float, str]] = []
 
             def seen() -> bool:
-                found[:] = [line for line in self.lines if text in line]
-                return bool(found) or self.process.poll() is not None
+                all_lines = zip(self.times_s, self.lines, strict=True)
+                found[:] = [(at_s, line) for at_s, line in all_lines if text in line]
+                return len(found) >= count or self.process.poll() is not None
 
             self._news.wait_for(seen, timeout_s)
-        if not found:
-            pytest.fail(f"no line with {text!r} in:\n{self.output}")
-        return found[0]
+        if len(found) < count:
+            pytest.fail(f"{len(found)} of {count} lines with {text!r} in:\n{self.output}")
+        return found
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C, in its terminal if it has one."""
+        if self.process.stdout is None:
+            os.write(self.source.fileno(), b"\x03")
+        else:
+            self.process.send_signal(signal.SIGINT)
 
     def wait(self, timeout_s: float = 100.0) -> int:
         """Wait for the end and return the exit code."""
@@ -71,13 +93,7 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process of this job, found by its environment."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                is_ours = process.pid != os.getpid() and process.environ().get(MARKER) == self.marker
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return processes_of(self.marker)
 
     def find(self, *words: str, host: str | None = None) -> list[psutil.Process]:
         """Return the job's processes whose command line has all ``words``, oldest first."""
@@ -112,16 +128,49 @@ StartJob = Callable[..., Job]
 StartLauncher = Callable[..., Job]
 
 
-def sweep(job: Job) -> None:
-    """Give processes that were killed a moment to go, then expect none."""
+def processes_of(marker: str) -> list[psutil.Process]:
+    """Return every living process whose environment has a marker."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_ours = process.pid != os.getpid() and process.environ().get(MARKER) == marker
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> float:
+    """Wait until processes have ended and return how many seconds that took; whether they are reaped is not theirs."""
+    begin_s = time.monotonic()
+    left = list(processes)
+    while left := [process for process in left if _lives(process)]:
+        if time.monotonic() - begin_s > timeout_s:
+            pytest.fail(f"not gone within {timeout_s:g} s: {_described(left)}")
+        time.sleep(0.02)
+    return time.monotonic() - begin_s
+
+
+def sweep(marker: str, output: str = "") -> None:
+    """Give processes that were killed a moment to go, then expect none that has the marker."""
     deadline_s = time.monotonic() + 15.0
-    while (left := job.processes()) and time.monotonic() < deadline_s:
+    while (left := processes_of(marker)) and time.monotonic() < deadline_s:
         psutil.wait_procs(left, timeout=0.5)
-    described = [f"{process.pid} {' '.join(process.cmdline())}" for process in left if process.is_running()]
+    described = _described([process for process in left if process.is_running()])
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    assert described == [], f"processes are left:\n{described}\n{job.output[-3000:]}"
+    assert described == [], f"processes are left:\n{described}\n{output[-3000:]}"
+
+
+def check_end(job: Job) -> None:
+    """Expect an exit code of the table, and failure files on the hosts that trained if, and only if, the job failed."""
+    status = job.process.returncode
+    assert status < 0 or status > 128 or status in set(ExitCode), f"exit code {status} is in no table"
+    written = [path for path in job.directory.rglob("ml/output/failure") if not _is_of_data_host(path)]
+    if status in (0, 128 + signal.SIGTERM):
+        assert written == [], "it went well, and says that it failed"
+    elif ExitCode.CLUSTER <= status < 128:
+        assert list(job.directory.rglob("ml/output/failure")), "it failed, and no host says why"
 
 
 def listening_ports() -> set[str]:
@@ -130,3 +179,23 @@ def listening_ports() -> set[str]:
         connection.laddr for connection in psutil.net_connections("tcp") if connection.status == psutil.CONN_LISTEN
     ]
     return {f"{address.ip}:{address.port}" for address in found if re.match(r"127\.(?!0\.)", address.ip)}
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _described(processes: Iterable[psutil.Process]) -> list[str]:
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.append(f"{process.pid} {' '.join(process.cmdline())}")
+    return found
+
+
+def _is_of_data_host(failure_file: Path) -> bool:
+    """Tell whether a simulated host serves data: one may fail while the job goes well."""
+    description = failure_file.parents[1] / "input" / "config" / "resourceconfig.json"
+    return description.exists() and json.loads(description.read_text())["current_group_name"] == "data_group"

@@ -220,7 +220,7 @@ def test_folder_of_a_killed_simulation_is_removed_by_the_next(start_job: StartJo
     assert len(left) == 1
     job.process.kill()
     job.process.wait()
-    sweep(job)
+    sweep(job.marker, job.output)
     assert left[0].exists()
     following = start_job([DNN])
     assert following.wait() == 0, following.output

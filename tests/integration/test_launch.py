@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Job, StartLauncher
@@ -13,12 +15,22 @@ def failure(job: Job) -> str:
     return (job.directory / "ml" / "output" / "failure").read_text()
 
 
+def check_rhythm(lines: list[tuple[float, str]], measured: Any) -> None:
+    """Expect a line every ten seconds, at this time scale every two: no flood, and none that is all."""
+    gaps_s = [later_s - earlier_s for (earlier_s, _), (later_s, _) in itertools.pairwise(lines)]
+    measured("waiting_line_interval_s", max(gaps_s))
+    assert min(gaps_s) > 0.5
+    assert max(gaps_s) < 10.0
+
+
 @pytest.mark.fault("F13")
-def test_data_host_comes_late_and_the_trainer_says_whom_it_waits_for(start_launcher: StartLauncher) -> None:
+def test_data_host_comes_late_and_the_trainer_says_whom_it_waits_for(
+    start_launcher: StartLauncher, measured: Any
+) -> None:
     trainer = start_launcher("algo-2", "--start-timeout", "120")
-    line = trainer.wait_line("waiting for")
-    assert "algo-1" in line
-    assert "refused" in line.lower()
+    lines = trainer.wait_lines("waiting for algo-1 (", 3)
+    assert "refused" in lines[-1][1].lower()
+    check_rhythm(lines, measured)
     data = start_launcher("algo-1", "--start-timeout", "120")
     assert trainer.wait() == 0, trainer.output
     assert data.wait() == 0, data.output
@@ -38,11 +50,13 @@ def test_data_host_never_comes_fails_naming_it(start_launcher: StartLauncher) ->
     trainer = start_launcher("algo-2", "--start-timeout", "3")
     assert trainer.wait() == 20, trainer.output
     assert "algo-1" in failure(trainer).splitlines()[0]
+    assert "refused" in failure(trainer).splitlines()[0].lower()  # the last error
 
 
 @pytest.mark.fault("F14")
-def test_trainer_host_never_comes_lets_the_data_host_leave(start_launcher: StartLauncher) -> None:
-    data = start_launcher("algo-1", "--start-timeout", "25")
+def test_trainer_host_never_comes_lets_the_data_host_leave(start_launcher: StartLauncher, measured: Any) -> None:
+    data = start_launcher("algo-1", "--start-timeout", "18")  # and its endpoints must be there by then
+    check_rhythm(data.wait_lines("waiting for algo-2 (", 2), measured)
     assert data.wait() == 21, data.output
     assert "algo-2" in failure(data).splitlines()[0]
 

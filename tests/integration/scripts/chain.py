@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ class Augmented(torch.utils.data.Dataset):
     def __init__(self, num_samples: int, faults: str) -> None:
         self.num_samples = num_samples
         self.faults = dict(part.split("=", 1) for part in faults.split(",") if part)
+        self.descriptors: list[int] = []
 
     def __len__(self) -> int:
         return self.num_samples
@@ -33,6 +35,8 @@ class Augmented(torch.utils.data.Dataset):
             raise ValueError(f"sample {index} is poison, says {random.random():.2f}")
         if int(self.faults.get("raise_at", -1)) == index:
             raise ValueError(f"sample {index} is broken on purpose")
+        if "descriptors" in self.faults:
+            self.descriptors.append(os.open("/dev/null", os.O_RDONLY))  # and never closes it
         if "sleep_s" in self.faults:
             time.sleep(float(self.faults["sleep_s"]))
         noise = torch.rand(8) + random.random() + float(np.random.rand())
@@ -54,6 +58,9 @@ def augmented(num_samples: int, faults: str = "") -> torch.utils.data.Dataset:
     """Return the data set; ``faults`` says what is to go wrong."""
     if "factory" in faults:
         raise RuntimeError("the factory fails on purpose")
+    if "descriptors" in faults:  # left for connections, and for the first samples
+        limit = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 24
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     host_number = int(os.environ.get("SM_CURRENT_HOST", "algo-0").rpartition("-")[2])
     if "by_host" in faults:  # a data set that is not the same everywhere
         num_samples += host_number
@@ -73,6 +80,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--faults", default="")
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--save-s", type=float, default=0.0)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
@@ -90,8 +98,15 @@ def main() -> None:
     policy = {"on_sample_error": args.on_sample_error, "max_skips": args.max_skips}
     loader = DataLoader(spec, batch_size=args.batch_size, seed=17, num_workers=args.num_workers, **policy, **order)
     chain, indices, step = hashlib.sha256(), [], 0
-    stopped_at = args.output / f"stopped-{rank}"
-    hetero.on_stop(lambda: stopped_at.write_text(str(step)))
+
+    def save() -> None:
+        stopped_at = args.output / f"stopped-{rank}"
+        partial = stopped_at.with_suffix(".partial")
+        partial.write_text(str(step))
+        time.sleep(args.save_s)  # a large one
+        partial.rename(stopped_at)  # whole or not at all
+
+    hetero.on_stop(save)
     for epoch in range(args.epochs):
         loader.set_epoch(epoch)
         for batch in loader:
@@ -100,12 +115,13 @@ def main() -> None:
             chain.update(batch["image"].numpy().tobytes())
             chain.update(repr(batch["name"]).encode())
             indices.append(batch["index"].tolist())
+            print(f"rank {rank} epoch {epoch} step {step}", flush=True)
             if args.step_s:
                 time.sleep(args.step_s)
             if args.gloo:
                 torch.distributed.all_reduce(torch.ones(1))
-            print(f"rank {rank} epoch {epoch} step {step}", flush=True)
             if rank == args.fail_rank and step == args.fail_at:
+                (args.output / "failed-at").write_text(str(time.monotonic()))
                 raise RuntimeError("training fails on purpose")
             if rank == args.fail_rank and step == args.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
