@@ -6,12 +6,16 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import psutil
 import pytest
-from harness import CHAIN, Job, StartJob
+from harness import CHAIN, Job, StartJob, wait_gone
+
+from hetero.config import Timings
+from hetero.control.membership import Membership
 
 SCRIPT = CHAIN.with_name("checkpointed.py")
 DATA = "data_group=ml.c5.9xlarge:1"
@@ -100,7 +104,7 @@ def test_wrong_option_ends_the_job_without_a_restart(train: Any) -> None:
 
 
 @pytest.mark.fault("F11")
-def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any) -> None:
+def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any, measured: Any) -> None:
     job = train(
         TWO_HOSTS,
         "--job-restarts",
@@ -109,7 +113,14 @@ def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any) -> Non
         environment={"HETERO_TIME_SCALE": "0.2"},
     )
     job.wait_line("rank 1 step 5")
+    others = [process for host in ("algo-1", "algo-2") for process in job.find(host=host)]
+    own = job.find(host="algo-3")
+    begin_s = time.monotonic()
     job.find("hetero.cli launch", host="algo-3")[0].send_signal(signal.SIGKILL)
+    measured("ranks_gone_s", wait_gone(own, 5.0))
+    # Promised: 10 s after the abort, which comes after a lease and the time to collect causes; 60 s of silence in all.
+    wait_gone(others, Timings.scaled(0.2).lease_s + Membership.ECHO_SETTLE_S + 10.0)
+    measured("other_hosts_gone_s", time.monotonic() - begin_s)
     assert job.wait(60.0) != 0, job.output
     assert "algo-3 fell silent" in job.failure("algo-1")
     assert job.failure("algo-2").splitlines()[0] == job.failure("algo-1").splitlines()[0]

@@ -31,14 +31,16 @@ def skipped(job: Job) -> list[dict[str, Any]]:
 @pytest.mark.fault("F2")
 @pytest.mark.timeout(400)  # four jobs
 def test_poison_samples_are_skipped_alike_for_any_placement_and_listed(start_job: StartJob) -> None:
-    chains = {}
+    jobs, chains = {}, {}
     for name, groups, args in (
         ("none", [DNN], ()),
         ("workers", [DNN], ("--num-workers", "2")),
         ("one", [data(1), DNN], ()),
         ("three", [data(3), DNN], ()),
     ):
-        job = start_job(groups, *FLAGS, args=[*ARGS, *args])
+        jobs[name] = start_job(groups, *FLAGS, args=[*ARGS, *args])
+        jobs[name].wait_line("step 1")  # the next one imports while this one ends
+    for name, job in jobs.items():
         assert job.wait() == 0, job.output
         results = [job.result(rank) for rank in range(2)]
         chains[name] = tuple(result["chain"] for result in results)
