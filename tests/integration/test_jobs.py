@@ -8,10 +8,14 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from harness import Job, StartJob
+from harness import Job, StartJob, wait_gone
+
+from hetero.process import _MEMORY_FILES
+from hetero.report import compare_files
 
 DNN = "dnn_group=ml.p3.2xlarge:1"
 LEASE_S = 3.0
@@ -49,15 +53,24 @@ def check_exactly_once(job: Job, num_ranks: int, *, num_samples: int, epochs: in
         assert sum(counts.values()) == num_samples + padding
 
 
+@pytest.mark.fault("F36")
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_chain_any_placement_is_the_same(start_job: StartJob, num_ranks: int) -> None:
-    chains = {}
+    jobs, chains = {}, {}
     for name, (groups, flags) in PLACEMENTS.items():
-        job = start_job(groups, "--endpoints-per-host", "1", "--nproc-per-node", str(num_ranks), *flags)
+        jobs[name] = start_job(groups, "--endpoints-per-host", "1", "--nproc-per-node", str(num_ranks), *flags)
+        jobs[name].wait_line("step 1")  # the next one imports while this one ends
+    for name, job in jobs.items():
         assert job.wait() == 0, job.output
         check_exactly_once(job, num_ranks, num_samples=101, epochs=2, batch_size=8)
         chains[name] = [job.result(rank)["chain"] for rank in range(num_ranks)]
+        placement = {"none": "homogeneous", "hybrid": "hybrid"}.get(name, "heterogeneous")
+        assert job.report()["run"]["placement"] == placement
     assert len({tuple(chain) for chain in chains.values()}) == 1, chains
+    # The one without data hosts is what the others are compared with.
+    assert "batches computed" not in jobs["none"].report()["run"]["events"]
+    comparison = compare_files(jobs["none"].directory / "run", jobs["one"].directory / "run")
+    assert comparison.index("homogeneous") < comparison.index("heterogeneous"), comparison
 
 
 def test_chain_two_trainer_hosts_equal_two_ranks_on_one(start_job: StartJob) -> None:
@@ -73,26 +86,28 @@ def test_chain_two_trainer_hosts_equal_two_ranks_on_one(start_job: StartJob) -> 
 @pytest.mark.fault("F1")
 def test_endpoint_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJob) -> None:
     args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "1000"]
-    calm = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
-    assert calm.wait() == 0, calm.output
     job = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
     job.wait_line("step 40")
     forker = job.find("hetero.dataplane.forker")[0]
     forker.children()[0].send_signal(signal.SIGKILL)
     assert not any("step 100" in line for line in job.lines), "the machine is too slow: the kill came late"
+    calm = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
     assert job.wait() == 0, job.output
+    assert calm.wait() == 0, calm.output
     assert job.result(0)["chain"] == calm.result(0)["chain"]
     assert job.report()["run"]["events"]["endpoint restarts"] == 1
 
 
 @pytest.mark.fault("F3")
-def test_data_host_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJob) -> None:
+def test_data_host_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJob, measured: Any) -> None:
     args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "400"]
     job = start_job([data(2), DNN], "--endpoints-per-host", "1", args=args)
     job.wait_line("step 10")
+    own = job.find(host="algo-1")
     job.find("hetero.cli launch", host="algo-1")[0].send_signal(signal.SIGKILL)
-    assert job.wait() == 0, job.output
+    measured("processes_gone_s", wait_gone(own, 5.0))  # promised: within 5 s
     calm = start_job([data(1), DNN], "--endpoints-per-host", "1", args=args)
+    assert job.wait() == 0, job.output
     assert calm.wait() == 0, calm.output
     assert job.result(0)["chain"] == calm.result(0)["chain"]
 
@@ -138,7 +153,7 @@ def test_trainer_that_stands_still_for_longer_than_a_lease_goes_on_with_the_same
 
 
 @pytest.mark.fault("F9")
-def test_training_script_raises_every_host_reports_the_same_cause(start_job: StartJob) -> None:
+def test_training_script_raises_every_host_reports_the_same_cause(start_job: StartJob, measured: Any) -> None:
     job = start_job(
         [data(2), DNN],
         "--endpoints-per-host",
@@ -148,6 +163,10 @@ def test_training_script_raises_every_host_reports_the_same_cause(start_job: Sta
         args=["--gloo", "--fail-at", "3", "--fail-rank", "1"],
     )
     assert job.wait() == 30, job.output
+    wait_gone(job.processes(), 10.0)
+    shutdown_s = time.monotonic() - float((job.directory / "failed-at").read_text())
+    measured("shutdown_s", shutdown_s)
+    assert shutdown_s < 10.0  # promised: from the exception until every process of every group is gone
     first_lines = {job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2, 3)}
     assert len(first_lines) == 1
     assert "training fails on purpose" in first_lines.pop()
@@ -194,7 +213,11 @@ def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
         args=["--gloo", "--kill-at", "3", "--fail-rank", "1"],
     )
     assert job.wait() == 30, job.output
-    assert "rank 1 killed by SIGKILL" in job.failure("algo-1")
+    has_figures = any(os.access(peak, os.R_OK) for peak, _ in _MEMORY_FILES)
+    figures = r" \(peak of its control group: \d+\.\d GiB" if has_figures else "$"
+    for number in (1, 2):
+        first_line = job.failure(f"algo-{number}").splitlines()[0]
+        assert re.search(f"rank 1 killed by SIGKILL, likely out of memory{figures}", first_line), first_line
 
 
 @pytest.mark.parametrize(
@@ -202,6 +225,12 @@ def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
     [
         ("factory", 34, ["the factory fails on purpose", " in build", "Traceback", "chain.py"]),
         ("raise_at=17", 34, ["sample 17 is broken on purpose", "/0 in sample at sample 17", "Traceback", "chain.py"]),
+        pytest.param(
+            "descriptors=1",
+            34,
+            ["Too many open files", "/0 in sample at sample", "chain.py"],
+            marks=pytest.mark.fault("F29"),
+        ),
         ("unsupported=1", 34, ["['path'][0]", "Path", "/0 in encode"]),
         ("out_of_range=1", 34, ["101", "out of range", "/0 in sample"]),
         ("not_json", 2, ["num_samples", "Path"]),
@@ -217,6 +246,7 @@ def test_dataset_at_fault_is_shown_in_the_trainers_error(
     assert job.wait() == code, job.output
     for text in (job.failure("algo-3"), job.output):
         assert [word for word in words if word not in text] == []
+    assert "ancdata" not in job.output  # how torch says that descriptors have run out
 
 
 @pytest.mark.parametrize(
@@ -239,34 +269,58 @@ def test_script_at_fault_on_a_data_host_ends_the_job(
 
 
 @pytest.mark.fault("F12")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_first_signal_runs_stop_callbacks_after_the_same_step(start_job: StartJob, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "flags", "code"),
+    [(signal.SIGTERM, [], 143), (signal.SIGINT, ["--sigterm-ok"], 0)],
+    ids=["SIGTERM", "Ctrl-C, which is well"],
+)
+def test_first_signal_runs_stop_callbacks_after_the_same_step(
+    start_job: StartJob, number: signal.Signals, flags: list[str], code: int
+) -> None:
     job = start_job(
         [data(1), DNN],
         "--endpoints-per-host",
         "1",
         "--nproc-per-node",
         "2",
+        *flags,
         args=["--gloo", "--step-s", "0.05", "--num-samples", "5000"],
     )
     job.wait_line("step 5")
     job.process.send_signal(number)
-    assert job.wait() == 143, job.output
+    assert job.wait() == code, job.output
     stopped = [(job.directory / f"stopped-{rank}").read_text() for rank in range(2)]
     assert stopped[0] == stopped[1]
 
 
 @pytest.mark.fault("F38")
-@pytest.mark.parametrize("groups", [[data(1), DNN], [DNN]], ids=["heterogeneous", "homogeneous"])
-def test_interrupt_twice_is_gone_at_once(start_job: StartJob, groups: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("groups", "on_terminal"), [([data(1), DNN], True), ([DNN], False)], ids=["heterogeneous", "homogeneous"]
+)
+def test_interrupt_twice_is_gone_at_once(
+    start_job: StartJob, groups: list[str], on_terminal: bool, measured: Any
+) -> None:
     before = set(Path("/dev/shm").iterdir())
-    job = start_job(groups, "--endpoints-per-host", "1", args=["--step-s", "30", "--num-workers", "2"])
+    args = ["--step-s", "30", "--num-workers", "2"]
+    job = start_job(
+        groups, "--endpoints-per-host", "1", args=args, environment={"TERM": "xterm"}, on_terminal=on_terminal
+    )
     job.wait_line("step 1")
-    job.process.send_signal(signal.SIGINT)
-    job.wait_line("stopping; waiting for")
-    job.process.send_signal(signal.SIGINT)
-    assert job.wait(20.0) != 0
+    job.interrupt()
+    hosts = ", ".join(f"algo-{number + 1}" for number in range(len(groups)))
+    job.wait_line(f"stopping; waiting for {hosts} (again to kill them)")
+    begin_s = time.monotonic()
+    job.interrupt()
+    assert job.wait(20.0) == 128 + signal.SIGKILL
+    wait_gone(job.processes(), 10.0)
+    measured("shutdown_s", time.monotonic() - begin_s)
+    job.pump_thread.join(10.0)
     assert "killed on request" in job.output
+    if on_terminal:
+        assert "\x1b[K" in job.output, "it drew no line of its own"
+        after_it = job.output.rpartition("\x1b[K")[2]
+        assert re.match(r"\d\d:\d\d ", after_it) is None, "its line is left"
+        assert after_it.endswith("the terminal is as it was")
     assert set(Path("/dev/shm").iterdir()) - before == set(), "semaphores or shared memory are left"
 
 
