@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from harness import Job, StartJob, StartLauncher, sweep
+from harness import MARKER, TIME_SCALE, Job, StartJob, StartLauncher, sweep, wait_gone
+
+from hetero.config import Timings
+from hetero.version import __version__
 
 DNN = "dnn_group=ml.p3.2xlarge:1"
 SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
@@ -57,22 +64,52 @@ def test_request_to_stop_while_the_own_name_is_not_resolved(start_launcher: Star
 
 
 @pytest.mark.fault("F32")
-def test_hosts_with_different_options_end_naming_both_values(start_launcher: StartLauncher) -> None:
-    trainer = start_launcher("algo-2", "--job-restarts", "2")
-    data = start_launcher("algo-1", "--job-restarts", "1")
+@pytest.mark.parametrize(
+    ("name", "on_data", "on_trainer"), [("job_restarts", "1", "2"), ("hetero", "9.0.0", __version__)]
+)
+def test_hosts_with_different_options_end_naming_both_values(
+    start_launcher: StartLauncher, tmp_path: Path, name: str, on_data: str, on_trainer: str
+) -> None:
+    flags: list[list[str]] = [[], []]
+    environment = {}
+    if name == "hetero":
+        # Another release, in this one's place: only the interpreters of one host import this.
+        site = tmp_path / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(f"import hetero.version\nhetero.version.__version__ = {on_data!r}\n")
+        environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    else:
+        flags = [["--job-restarts", on_trainer], ["--job-restarts", on_data]]
+    trainer = start_launcher("algo-2", *flags[0])
+    data = start_launcher("algo-1", *flags[1], environment=environment)
     assert trainer.wait() == 11, trainer.output
     assert data.wait() == 11, data.output
-    assert failure(trainer).splitlines()[0] == failure(data).splitlines()[0]
-    assert "job_restarts" in failure(trainer)
+    first_line = failure(trainer).splitlines()[0]
+    assert first_line == failure(data).splitlines()[0]
+    # Whoever noticed it first says it.
+    texts = (
+        f"algo-1 has {name} {on_data}, algo-2 has {on_trainer}:",
+        f"algo-2 has {name} {on_trainer}, algo-1 has {on_data}:",
+    )
+    assert any(text in first_line for text in texts), first_line
 
 
 @pytest.mark.fault("F11")
-def test_killed_trainer_launcher_orphans_the_data_host(start_launcher: StartLauncher) -> None:
+def test_killed_trainer_launcher_orphans_the_data_host(start_launcher: StartLauncher, measured: Any) -> None:
     data = start_launcher("algo-1", args=SLOW)
     trainer = start_launcher("algo-2", args=SLOW)
     trainer.wait_line("step 5")
+    assert trainer.find("hetero.launch.rank")
+    of_trainer = [process for process in trainer.processes() if process.pid != trainer.process.pid]
+    begin_s = time.monotonic()
     trainer.process.kill()
+    measured("ranks_gone_s", wait_gone(of_trainer, 5.0))
     assert data.wait(60.0) == 32, data.output
+    wait_gone(data.processes(), 10.0)
+    data_host_gone_s = time.monotonic() - begin_s
+    measured("data_host_gone_s", data_host_gone_s)
+    # Promised: 60 s from the silence of a host. 45 of them, which scale, are the time to be sure that nobody is there.
+    assert data_host_gone_s < Timings.scaled(TIME_SCALE).orphan_s + 15.0
     assert "no trainer host was heard" in failure(data)
 
 
@@ -113,19 +150,35 @@ def test_trainer_launcher_that_stands_still_ends_the_job_and_itself(start_job: S
 
 
 @pytest.mark.fault("F30")
+@pytest.mark.fault("F31")
 def test_port_held_by_another_run_is_told_by_its_process_and_run(start_launcher: StartLauncher) -> None:
-    first = start_launcher("algo-2", "--start-timeout", "120")
+    first = start_launcher("algo-2", "--start-timeout", "120", environment={"HETERO_JOB_ID": "job-a"})
     first.wait_line("waiting for")
-    second = start_launcher("algo-2", "--start-timeout", "120")
+    second = start_launcher("algo-2", "--start-timeout", "120", environment={"HETERO_JOB_ID": "job-b"})
     assert second.wait() == 23, second.output
     assert f"process {first.process.pid} (" in failure(second)
+    assert " of the job job-a listens on it" in failure(second)
     first.process.terminate()
     assert first.wait(20.0) == 143
 
 
+@pytest.mark.fault("F31")
+def test_hosts_of_two_jobs_at_one_port_say_whose_the_other_is(start_launcher: StartLauncher) -> None:
+    trainer = start_launcher("algo-2", "--start-timeout", "120", environment={"HETERO_JOB_ID": "job-a"})
+    data = start_launcher("algo-1", "--start-timeout", "120", environment={"HETERO_JOB_ID": "job-b"})
+    advice = "give each job that runs there another --port"
+    trainer.wait_line(f"this server belongs to job job-b, this host to job job-a: {advice}")
+    data.wait_line(f"this server belongs to job job-a, this host to job job-b: {advice}")
+    for job in (data, trainer):
+        job.process.terminate()
+    assert (data.wait(30.0), trainer.wait(30.0)) == (143, 143), data.output + trainer.output
+
+
 @pytest.fixture
-def lone_launcher(tmp_path: Path) -> Any:
-    """Return a function that gives the command and environment of a homogeneous job of one host."""
+def lone_launcher(tmp_path: Path) -> Iterator[Any]:
+    """Return a function that gives the command and environment of a homogeneous job of one host; none may be left."""
+    marker, temporary = uuid.uuid4().hex, tmp_path / "tmp"
+    temporary.mkdir()
     cluster = tmp_path / "cluster.json"
     group = {"instance_group_name": "dnn", "instance_type": "ml.p3.2xlarge", "hosts": ["127.0.0.1"]}
     cluster.write_text(json.dumps({"instance_groups": [group]}))
@@ -139,10 +192,14 @@ def lone_launcher(tmp_path: Path) -> Any:
             **os.environ,
             "SAGEMAKER_BASE_DIR": str(tmp_path / "ml"),
             "PYTHONPATH": os.pathsep.join(sys.path),
+            "TMPDIR": str(temporary),
+            MARKER: marker,
         }
         return [sys.executable, "-m", "hetero.cli", "launch", "--nproc-per-node", "1", *arguments], environment
 
-    return command
+    yield command
+    sweep(marker)
+    assert [path for path in temporary.iterdir() if not path.name.startswith("pymp-")] == [], "temporary files are left"
 
 
 TALKS = """
@@ -211,6 +268,115 @@ def test_report_that_cannot_be_written_does_not_change_the_end(lone_launcher: An
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"the report could not be written to {folder}" in done.stderr
+
+
+RAISES = """
+raise RuntimeError("fails on purpose")
+"""
+
+FILLS = """
+import os
+with open(os.path.join(os.environ["SAGEMAKER_BASE_DIR"], "output", "checkpoint"), "wb", buffering=0) as file:
+    while True:
+        file.write(bytes(4096))
+"""
+
+
+@pytest.mark.fault("F26")
+def test_failure_file_that_cannot_be_written_is_said_and_the_exit_code_is_the_causes(
+    lone_launcher: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "ml" / "output" / "failure").mkdir()  # root-free: as a full disk, it takes no text
+    command, environment = lone_launcher(RAISES)
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 30, done.stderr
+    line = "HETERO_FAILURE HET-30 127.0.0.1: rank 0: the training script raised RuntimeError: fails on purpose"
+    assert line in done.stderr.splitlines()
+
+
+@pytest.mark.fault("F26")
+def test_failure_file_on_a_disk_that_the_script_has_filled_takes_the_reserve(
+    lone_launcher: Any, tmp_path: Path
+) -> None:
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs a mount namespace: root")
+    command, environment = lone_launcher(FILLS)
+    disk = tmp_path / "ml" / "output"
+    mount = f'mount -t tmpfs -o size=64k none {disk} || exit 99; "$@"; status=$?; cat {disk}/failure; exit $status'
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-c", mount, "-", *command],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 30, done.stderr
+    cause = "HET-30 127.0.0.1: rank 0: the training script raised OSError: [Errno 28] No space left on device"
+    assert done.stdout.splitlines()[0] == cause
+    assert "HETERO_FAILURE" not in done.stderr
+
+
+GROWS = """
+held = []
+while True:
+    held.append(b"x" * 2**24)
+"""
+CGROUPS = Path("/sys/fs/cgroup")
+MEMORY_BYTES = 2**30
+
+
+@pytest.fixture
+def memory_group() -> Iterator[tuple[Path, Path]]:
+    """Yield a control group with little memory, and the place where a container would see it."""
+    first_version = CGROUPS / "memory"
+    if first_version.is_dir():
+        place = first_version
+        limit, swap, peak = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes"
+    else:
+        place, limit, swap, peak = CGROUPS, "memory.max", "memory.swap.max", "memory.peak"
+    group = place / f"hetero-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs root and control groups that can be made: {error}")
+    try:
+        if not ((group / limit).exists() and (group / peak).exists()):
+            pytest.skip("the memory of control groups is not limited here, or its peak not known")
+        (group / limit).write_text(str(MEMORY_BYTES))
+        if (group / swap).exists():
+            (group / swap).write_text("0" if swap == "memory.swap.max" else str(MEMORY_BYTES))
+        yield group, place
+    finally:
+        deadline_s = time.monotonic() + 10.0
+        while group.exists() and time.monotonic() < deadline_s:
+            with contextlib.suppress(OSError):  # until the last of its processes is reaped
+                group.rmdir()
+            time.sleep(0.02)
+
+
+@pytest.mark.fault("F10")
+def test_rank_that_outgrows_the_memory_of_its_container_is_told_with_the_figures(
+    lone_launcher: Any, memory_group: tuple[Path, Path], tmp_path: Path
+) -> None:
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs a mount namespace: root")
+    command, environment = lone_launcher(GROWS)
+    # As in a container, whose own group is all that it sees.
+    contain = 'mount --bind $1 $2 && shift 2 && exec "$@"'
+    enter = f"echo $$ > $1/cgroup.procs && exec unshare -m bash -c '{contain}' - \"$@\""
+    done = subprocess.run(
+        ["bash", "-c", enter, "-", *map(str, memory_group), *command],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 30, done.stderr
+    cause = (
+        "HET-30 127.0.0.1: rank 0 killed by SIGKILL, likely out of memory "
+        "(peak of its control group: 1.0 GiB of 1.0 GiB allowed)"
+    )
+    assert (tmp_path / "ml" / "output" / "failure").read_text().splitlines()[0] == cause
 
 
 def test_folder_of_a_killed_simulation_is_removed_by_the_next(start_job: StartJob, tmp_path: Path) -> None:
