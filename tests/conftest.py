@@ -1,10 +1,16 @@
-"""What every test gets: an environment without the machine's own job, and a way to say what it measured."""
+"""What every test gets: an environment without the machine's own job, a sweep, and a way to say what it measured."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import multiprocessing
 import os
-from collections.abc import Callable, Generator
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,10 @@ _MEASURED = pytest.StashKey[dict[str, float]]()
 _OUTCOMES = pytest.StashKey[dict[str, str]]()
 _EVIDENCE = pytest.StashKey[list[dict[str, Any]]]()
 
+_SWEEP_TIMEOUT_S = 5.0
+_SLACK = 2
+"""Descriptors, and threads, that the first use of something may keep: those of multiprocessing's helpers, say."""
+
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +44,57 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             "HETERO_TEST_PROTOBUF_MATRIX",
         }:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Expect that this process holds afterwards what it held before, if the test shows a row or starts jobs.
+
+    What starts processes of its own sweeps for those: their marks, ports, shared memory and files are not known here.
+    """
+    node = request.node
+    is_swept = node.path.parent.name == "integration" or any(map(node.get_closest_marker, ("fault", "attack")))
+    before = _held() if is_swept else None
+    yield
+    deadline_s = time.monotonic() + _SWEEP_TIMEOUT_S
+    while (left := _excess(before)) and time.monotonic() < deadline_s:
+        gc.collect()  # what only a traceback held
+        subprocess._cleanup()  # type: ignore[attr-defined]
+        multiprocessing.active_children()
+        time.sleep(0.1)
+    assert left == [], f"still there {_SWEEP_TIMEOUT_S:.0f} s after the test: {left}"
+
+
+_Held = tuple[dict[str, str], list[threading.Thread], int]
+
+
+def _held() -> _Held:
+    """Return what this process holds: its descriptors, its threads, and a child that nobody has waited for."""
+    descriptors = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one of this very listing
+            target = str(path.readlink())
+            if not target.startswith("anon_inode:"):  # event descriptors: gRPC keeps those for the next connections
+                descriptors[path.name] = target
+    child = 0
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        child = 0 if ended is None else ended.si_pid
+    return descriptors, threading.enumerate(), child
+
+
+def _excess(before: _Held | None) -> list[str]:
+    """Return what this process holds beyond what it did; nothing if that is within the slack."""
+    if before is None:
+        return []
+    (descriptors, threads, child), found = _held(), []
+    if len(descriptors) > len(before[0]) + _SLACK:
+        found += [f"descriptor {name}: {at}" for name, at in descriptors.items() if before[0].get(name) != at]
+    if len(threads) > len(before[1]) + _SLACK:
+        found += [f"thread {thread.name}" for thread in threads if thread not in before[1]]
+    if child not in (0, before[2]):
+        found.append(f"zombie {child}")
+    return found
 
 
 @pytest.fixture
