@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,23 @@ def test_exit_status_is_described_in_one_line(status: int, expected: str) -> Non
     found = describe_exit_status(status)
     assert found.startswith(expected)
     assert "\n" not in found
+
+
+@pytest.mark.fault("F10")
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [("2147483648", "1.5 GiB of 2.0 GiB allowed"), ("max", "1.5 GiB"), ("9223372036854771712", "1.5 GiB")],
+)
+def test_kill_is_described_with_the_figures_of_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, words: str
+) -> None:
+    peak_file, limit_file = tmp_path / "memory.peak", tmp_path / "memory.max"
+    peak_file.write_text("1610612736\n")
+    limit_file.write_text(f"{limit}\n")
+    files = ((str(tmp_path / "absent"), str(limit_file)), (str(peak_file), str(limit_file)))
+    monkeypatch.setattr("hetero.process._MEMORY_FILES", files)
+    expected = f"killed by SIGKILL, likely out of memory (peak of its control group: {words})"
+    assert describe_exit_status(-signal.SIGKILL) == expected
 
 
 def test_child_dies_with_its_parent() -> None:
