@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import resource
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +56,8 @@ def dataset_error(
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         frames = _user_frames(error.__traceback__)
         trace = "".join(traceback.format_exception(type(error), error, frames))
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            note += f" (this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files)"
     record = SampleFailure(
         dataset=dataset,
         host=host,

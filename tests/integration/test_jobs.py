@@ -228,7 +228,7 @@ def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
         pytest.param(
             "descriptors=1",
             34,
-            ["Too many open files", "/0 in sample at sample", "chain.py"],
+            ["Too many open files", "(this process may open ", "/0 in sample at sample", "chain.py"],
             marks=pytest.mark.fault("F29"),
         ),
         ("unsupported=1", 34, ["['path'][0]", "Path", "/0 in encode"]),
