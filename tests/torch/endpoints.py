@@ -1,9 +1,13 @@
-"""One pool of endpoints, with the test's own process as a rank."""
+"""One pool of endpoints, with the test's own process as a rank; and the script that both of them import."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +24,14 @@ class ServedJob:
     Args:
         folder: For the token.
         script: What the endpoints import.
+        purity_checks: How many batches a loader computes twice.
     """
 
     job_id = "served-test"
     remote = True
     tls = None
 
-    def __init__(self, folder: Path, script: Path) -> None:
+    def __init__(self, folder: Path, script: Path, *, purity_checks: int = 0) -> None:
         self.rank, self.world_size = 0, 1
         self.script = script
         self.token = Token.generate()
@@ -34,8 +39,14 @@ class ServedJob:
         write_token(str(self.token_path), self.token)
         self.directory = Directory()
         self.options = SimpleNamespace(
-            data_timeout_s=60.0, prepare_timeout_s=60.0, emulate_step_s=None, purity_checks=0, warmup_steps=0
+            data_timeout_s=60.0,
+            prepare_timeout_s=60.0,
+            emulate_step_s=None,
+            purity_checks=purity_checks,
+            warmup_steps=0,
         )
+        self.timers: list[Any] = []
+        """What loaders have registered."""
         self.pool: EndpointPool | None = None
 
     def start(self, num_endpoints: int) -> None:
@@ -64,13 +75,35 @@ class ServedJob:
             self.pool.stop(0.0)
             self.pool = None
 
-    def register_timer(self, timer: Any) -> None: ...
+    def register_timer(self, timer: Any) -> None:
+        self.timers.append(timer)
 
     def set_counters(self, counters: Any) -> None: ...
 
     def check_stop(self, timer: object) -> None: ...
 
     def check_wait(self, is_starved: bool) -> None: ...
+
+
+@contextmanager
+def imported_script(folder: Path, name: str, text: str) -> Iterator[Any]:
+    """Write a script, and import it: its data sets are known in this process too.
+
+    Args:
+        folder: Where it is written, as ``train.py``.
+        name: Of the module, until the context ends.
+        text: The script; may be indented.
+    """
+    path = folder / "train.py"
+    path.write_text(textwrap.dedent(text))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[name]
 
 
 def wait_for(condition: Callable[[], object]) -> None:

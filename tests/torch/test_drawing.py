@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from samplers import Endless
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -266,24 +267,6 @@ def test_sampler_state_is_a_copy_both_ways() -> None:
     rest = list(order_of(Aliasing(), batch_size=2).batches(0, start=1, state=state, num_drawn=2))
     assert [batch.indices.tolist() for batch in rest] == [[3, 4], [5, 6]]
     assert state == {"seen": [0, 1, 2]}
-
-
-class Endless(Sampler[int]):
-    """Goes on where it was, for ever."""
-
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            self.place += 1
-            yield self.place - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
 
 
 class Restarting(Sampler[int]):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import collections
-import importlib.util
-import sys
-import textwrap
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,13 +14,11 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from endpoints import ServedJob, imported_script
 
 import hetero
 from hetero.batches.leaves import Leaf, _owner, restore
 from hetero.control import session as control
-from hetero.control.directory import Directory
-from hetero.control.security import Token, write_token
-from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.torch import DataLoader, loader, pipeline, remote
 
 needs_accelerator = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -78,60 +73,28 @@ class Pinned:
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(textwrap.dedent(SCRIPT))
-    spec = importlib.util.spec_from_file_location("pinned_test_script", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pinned_test_script"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["pinned_test_script"]
+    with imported_script(tmp_path_factory.mktemp("script"), "pinned_test_script", SCRIPT) as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
-def session(script: Any) -> Iterator[Any]:
+def session(script: Any) -> Iterator[ServedJob]:
     """A job of one endpoint, and this process as its only rank."""
-    token, token_path = Token.generate(), Path(script.__file__).parent / "token"
-    write_token(str(token_path), token)
-    directory = Directory()
-    options = PoolOptions(
-        host="algo-1",
-        script=script.__file__,
-        num_endpoints=1,
-        address="127.0.0.1",
-        job_id="pinned-test",
-        token_path=str(token_path),
-    )
-    with EndpointPool(options, directory.replace, lambda name, text: None) as pool:
-        assert pool.wait_ready(60.0)
-        yield SimpleNamespace(
-            rank=0,
-            world_size=1,
-            job_id="pinned-test",
-            remote=True,
-            token=token,
-            directory=directory,
-            options=SimpleNamespace(
-                data_timeout_s=60.0, prepare_timeout_s=60.0, emulate_step_s=None, purity_checks=0, warmup_steps=0
-            ),
-            register_timer=lambda timer: None,
-            set_counters=lambda counters: None,
-            check_stop=lambda timer: None,
-            check_wait=lambda is_starved: None,
-            tls=None,
-        )
+    path = Path(script.__file__)
+    job = ServedJob(path.parent, path)
+    try:
+        job.start(1)
+        yield job
+    finally:
+        job.stop()
 
 
 @pytest.fixture
-def job(session: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def job(session: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(control, "_session", session)
     monkeypatch.setattr(pipeline, "_num_verified", 0)
     yield
-    if remote._fleet is not None:
-        remote._fleet[2].close()
-    remote._fleet = None
+    ServedJob.disconnect()
     hetero.datasets.set_describer(None)
 
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
-import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.data
+from endpoints import ServedJob, imported_script, wait_for
 
 import hetero
 from hetero.control import session as control
-from hetero.control.directory import Directory, EndpointRecord
-from hetero.control.security import Token, write_token
-from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.errors import ConfigError, DatasetError
 from hetero.torch import DataLoader, pipeline, remote
 from hetero.wire import compression
@@ -64,88 +57,20 @@ SCRIPT = """
 """
 
 
-class Job:
-    """One pool of endpoints, and this process as its only rank."""
-
-    rank = 0
-    world_size = 1
-    job_id = "torch-test"
-    tls = None
-    remote = True
-
-    def __init__(self, path: Path) -> None:
-        self.script = path / "train.py"
-        self.script.write_text(textwrap.dedent(SCRIPT))
-        self.token = Token.generate()
-        self.token_path = path / "token"
-        write_token(str(self.token_path), self.token)
-        self.directory = Directory()
-        self.options = SimpleNamespace(
-            data_timeout_s=60.0, prepare_timeout_s=60.0, emulate_step_s=None, purity_checks=2, warmup_steps=0
-        )
-        self.timers: list[Any] = []
-        self.pool: EndpointPool | None = None
-
-    def start(self, num_endpoints: int) -> None:
-        def publish(records: tuple[EndpointRecord, ...]) -> None:
-            self.directory.replace(records)
-
-        options = PoolOptions(
-            host="algo-1",
-            script=str(self.script),
-            num_endpoints=num_endpoints,
-            address="127.0.0.1",
-            job_id=self.job_id,
-            token_path=str(self.token_path),
-        )
-        self.pool = EndpointPool(options, publish, lambda name, text: None)
-        self.pool.start()
-        assert self.pool.wait_ready(60.0)
-
-    def stop(self) -> None:
-        if remote._fleet is not None:
-            remote._fleet[2].close()
-        remote._fleet = None
-        if self.pool is not None:
-            self.pool.stop(0.0)
-
-    def register_timer(self, timer: Any) -> None:
-        self.timers.append(timer)
-
-    def set_counters(self, counters: Any) -> None:
-        self.counters = counters
-
-    def check_stop(self, timer: object) -> None:
-        pass
-
-    def check_wait(self, is_starved: bool) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The script's data sets, in this process too."""
-    path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(textwrap.dedent(SCRIPT))
-    spec = importlib.util.spec_from_file_location("remote_test_script", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["remote_test_script"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["remote_test_script"]
+    with imported_script(tmp_path_factory.mktemp("script"), "remote_test_script", SCRIPT) as module:
+        yield module
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Job]]:
+def job(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], ServedJob]]:
     threads = threading.active_count()
-    jobs = []
+    jobs: list[ServedJob] = []
 
-    def start(num_endpoints: int) -> Job:
-        path = tmp_path / f"{len(jobs)}"
-        path.mkdir()
-        job = Job(path)
+    def start(num_endpoints: int) -> ServedJob:
+        job = ServedJob(tmp_path, Path(script.__file__), purity_checks=2)
         jobs.append(job)
         job.start(num_endpoints)
         monkeypatch.setattr(control, "_session", job)
@@ -157,13 +82,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[i
         job.stop()
     hetero.datasets.set_describer(None)
     wait_for(lambda: threading.active_count() <= threads)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true"
-        time.sleep(0.01)
 
 
 def update(chain: Any, value: Any) -> None:

@@ -15,7 +15,7 @@ import drawing_script
 import pytest
 from drawing_script import drawing
 from endpoints import ServedJob, wait_for
-from torch.utils.data import Sampler
+from samplers import Endless
 
 import hetero
 from hetero.control import session as control
@@ -314,24 +314,6 @@ def test_state_at_any_place_is_under_a_kibibyte_and_the_same_on_every_rank(monke
     assert states[0] == states[1] == states[2]
     assert states[0]["batches"] == 6
     assert len(json.dumps(states[0])) < 1024
-
-
-class Endless(Sampler[int]):
-    """Goes on for ever from where it was left."""
-
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            self.place += 1
-            yield (self.place - 1) % 37
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
 
 
 class Counting(Endless):
