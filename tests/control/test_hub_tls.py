@@ -3,66 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from hubs import TOKEN, make_hub, wait_for
 from job_certificates import tls
 
 from hetero.cluster import Role
-from hetero.config import Timings
 from hetero.control import security
-from hetero.control.hub import Hub, RankFacts
-from hetero.control.membership import Member, Membership
+from hetero.control.hub import Hub
+from hetero.control.membership import Membership
 from hetero.control.session import RankSession
-from hetero.control.status import HostState, HostStatus
+from hetero.control.status import HostState
 from hetero.errors import ExitCode, HeteroError
 from hetero.wire.tls import Tls
 
-TOKEN = security.Token.generate()
-MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
-FACTS = RankFacts(
-    remote=True, data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
-)
-
-
-def make_hub(host: str, ports: dict[str, int], own_tls: Tls | None, *, token: security.Token = TOKEN) -> Hub:
-    """Return the hub of one of two hosts; ``ports`` collects where they listen."""
-    own = HostStatus(host=host, incarnation=f"{host}-1", version="1", script_digest="d")
-    hub = Hub(
-        Membership(MEMBERS, own, timings=Timings(), clock=time.monotonic),
-        address="127.0.0.1",
-        port=0,
-        resolve=lambda name: f"127.0.0.1:{ports[name]}",
-        peers=tuple(member.host for member in MEMBERS if member.host != host),
-        token=token,
-        job_id="job-a",
-        facts=FACTS,
-        heartbeat_s=0.3,
-        tls=own_tls,
-    )
-    ports[host] = hub.port
-    return hub
-
 
 @contextlib.contextmanager
-def both(trainer_tls: Tls | None, data_tls: Tls | None, **options: security.Token) -> Iterator[tuple[Hub, Hub]]:
-    """Give the hubs of both hosts; ``options`` are the data host's."""
+def both(trainer_tls: Tls | None, data_tls: Tls | None, *, token: security.Token = TOKEN) -> Iterator[tuple[Hub, Hub]]:
+    """Give the hubs of both hosts; ``token`` is the data host's."""
     ports: dict[str, int] = {}
-    trainer, data = make_hub("trainer", ports, trainer_tls), make_hub("data", ports, data_tls, **options)
+    trainer, data = make_hub("trainer", ports, tls=trainer_tls), make_hub("data", ports, tls=data_tls, token=token)
     with trainer, data:
         yield trainer, data
-
-
-def wait_for(hub: Hub, predicate: Callable[[Membership], bool], timeout_s: float = 20.0) -> None:
-    """Wait until the membership fulfils ``predicate``."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        with hub.membership() as membership:
-            if predicate(membership):
-                return
-        hub.wait(0.1)
-    pytest.fail("the awaited state did not come")
 
 
 def is_failed(membership: Membership) -> bool:
@@ -136,5 +99,6 @@ def test_rank_with_other_tls_than_its_launcher_is_refused(
 ) -> None:
     monkeypatch.setattr("hetero.control.session._CALL_TIMEOUT_S", 1.0)
     ports = {"data": 1}
-    with make_hub("trainer", ports, tls(host="trainer")) as trainer, pytest.raises(HeteroError, match="cannot reach"):
+    own = tls(host="trainer")
+    with make_hub("trainer", ports, tls=own) as trainer, pytest.raises(HeteroError, match="cannot reach"):
         RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1, tls=given())

@@ -1,7 +1,9 @@
-"""Real endpoints for these tests: a small script, pools that serve it, and a fleet that reads."""
+"""Real endpoints for these tests: a small script, pools that serve it, and a fleet that reads; deliveries alone."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import textwrap
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import Asked
+from deliveries import echo, num_descriptors, num_threads
 from staging import Stage
 
 from hetero.batches.build import BuiltDataset
@@ -20,9 +23,11 @@ from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
 from hetero.dataplane.connection import EndpointConnection, Fetched
+from hetero.dataplane.delivery import Delivery
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.datasets import DatasetSpec
+from hetero.wire.tls import Tls
 
 JOB = "test-job"
 
@@ -266,3 +271,31 @@ def stage(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Stage]:
     for fleet in stage.fleets:
         fleet.close()
     stage.tools.wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("hetero-lane")])
+
+
+@pytest.fixture
+def serve(tools: Any) -> Iterator[Callable[..., Delivery]]:
+    """Start deliveries; afterwards their threads and descriptors have to be gone."""
+    gc.collect()
+    descriptors = num_descriptors()
+    served: list[Delivery] = []
+
+    def serve(
+        answer: Any = echo, *, max_requests: int = 8, address: str = "127.0.0.1", tls: Tls | None = None
+    ) -> Delivery:
+        served.append(Delivery(address, answer, max_requests=max_requests, tls=tls))
+        served[-1].start()
+        return served[-1]
+
+    yield serve
+    for each in served:
+        each.stop(0.0)
+    tools.wait_for(lambda: num_threads() == 0, 10.0)
+    tools.wait_for(lambda: num_descriptors() <= descriptors, 10.0)
+
+
+@pytest.fixture
+def streams() -> Iterator[contextlib.ExitStack]:
+    """Closes connections."""
+    with contextlib.ExitStack() as stack:
+        yield stack

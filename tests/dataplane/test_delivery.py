@@ -3,99 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from deliveries import (
+    REQUEST,
+    HasLeft,
+    admitted,
+    ask,
+    connected,
+    echo,
+    echoed,
+    num_descriptors,
+    num_threads,
+    receive,
+    stranger_of,
+)
 
 from hetero.dataplane import delivery
 from hetero.dataplane.delivery import GREETING, TICKET_BYTES, Delivery
-from hetero.wire.framing import BatchDecoder, EncodedBatch, Refusal, RefusedError
-from hetero.wire.limits import Limits
-from hetero.wire.streams import Stream, connect
+from hetero.wire.framing import EncodedBatch, Refusal, RefusedError
+from hetero.wire.streams import connect
 
-HasLeft = Callable[[], bool]
-REQUEST = b"request"
 LARGE = EncodedBatch({"large": np.zeros(2**26, np.uint8)}, request=REQUEST)  # more than all buffers on the way hold
-
-
-def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch:
-    return EncodedBatch({"request": np.frombuffer(request, np.uint8)}, request=request)
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def num_threads() -> int:
-    return sum(thread.name in ("delivery", "connection") for thread in threading.enumerate())
-
-
 Serve = Callable[..., Delivery]
 
 
-@pytest.fixture
-def serve(tools: Any) -> Iterator[Serve]:
-    """Start deliveries; afterwards their threads and descriptors have to be gone."""
-    gc.collect()
-    descriptors = num_descriptors()
-    served: list[Delivery] = []
-
-    def serve(answer: Any = echo, *, max_requests: int = 8, address: str = "127.0.0.1") -> Delivery:
-        served.append(Delivery(address, answer, max_requests=max_requests))
-        served[-1].start()
-        return served[-1]
-
-    yield serve
-    for each in served:
-        each.stop(0.0)
-    tools.wait_for(lambda: num_threads() == 0, 10.0)
-    tools.wait_for(lambda: num_descriptors() <= descriptors, 10.0)
-
-
-@pytest.fixture
-def streams() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
-def stranger_of(served: Delivery, streams: contextlib.ExitStack, said: bytes = b"") -> socket.socket:
-    stranger = streams.enter_context(socket.create_connection(("127.0.0.1", served.port), 10.0))
-    stranger.sendall(said)
-    return stranger
-
-
-def admitted(served: Delivery, streams: contextlib.ExitStack, ticket: bytes | None = None) -> Stream:
-    stream = streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
-    stream.send_raw(GREETING + (served.admit() if ticket is None else ticket))
-    return stream
-
-
-def receive(stream: Stream, request: bytes = REQUEST) -> Any:
-    """Return the batch that comes next."""
-    message = stream.receive_message(Limits().max_answer_bytes)
-    assert message is not None, "the connection ended"
-    decoder = BatchDecoder(request=request)
-    decoder.take_message(message)
-    while not decoder.done:
-        decoder.filled(stream.receive_into(decoder.room()))
-    return decoder.result()
-
-
-def ask(stream: Stream, request: bytes = REQUEST) -> Any:
-    stream.send(request)
-    return receive(stream, request)
-
-
 def is_served(served: Delivery, streams: contextlib.ExitStack) -> bool:
-    return bytes(ask(admitted(served, streams))["request"]) == b"request"
+    return echoed(admitted(served, streams)) == REQUEST
 
 
 def test_connection_with_a_ticket_is_answered_as_often_as_it_asks(
@@ -104,7 +45,7 @@ def test_connection_with_a_ticket_is_answered_as_often_as_it_asks(
     served = serve()
     stream = admitted(served, streams)
     for number in range(5):
-        assert bytes(ask(stream, b"%d" % number)["request"]) == b"%d" % number
+        assert echoed(stream, b"%d" % number) == b"%d" % number
     tools.wait_for(lambda: served.num_batches == 5)
     assert num_threads() == 2
 
@@ -169,13 +110,13 @@ def test_stranger_that_trickles_is_closed_when_its_time_is_over(
 
 def test_hello_in_many_pieces_is_accepted(serve: Serve, streams: contextlib.ExitStack, tools: Any) -> None:
     served = serve()
-    stream = streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
+    stream = connected(served, streams)
     hello = GREETING + served.admit()
     for end in range(1, len(hello)):
         stream.send_raw(hello[end - 1 : end])
         tools.wait_for(lambda end=end: [len(known.said) for known in served._strangers.values()] == [end])
     stream.send_raw(hello[-1:])
-    assert bytes(ask(stream)["request"]) == b"request"
+    assert echoed(stream) == b"request"
 
 
 @pytest.mark.attack("A9")
@@ -197,7 +138,7 @@ def test_stranger_that_speaks_while_it_is_turned_out_ends_nobody_else(
 ) -> None:
     served = serve()
     strangers = [stranger_of(served, streams) for _ in range(8)]
-    reader = streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
+    reader = connected(served, streams)
     tools.wait_for(lambda: len(served._strangers) == 9)
     hello = GREETING + served.admit()
     with served._changed:  # it hears out the reader, and gets no further
@@ -206,7 +147,7 @@ def test_stranger_that_speaks_while_it_is_turned_out_ends_nobody_else(
         monkeypatch.setattr(delivery, "_MAX_STRANGERS", 8)
         stranger_of(served, streams)
         strangers[0].send(GREETING[:1])  # it has something to say, and is the one whose place is needed
-    assert bytes(ask(reader)["request"]) == b"request"
+    assert echoed(reader) == b"request"
     assert is_served(served, streams)
 
 
@@ -261,7 +202,7 @@ def test_connection_beyond_the_bound_that_asks_nothing_is_closed(
     first = admitted(served, streams)
     ask(first)
     assert admitted(served, streams).receive_message(100) is None
-    assert bytes(ask(first)["request"]) == b"request"
+    assert echoed(first) == b"request"
 
 
 @pytest.mark.attack("A9")
@@ -272,7 +213,7 @@ def test_connections_that_are_idle_keep_nobody_out(serve: Serve, streams: contex
     for stream in idle:
         ask(stream)
     assert is_served(served, streams)
-    assert [bytes(ask(stream)["request"]) for stream in idle] == [b"request"] * 20
+    assert [echoed(stream) for stream in idle] == [b"request"] * 20
 
 
 def test_reader_that_does_not_read_frees_its_thread_when_its_attendance_ends(
@@ -394,7 +335,7 @@ def test_delivery_on_ipv6_is_reached(serve: Serve, streams: contextlib.ExitStack
         pytest.skip("no IPv6 here")
     stream = streams.enter_context(contextlib.closing(connect("::1", served.port)))
     stream.send_raw(GREETING + served.admit())
-    assert bytes(ask(stream)["request"]) == b"request"
+    assert echoed(stream) == b"request"
 
 
 @pytest.mark.fault("F29")

@@ -4,101 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from deliveries import REQUEST, admitted, connected, echoed, stranger_of
 from job_certificates import folder, opener, tls, without_certificate
 
 from hetero.dataplane import delivery
 from hetero.dataplane.delivery import GREETING, Delivery
 from hetero.dataplane.reader import Reader
 from hetero.errors import AuthenticationError, EndpointUnavailableError
-from hetero.wire.framing import BatchDecoder, EncodedBatch
-from hetero.wire.limits import Limits
-from hetero.wire.streams import Stream, connect
+from hetero.wire.streams import Stream
 from hetero.wire.tls import TlsError
 
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # its beginning
 
 
-def echo(request: bytes, _has_left: Callable[[], bool]) -> EncodedBatch:
-    return EncodedBatch({"request": np.frombuffer(request, np.uint8)}, request=request)
-
-
 @pytest.fixture
-def served(tools: Any) -> Iterator[Delivery]:
-    """A delivery of algo-1 under TLS; afterwards its threads have to be gone."""
-    served = Delivery("127.0.0.1", echo, max_requests=8, tls=tls())
-    served.start()
-    yield served
-    served.stop(0.0)
-    tools.wait_for(lambda: not [each for each in threading.enumerate() if each.name in ("delivery", "connection")])
+def served(serve: Callable[..., Delivery]) -> Delivery:
+    """A delivery of algo-1 under TLS."""
+    return serve(tls=tls())
 
 
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
+def reader_of(served: Delivery, streams: contextlib.ExitStack) -> Stream:
+    return admitted(served, streams, make=opener(tls(host="trainer"), "algo-1"))
 
 
-def stranger_of(served: Delivery, stack: contextlib.ExitStack, said: bytes = b"") -> socket.socket:
-    stranger = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), 10.0))
-    stranger.sendall(said)
-    return stranger
-
-
-def reader_of(served: Delivery, stack: contextlib.ExitStack, make: Any = None) -> Stream:
-    make = make or opener(tls(host="trainer"), "algo-1")
-    return stack.enter_context(contextlib.closing(connect("127.0.0.1", served.port, make=make)))
-
-
-def ask(stream: Stream, request: bytes = b"request") -> bytes:
-    stream.send(request)
-    message = stream.receive_message(Limits().max_answer_bytes)
-    assert message is not None, "the connection ended"
-    decoder = BatchDecoder(request=request)
-    decoder.take_message(message)
-    while not decoder.done:
-        decoder.filled(stream.receive_into(decoder.room()))
-    return bytes(decoder.result()["request"])
-
-
-def is_served(served: Delivery, stack: contextlib.ExitStack) -> bool:
-    stream = reader_of(served, stack)
-    stream.send_raw(GREETING + served.admit())
-    return ask(stream) == b"request"
+def is_served(served: Delivery, streams: contextlib.ExitStack) -> bool:
+    return echoed(reader_of(served, streams)) == REQUEST
 
 
 def test_reader_with_certificate_and_ticket_is_answered_as_often_as_it_asks(
-    served: Delivery, stack: contextlib.ExitStack
+    served: Delivery, streams: contextlib.ExitStack
 ) -> None:
-    stream = reader_of(served, stack)
-    stream.send_raw(GREETING + served.admit())
+    stream = reader_of(served, streams)
     for size in (1, 10_000, 1_000_000):
-        assert ask(stream, b"x" * size) == b"x" * size
+        assert echoed(stream, b"x" * size) == b"x" * size
         assert stream.is_quiet()
 
 
-def test_hello_and_request_in_many_records_or_one_are_understood(served: Delivery, stack: contextlib.ExitStack) -> None:
-    hello = GREETING + served.admit()
-    slow, fast = reader_of(served, stack), reader_of(served, stack)
+def test_hello_and_request_in_many_records_or_one_are_understood(
+    served: Delivery, streams: contextlib.ExitStack
+) -> None:
+    hello, make = GREETING + served.admit(), opener(tls(host="trainer"), "algo-1")
+    slow, fast = connected(served, streams, make), connected(served, streams, make)
     for byte in hello:
         slow.send_raw(bytes([byte]))
-    assert ask(slow) == b"request"
+    assert echoed(slow) == REQUEST
     fast.send_raw(hello + b"\7\0\0\0request")
     assert fast.receive_message(2**20)
 
 
 @pytest.mark.attack("A18")
-def test_certificate_without_a_ticket_lets_nobody_in(served: Delivery, stack: contextlib.ExitStack) -> None:
+def test_certificate_without_a_ticket_lets_nobody_in(served: Delivery, streams: contextlib.ExitStack) -> None:
     served.admit()
-    stream = reader_of(served, stack)
-    stream.send_raw(GREETING + bytes(delivery.TICKET_BYTES))
+    stream = admitted(served, streams, bytes(delivery.TICKET_BYTES), opener(tls(host="trainer"), "algo-1"))
     assert stream.receive_message(100) is None
     assert served.num_turned_out == 1
 
@@ -116,17 +78,17 @@ def test_certificate_without_a_ticket_lets_nobody_in(served: Delivery, stack: co
 )
 def test_stranger_that_fails_a_check_is_named_and_counted(
     served: Delivery,
-    stack: contextlib.ExitStack,
+    streams: contextlib.ExitStack,
     caplog: pytest.LogCaptureFixture,
     tools: Any,
     make: Callable[[], Any],
     words: str,
 ) -> None:
     with pytest.raises(TlsError):
-        reader_of(served, stack, make())
+        connected(served, streams, make())
     tools.wait_for(lambda: any(words in message for message in caplog.messages))
     assert served.num_turned_out == 1
-    assert is_served(served, stack)
+    assert is_served(served, streams)
 
 
 @pytest.mark.attack("A18")
@@ -136,36 +98,36 @@ def test_stranger_that_fails_a_check_is_named_and_counted(
     ids=["hetero", "HTTP", "zeros"],
 )
 def test_stranger_in_plaintext_is_closed_and_counted(
-    served: Delivery, stack: contextlib.ExitStack, caplog: pytest.LogCaptureFixture, tools: Any, said: bytes
+    served: Delivery, streams: contextlib.ExitStack, caplog: pytest.LogCaptureFixture, tools: Any, said: bytes
 ) -> None:
-    stranger_of(served, stack, said)
+    stranger_of(served, streams, said)
     tools.wait_for(lambda: "turned out a connection, TLS: " in caplog.text)
     assert served.num_turned_out == 1
-    assert is_served(served, stack)
+    assert is_served(served, streams)
 
 
 @pytest.mark.attack("A18")
 def test_strangers_that_stop_in_the_middle_of_the_handshake_hold_up_nobody(
-    served: Delivery, stack: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
+    served: Delivery, streams: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "_HELLO_TIMEOUT_S", 2.0)
     strangers = [
-        stranger_of(served, stack, CLIENT_HELLO[:size]) for size in (0, 1, 5, len(CLIENT_HELLO)) for _ in range(8)
+        stranger_of(served, streams, CLIENT_HELLO[:size]) for size in (0, 1, 5, len(CLIENT_HELLO)) for _ in range(8)
     ]
     begin_s = time.monotonic()
-    assert is_served(served, stack)
+    assert is_served(served, streams)
     assert time.monotonic() - begin_s < 2.0, "the reader had to wait for the strangers' time to be over"
     for stranger in strangers:
         assert stranger.recv(1) == b""  # when its time is over
     tools.wait_for(lambda: not served._strangers)
 
 
-def test_tls_reader_at_a_plaintext_endpoint_says_what_to_do(stack: contextlib.ExitStack) -> None:
-    plain = Delivery("127.0.0.1", echo, max_requests=8)
-    plain.start()
-    stack.callback(plain.stop, 0.0)
+def test_tls_reader_at_a_plaintext_endpoint_says_what_to_do(
+    serve: Callable[..., Delivery], streams: contextlib.ExitStack
+) -> None:
+    plain = serve()
     with pytest.raises(TlsError, match="--tls-dir"):
-        reader_of(plain, stack)
+        reader_of(plain, streams)
 
 
 # Real endpoints

@@ -40,9 +40,12 @@ def folder(kind: str) -> Path:
         shutil.copy(folder("job") / name, made)
     begin = datetime.now(timezone.utc) - timedelta(days=9)
     authority_key = os.open(made / "ca.key", os.O_RDONLY | os.O_CLOEXEC)
-    maker = _Maker(openssl, made, authority_key, begin, begin + timedelta(days=1))
-    for host in HOSTS:
-        maker.make_host(host)
+    try:
+        maker = _Maker(openssl, made, authority_key, begin, begin + timedelta(days=1))
+        for host in HOSTS:
+            maker.make_host(host)
+    finally:
+        os.close(authority_key)
     return made
 
 
