@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pickle
 import random
 from collections import Counter
@@ -15,9 +14,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import xxhash
+from bombs import nested_structure
 from damage import mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import BATCHES
 
 from hetero.batches.structure import UnknownTypeError
 from hetero.errors import DatasetError, ProtocolError
@@ -29,23 +30,8 @@ from hetero.wire.proto import data_pb2 as pb
 torch = pytest.importorskip("torch")
 
 
-@dataclasses.dataclass
-class Sample:
-    text: str
-    size: int
-
-
 LIMITS = Limits(max_batch_bytes=4096)
-BATCH = {
-    "image": np.arange(60, dtype=np.float32).reshape(3, 4, 5),
-    "mask": torch.zeros(7, dtype=torch.bool),
-    "names": ["a", "\N{SNOWMAN}", ""] * 4,
-    "blobs": [b"\xff"] * 9,
-    "nested": [(1, 2.5, None, True), {"x": "y", 3: b"z"}, []],
-    "record": Sample("a", 1),
-    "scalar": np.float16(2),
-    "empty": np.empty((0, 3)),
-}
+BATCH = {**BATCHES[0], "mask": torch.zeros(7, dtype=torch.bool)}
 
 
 Answer = tuple[bytes, bytes]
@@ -107,19 +93,7 @@ def node_list(*items: pb.Node) -> pb.Node:
 
 
 def nested(depth: int) -> Answer:
-    """Return a batch of lists in lists, as bytes: no protobuf builds what it refuses to read."""
-
-    def field(number: int, data: bytes) -> bytes:
-        size, length = len(data), b""
-        while size > 0x7F:
-            length += bytes([size & 0x7F | 0x80])
-            size >>= 7
-        return bytes([number << 3 | 2]) + length + bytes([size]) + data
-
-    node = pb.Node(none=True).SerializeToString()
-    for _ in range(depth):
-        node = field(2, field(1, node))
-    return signed(field(1, node))
+    return signed(nested_structure(depth))
 
 
 def changed(change: Callable[[bytes, bytes], Answer]) -> Answer:
