@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from chaos_proxy import Chaos, ChaosProxy, Faults, Way
+from listening import Listener
 
 TEXT = bytes(range(256)) * 40
 
 
-class Echo:
-    """Sends back what it gets, and ends when the other side does."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.place = ("127.0.0.1", self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            while chunk := connection.recv(65536):
-                connection.sendall(chunk)
-
-    def stop(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+def echo(connection: socket.socket) -> None:
+    """Send back what comes, and end when the other side does."""
+    while chunk := connection.recv(65536):
+        connection.sendall(chunk)
 
 
 @pytest.fixture
 def proxy(chaos: Chaos) -> Iterator[ChaosProxy]:
-    echo = Echo()
-    yield chaos.proxy(echo.place)
-    echo.stop()
+    listener = Listener(echo)
+    yield chaos.proxy(listener.place)
+    listener.stop()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listening import Listener
 
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane.delivery import GREETING, TICKET_BYTES
@@ -83,7 +83,7 @@ class Misbehaving:
         self.answers = answers
         self.num_fetches = 0
         self._ended = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = Listener(self._serve)
         self._server = grpc.server(
             ThreadPoolExecutor(8),
             [
@@ -100,7 +100,6 @@ class Misbehaving:
         )
         self.port = channels.bind(self._server, "127.0.0.1")
         self._server.start()
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def _prepare(self, _request: bytes, _context: grpc.ServicerContext) -> bytes:
         return pb.PrepareReply().SerializeToString()
@@ -111,36 +110,29 @@ class Misbehaving:
     def _attend(self, _request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         ended = threading.Event()
         context.add_callback(ended.set)
-        reply = pb.AttendReply(port=self._listener.getsockname()[1], ticket=bytes(TICKET_BYTES))
+        reply = pb.AttendReply(port=self._listener.place[1], ticket=bytes(TICKET_BYTES))
         yield reply.SerializeToString()
         ended.wait(60)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            hello = connection.recv(38, socket.MSG_WAITALL)
-            assert hello in (b"", GREETING + bytes(TICKET_BYTES))  # a link that ends may have nothing to say any more
-            while prefix := connection.recv(4, socket.MSG_WAITALL):
-                request = connection.recv(*struct.unpack("<I", prefix), socket.MSG_WAITALL)
-                self.num_fetches += 1
-                asked = pb.FetchRequest.FromString(request)
-                encoded = EncodedBatch({"index": np.array(asked.indices), "zeros": np.zeros(1000)}, request=request)
-                if name := compression_from_proto(asked.compression):
-                    encoded.compress(name)
-                message, payload = encoded.message, b"".join(encoded.payload)
-                answer = (self.answers.pop(0) if self.answers else honest)(message, payload, self._ended)
-                connection.sendall(answer)
-                if len(answer) < len(framed(message, payload)):
-                    return
+        hello = connection.recv(38, socket.MSG_WAITALL)
+        assert hello in (b"", GREETING + bytes(TICKET_BYTES))  # a link that ends may have nothing to say any more
+        while prefix := connection.recv(4, socket.MSG_WAITALL):
+            request = connection.recv(*struct.unpack("<I", prefix), socket.MSG_WAITALL)
+            self.num_fetches += 1
+            asked = pb.FetchRequest.FromString(request)
+            encoded = EncodedBatch({"index": np.array(asked.indices), "zeros": np.zeros(1000)}, request=request)
+            if name := compression_from_proto(asked.compression):
+                encoded.compress(name)
+            message, payload = encoded.message, b"".join(encoded.payload)
+            answer = (self.answers.pop(0) if self.answers else honest)(message, payload, self._ended)
+            connection.sendall(answer)
+            if len(answer) < len(framed(message, payload)):
+                return
 
     def stop(self) -> None:
         self._ended.set()
-        self._listener.close()
+        self._listener.stop()
         self._server.stop(0).wait()
 
 
