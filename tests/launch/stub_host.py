@@ -1,0 +1,88 @@
+"""A host whose life a test writes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hetero.cluster import Role
+from hetero.config import Timings
+from hetero.control.membership import Member, Membership
+from hetero.control.status import Cause, HostState, HostStatus
+
+
+class FailedError(Exception):
+    """Stands for the end of the job."""
+
+
+class StubHost:
+    """As much of a host as `hetero.launch.roles` looks at; at every tick, something happens.
+
+    Args:
+        members: The job's hosts.
+        name: Which of them this is.
+        state: Its state.
+        on_tick: Called at every tick, after `said` has grown.
+    """
+
+    address = "127.0.0.1"
+    generation = 0
+    is_first_trainer = False
+    pool = None
+    relay = None
+    run_dir = Path()
+    timings = Timings()
+
+    def __init__(
+        self, members: tuple[Member, ...], name: str, state: HostState, on_tick: Callable[[StubHost], None]
+    ) -> None:
+        self.name = name
+        self.trainer_hosts = tuple(member.host for member in members if member.role is Role.TRAINER)
+        self.known = Membership(members, _status(name, state), timings=self.timings, clock=time.monotonic)
+        self.hub = SimpleNamespace(membership=self._membership, port=1)
+        self.placement = SimpleNamespace(num_endpoints=0, num_ranks=1)
+        self.options = SimpleNamespace(script="script.py", script_args=(), audit=False)
+        self.child_environment: dict[str, str] = {}
+        self.trainers_came = False
+        self.interrupted_s: float | None = None
+        self.said: list[str] = []
+        """What it waited for, by tick; empty for nothing."""
+        self._revision = 0
+        self._on_tick = on_tick
+
+    @contextlib.contextmanager
+    def _membership(self) -> Iterator[Membership]:
+        yield self.known
+
+    @property
+    def num_ticks(self) -> int:
+        return len(self.said)
+
+    def hear(self, host: str, state: HostState, **changes: Any) -> None:
+        """Have another host heard in a state."""
+        self._revision += 1
+        self.known.observe(_status(host, state, revision=self._revision, **changes))
+
+    def address_of(self, _host: str) -> str:
+        return self.address
+
+    def publish(self, **changes: object) -> None:
+        self.known.update(**changes)
+
+    def tick(self, waiting_for: Callable[[Membership], str] | None = None) -> None:
+        self.said.append("" if waiting_for is None else waiting_for(self.known))
+        assert self.num_ticks < 10, "waits for ever"
+        self._on_tick(self)
+
+    def fail(self, cause: Cause) -> None:
+        raise FailedError(cause.first_line)
+
+    def farewell(self) -> None: ...
+
+
+def _status(host: str, state: HostState, **changes: Any) -> HostStatus:
+    return HostStatus(host=host, incarnation="1", version="1", script_digest="d", state=state, **changes)
