@@ -12,7 +12,6 @@ kept through the rounds, so the first batch's time is that of one start (`bench_
                       of gRPC from Python
     grpc-raw-malloc   the same, with glibc's mmap and trim thresholds raised in both processes
     hetero            endpoints of a real pool, a real reader: framing, checksums, order, window
-    hetero-tls        the same under mutual TLS; runs only where --only names it
     grpc-protobuf     one protobuf message with a bytes field per batch
     tf.data-service   dispatcher and workers, ready-made tensors, uncompressed
     torch             torch.utils.data.DataLoader, a worker process per endpoint, shared memory
@@ -36,10 +35,9 @@ from harness import Trial, found_in
 SIZES = (10_000, 1_000_000, 10_000_000, 40_000_000)
 SHORT_SIZES = (10_000, 10_000_000)
 ENDPOINTS = (1, 2, 4)
-ON_REQUEST = ("hetero-tls",)
 WITH_SEVERAL = ("hetero", "raw-tcp", "grpc-raw", "torch")
 RAISED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1)}
-START_S = {"hetero": 3.0, "hetero-tls": 3.0, "torch": 2.5, "tf.data-service": 14.0}
+START_S = {"hetero": 3.0, "torch": 2.5, "tf.data-service": 14.0}
 
 COLUMNS = harness.columns(
     *("batches_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
@@ -48,7 +46,6 @@ COLUMNS = harness.columns(
 
 COMPETITORS = {
     "hetero": found_in("transports.frameworks", "Hetero"),
-    "hetero-tls": found_in("transports.frameworks", "HeteroTls"),
     "raw-tcp": found_in("transports.probes", "RawTcp"),
     "grpc-raw": found_in("transports.probes", "GrpcRaw"),
     "grpc-raw-malloc": found_in("transports.probes", "GrpcRaw"),
@@ -93,7 +90,7 @@ def make_trials(sizes: Sequence[int], endpoints: Sequence[int], only: Sequence[s
         )
         for count in endpoints
         for nbytes in sizes
-        for name in only or (WITH_SEVERAL if count > 1 else [each for each in COMPETITORS if each not in ON_REQUEST])
+        for name in only or (WITH_SEVERAL if count > 1 else COMPETITORS)
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,35 @@ class Hetero(Feed):
         from hetero.torch import remote
 
         return remote._allocate_pinned
+
+
+class HeteroLoader(Feed):
+    """The loader that users have, over endpoints of a real pool."""
+
+    has_ledger = False
+    """Enter what is delivered into a ledger, as ``--audit`` does."""
+
+    def start(self) -> None:
+        """Start the endpoints and make the loader."""
+        from hetero.audit.ledger import DIRECTORY_VARIABLE
+        from hetero.torch import DataLoader
+
+        self._exits = contextlib.ExitStack()
+        if self.has_ledger:
+            os.environ[DIRECTORY_VARIABLE] = self._exits.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+        options = {"script": served.READY_SCRIPT, "num_endpoints": self.config["num_endpoints"]}
+        served.Session(self._exits.enter_context(harness.server("endpoints", options)).ask()).enter()
+        self._loader: DataLoader[Any] = DataLoader(
+            self.spec(), batch_size=None, pin_memory=self.pin_memory, prefetch_factor=served.PREFETCH_FACTOR
+        )
+
+    def batches(self) -> Iterator[Any]:
+        """Yield tensors in order."""
+        yield from self._loader
+
+    def stop(self) -> None:
+        """End the endpoints."""
+        self._exits.close()
 
 
 class TorchWorkers(Feed):

@@ -54,10 +54,17 @@ def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
         yield [dataclasses.asdict(record) for record in records]
 
 
-def fleet(records: Sequence[Mapping[str, Any]], *, rank: int = 0, world_size: int = 1, tls: Tls | None = None) -> Fleet:
+def fleet(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    token: Token | None = None,
+    tls: Tls | None = None,
+) -> Fleet:
     """Return a fleet of these endpoints."""
     directory = Directory(EndpointRecord(**record) for record in records)
-    return Fleet(directory, None, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S, tls=tls)
+    return Fleet(directory, token, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S, tls=tls)
 
 
 class Session:

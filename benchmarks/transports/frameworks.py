@@ -22,6 +22,16 @@ class HeteroTls(Hetero):
     under_tls = True
 
 
+class HeteroLoader(Transport, ready_feeds.HeteroLoader):
+    """The loader that users have, over the same endpoints."""
+
+
+class HeteroAudited(HeteroLoader):
+    """The same with a ledger."""
+
+    has_ledger = True
+
+
 class TorchWorkers(Transport, ready_feeds.TorchWorkers):
     """``torch.utils.data.DataLoader``: a process per endpoint, shared memory."""
 

@@ -39,7 +39,10 @@ def make_row(load: Load, name: str, group: str, rate: int, config: Any = None, *
 
 
 def test_all_questions_are_there() -> None:
-    expected = ("transport", "pipelines", "scaling", "interference", "memory", "compression", "gpu_feed")
+    expected = (
+        *("transport", "pipelines", "scaling", "interference", "memory", "compression", "gpu_feed"),
+        *("strangers", "safeguards"),
+    )
     assert {f"bench_{name}" for name in expected} <= set(NAMES)
 
 
@@ -57,7 +60,7 @@ def test_transport_covers_sizes_and_endpoints_with_the_probes_its_figures_need(l
     trials = transport.make_trials(transport.SIZES, transport.ENDPOINTS)
     found = {(trial.competitor, trial.config["nbytes"], trial.config["num_endpoints"]) for trial in trials}
     for nbytes in (10_000, 1_000_000, 10_000_000, 40_000_000):
-        assert {(name, nbytes, 1) for name in transport.COMPETITORS if name not in transport.ON_REQUEST} <= found
+        assert {(name, nbytes, 1) for name in transport.COMPETITORS} <= found
         assert {("hetero", nbytes, count) for count in (1, 2, 4)} <= found
 
 
@@ -172,6 +175,22 @@ def test_compression_says_which_packages_are_missing(load: Load, monkeypatch: py
     monkeypatch.setattr(compression, "is_installed", lambda name: name != "zstd")
     assert compression.why_no_codec(compression.CODECS) == "needs zstandard; install hetero[compression]"
     assert compression.why_no_codec(["none", "lz4"]) == ""
+
+
+def test_strangers_figure_is_the_share_that_a_reader_keeps(load: Load) -> None:
+    strangers = load("bench_strangers")
+    rows = [make_row(load, name, "", rate) for name, rate in (("hetero", 100), ("hetero-beset", 79))]
+    (line,) = strangers.figures(rows)
+    assert "0.790, at least 0.8 wanted: **MISSED**" in line
+
+
+def test_safeguards_are_compared_with_the_same_without(load: Load) -> None:
+    safeguards = load("bench_safeguards")
+    rates = {"hetero": 100, "hetero-tls": 40, "hetero-loader": 50, "hetero-audit": 45}
+    lines = safeguards.figures([make_row(load, name, "", rate) for name, rate in rates.items()])
+    assert lines[0] == "- batches/s with TLS / without: 0.40"
+    assert lines[3] == "- batches/s with the ledger / without: 0.90"
+    assert {trial.competitor for trial in safeguards.make_trials((1,))} == set(rates)
 
 
 def test_gpu_feed_without_a_gpu_says_so(load: Load) -> None:
