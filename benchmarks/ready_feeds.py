@@ -82,7 +82,7 @@ class Hetero(Feed):
             return None
         from hetero.torch import remote
 
-        return remote._allocate_pinned
+        return remote.allocate_pinned
 
 
 class HeteroLoader(Feed):

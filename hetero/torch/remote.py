@@ -18,7 +18,7 @@ from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
 
-__all__ = ["fingerprint", "fleet_for", "num_samples", "open_reader"]
+__all__ = ["allocate_pinned", "fingerprint", "fleet_for", "num_samples", "open_reader"]
 
 _lock = threading.Lock()
 _fleet: tuple[int, RankSession, Fleet] | None = None
@@ -88,13 +88,18 @@ def open_reader(
     return Reader(
         fleet_for(session),
         requests,
-        allocate=_allocate_pinned if pin_memory else None,
+        allocate=allocate_pinned if pin_memory else None,
         on_skips=on_skips,
         on_wait=session.check_wait,
         **options,
     )
 
 
-def _allocate_pinned(nbytes: int) -> memoryview:
+def allocate_pinned(nbytes: int) -> memoryview:
+    """Return pinned memory for a batch; it lives as long as the last tensor over it.
+
+    Raises:
+        RuntimeError: If there is none, as torch says it.
+    """
     pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     return memoryview(pinned.numpy())  # type: ignore[arg-type]

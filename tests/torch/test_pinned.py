@@ -200,7 +200,7 @@ def test_tensors_on_an_accelerator_host_are_pinned_once(script: Any, job: None) 
 @needs_accelerator
 def test_pinned_memory_that_is_being_copied_is_not_given_away() -> None:
     nbytes = 2**24
-    room = remote._allocate_pinned(nbytes)
+    room = remote.allocate_pinned(nbytes)
     room[:] = bytes(nbytes)
     batch = restore(Leaf(container="tensor", dtype="u8", shape=(nbytes,), nbytes=nbytes, data=room))
     address = batch.data_ptr()
