@@ -16,8 +16,8 @@ from typing import Any
 from hetero.config.options import LaunchOptions
 from hetero.control import session as control
 from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.facts import SessionOptions
 from hetero.control.security import Token
-from hetero.control.session import SessionOptions
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.errors import EndpointUnavailableError

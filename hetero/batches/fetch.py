@@ -20,14 +20,14 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
 from hetero.batches.purity import IMPURITY_ADVICE, compare, freeze, outline, sketch
-from hetero.batches.request import BatchRequest, Indices, as_indices, plain_indices
-from hetero.batches.samples import Cancelled, compute_samples
+from hetero.batches.request import BatchRequest, plain_indices
+from hetero.batches.samples import compute_samples
 from hetero.batches.seeds import batch_key, preserved_generators, seed_generators
 from hetero.batches.skips import FailedSamples, Skips
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
 
-__all__ = ["BatchRequest", "BuiltDataset", "Cancelled", "Description", "Indices", "as_indices", "describe", "fetch"]
+__all__ = ["Description", "describe", "fetch"]
 
 logger = logging.getLogger(__name__)
 

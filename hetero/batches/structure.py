@@ -31,7 +31,6 @@ from hetero.batches.leaves import (
 from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
-    "Leaf",
     "LeafRef",
     "ListTree",
     "MappingTree",
@@ -39,7 +38,6 @@ __all__ = [
     "StructureLimits",
     "Tree",
     "TupleTree",
-    "UnknownTypeError",
     "UnsupportedBatchError",
     "flatten",
     "set_script_module",

@@ -47,7 +47,6 @@ __all__ = [
     "RESTART_VARIABLE",
     "TLS_VARIABLE",
     "RankSession",
-    "SessionOptions",
     "check_stop",
     "connect",
     "current",

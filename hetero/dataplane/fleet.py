@@ -35,7 +35,7 @@ from hetero.memory import keep_freed_memory
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
 
-__all__ = ["Fleet", "FleetStatistics"]
+__all__ = ["Fleet"]
 
 _SETTLE_S = 5.0
 _LOG_INTERVAL_S = 10.0

@@ -19,8 +19,9 @@ from google.protobuf.message import Message
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
-from hetero.batches.fetch import Cancelled, Description, describe, fetch
+from hetero.batches.fetch import Description, describe, fetch
 from hetero.batches.request import BatchRequest
+from hetero.batches.samples import Cancelled
 from hetero.batches.skips import Skips
 from hetero.control.security import Policy
 from hetero.dataplane.compute import Compute, Task

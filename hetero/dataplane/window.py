@@ -29,8 +29,7 @@ from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.stretch import Stretch
 from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
-from hetero.wire.compression import package_of
-from hetero.wire.framing import ChecksumError
+from hetero.wire.compression import ChecksumError, package_of
 
 __all__ = ["Arrived", "Window"]
 

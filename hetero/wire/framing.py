@@ -39,7 +39,6 @@ from hetero.wire.trees import decode_structure, encode_structure, parse
 
 __all__ = [
     "BatchDecoder",
-    "ChecksumError",
     "EncodedBatch",
     "Refusal",
     "RefusedError",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.batches.fetch import BatchRequest, as_indices
 from hetero.batches.purity import compare
+from hetero.batches.request import BatchRequest, as_indices
 from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, SampleFailure
 

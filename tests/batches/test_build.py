@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from subjects import Augmented, Batched, Seeded, failure, request
 
-from hetero.batches.fetch import BuiltDataset, fetch
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import fetch
 from hetero.datasets import DatasetSpec, dataset
 from hetero.errors import ConfigError, DatasetError
 

@@ -10,7 +10,8 @@ import pytest
 from subjects import Augmented, Keyless
 
 from hetero import datasets
-from hetero.batches.fetch import BuiltDataset, describe
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import describe
 from hetero.datasets import dataset
 from hetero.errors import DatasetError
 

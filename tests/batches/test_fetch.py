@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from subjects import Augmented, Batched, Keyless, Seeded, failure, request, same
 
-from hetero.batches.fetch import BuiltDataset, Cancelled, as_indices, describe, fetch
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import describe, fetch
+from hetero.batches.request import as_indices
+from hetero.batches.samples import Cancelled
 from hetero.batches.seeds import batch_key, preserved_generators, sample_key
 from hetero.datasets import dataset
 from hetero.errors import ConfigError, DatasetError
@@ -63,7 +66,9 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
             import random, sys
             import numpy as np
             import hetero.datasets
-            from hetero.batches.fetch import BatchRequest, BuiltDataset, as_indices, fetch
+            from hetero.batches.build import BuiltDataset
+            from hetero.batches.fetch import fetch
+            from hetero.batches.request import BatchRequest, as_indices
             from hetero.datasets import dataset
 
             class Lazy:
@@ -99,7 +104,9 @@ def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(impo
         textwrap.dedent("""
             import sys
             import hetero.datasets
-            from hetero.batches.fetch import BatchRequest, BuiltDataset, as_indices, describe, fetch
+            from hetero.batches.build import BuiltDataset
+            from hetero.batches.fetch import describe, fetch
+            from hetero.batches.request import BatchRequest, as_indices
             from hetero.datasets import dataset
 
             importer, early = sys.argv[1:]

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from subjects import Augmented, failure, request, same, torch
 
+from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import exception_line, index_text
-from hetero.batches.fetch import BuiltDataset, Cancelled, fetch
+from hetero.batches.fetch import fetch
+from hetero.batches.samples import Cancelled
 from hetero.batches.skips import Skip, Skips
 from hetero.errors import ConfigError, DatasetError
 

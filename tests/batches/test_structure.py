@@ -13,6 +13,7 @@ import pytest
 
 from hetero.batches import leaves as leaf_module
 from hetero.batches import structure
+from hetero.batches.leaves import UnknownTypeError
 from hetero.batches.purity import compare
 from hetero.batches.structure import (
     LeafRef,
@@ -21,7 +22,6 @@ from hetero.batches.structure import (
     RecordTree,
     StructureLimits,
     TupleTree,
-    UnknownTypeError,
     UnsupportedBatchError,
     flatten,
     unflatten,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetero.batches.structure import UnknownTypeError
+from hetero.batches.leaves import UnknownTypeError
 from hetero.dataplane.reader import Reader
 from hetero.dataplane.service import MAX_DATASETS
 from hetero.errors import DatasetError

@@ -15,7 +15,7 @@ from unittest import mock
 
 import xxhash
 
-from hetero.batches.structure import UnknownTypeError
+from hetero.batches.leaves import UnknownTypeError
 from hetero.control.health import _service_name
 from hetero.control.status import report_from_proto, status_from_proto
 from hetero.errors import DatasetError, ProtocolError

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hetero.batches.purity import compare
 from hetero.errors import ConfigError, ProtocolError
 from hetero.wire import compression, framing
-from hetero.wire.compression import COMPRESSIONS, compress_leaf, load_codec
-from hetero.wire.framing import BatchDecoder, ChecksumError, EncodedBatch
+from hetero.wire.compression import COMPRESSIONS, ChecksumError, compress_leaf, load_codec
+from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import BLOCK_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 

@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import BATCHES
 
-from hetero.batches.structure import UnknownTypeError
+from hetero.batches.leaves import UnknownTypeError
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire import framing
-from hetero.wire.framing import BatchDecoder, ChecksumError, EncodedBatch, RefusedError
+from hetero.wire.compression import ChecksumError
+from hetero.wire.framing import BatchDecoder, EncodedBatch, RefusedError
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 

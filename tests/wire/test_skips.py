@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.errors import ProtocolError
-from hetero.wire.framing import BatchDecoder, ChecksumError, EncodedBatch
+from hetero.wire.compression import ChecksumError
+from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import MAX_SKIPS_BYTES, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.skips import decode_skips, encode_skips
