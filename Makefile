@@ -26,7 +26,7 @@ PIP_INSTALL = -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),
 DURATION_S = 600
 SEED = 1
 EVENTS = 1000000
-EVIDENCE = .evidence.json
+EVIDENCE = .evidence.jsonl
 N = 20
 
 ENV = .venv/bin

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -21,14 +20,15 @@ settings.register_profile("hetero", deadline=None)  # a loaded machine is no fai
 settings.load_profile("hetero")
 
 EVIDENCE_VARIABLE = "HETERO_TEST_EVIDENCE"
-"""Names the JSON file that receives which rows of the fault and attack tables this run has shown, and how fast."""
+"""Names the file that receives, in a line of JSON per test, which rows of the fault and attack tables this run has
+shown, and how fast. A line is there once its test is done: a test that hangs ends the whole run (`timeout_method`)."""
 
-_EVIDENCE_PATH = os.environ.get(EVIDENCE_VARIABLE)  # before any test hides it
+_EVIDENCE_PATH = Path(os.environ[EVIDENCE_VARIABLE]).resolve() if os.environ.get(EVIDENCE_VARIABLE) else None
+"""Taken before a test hides it or changes the folder."""
 
 Measured = Callable[[str, float], None]
 _MEASURED = pytest.StashKey[dict[str, float]]()
 _OUTCOMES = pytest.StashKey[dict[str, str]]()
-_EVIDENCE = pytest.StashKey[list[dict[str, Any]]]()
 
 _SWEEP_TIMEOUT_S = 5.0
 _SLACK = 2
@@ -126,8 +126,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("_repetition", range(count), indirect=True, ids=lambda number: f"run {number + 1}")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_EVIDENCE] = []
+def pytest_configure() -> None:
+    if _EVIDENCE_PATH is not None:
+        _EVIDENCE_PATH.write_text("", encoding="utf-8")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -135,24 +136,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Keep what became of tests that prove rows: passed only if setting up and the sweep afterwards passed too."""
     report = yield
     rows = [str(row) for kind in ("fault", "attack") for mark in item.iter_markers(kind) for row in mark.args]
-    if not rows:
+    if not rows or _EVIDENCE_PATH is None:
         return report
     outcomes = item.stash.setdefault(_OUTCOMES, {})
     outcomes[report.when] = report.outcome
     if report.when == "teardown":
         worst = next((each for each in ("failed", "skipped") if each in outcomes.values()), "passed")
-        item.config.stash[_EVIDENCE].append(
-            {
-                "test": item.nodeid,
-                "rows": sorted(set(rows)),
-                "outcome": worst,
-                "measured": item.stash.get(_MEASURED, {}),
-            }
-        )
+        entry = {
+            "test": item.nodeid,
+            "rows": sorted(set(rows)),
+            "outcome": worst,
+            "measured": item.stash.get(_MEASURED, {}),
+        }
+        with _EVIDENCE_PATH.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
     return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if path := _EVIDENCE_PATH:
-        evidence = sorted(session.config.stash[_EVIDENCE], key=lambda entry: entry["test"])
-        Path(path).write_text(json.dumps({"tests": evidence}, indent=1) + "\n", encoding="utf-8")
