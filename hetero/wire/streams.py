@@ -24,6 +24,7 @@ __all__ = ["DeadlineError", "Stream", "connect", "listen"]
 _LENGTH = struct.Struct("<I")
 _SLICE = struct.pack("ll", 1, 0)  # a struct timeval of one second
 _BUFFER_BYTES = 64 * 2**10
+_WAKE_BYTES = 256 * 2**10  # as many must have come to wake a thread that waits for far more
 _DIRECT_BYTES = 16 * 2**10  # less than this is received through the buffer: one call of the system for many
 _MAX_PIECES = 512  # of one call; the system takes 1,024
 _KEEPALIVE_S = 10
@@ -38,7 +39,8 @@ class DeadlineError(TimeoutError):
 class Stream:
     """One connection. For one thread at a time, but `shut_down` and `is_ended` may be called from any, at any time.
 
-    What `hetero.wire.tls_streams.TlsStream` does otherwise is `_connect`, `_send`, `_receive` and `has_leftover`.
+    What `hetero.wire.tls_streams.TlsStream` does otherwise is `_connect`, `_send`, `_receive`, `_receive_in_bulk` and
+    `has_leftover`.
 
     Args:
         given: The socket, which it owns from now on.
@@ -198,14 +200,25 @@ class Stream:
                 continue
             if len(room) - filled < _DIRECT_BYTES:
                 size = self._refill(deadline_s)
-            else:
+            elif len(room) - filled < 2 * _WAKE_BYTES:
                 size = self._receive(room[filled:], socket.MSG_WAITALL, deadline_s)
+                filled += size
+            else:
+                size = self._receive_in_bulk(room[filled:-_WAKE_BYTES], deadline_s)
                 filled += size
             if not size:
                 if may_end and not filled:
                     return False
                 raise ConnectionResetError("the connection ended in the middle of an answer")
         return True
+
+    def _receive_in_bulk(self, room: memoryview, deadline_s: float) -> int:
+        """Receive while the kernel wakes this thread for so many bytes only; as many have to come after these."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _WAKE_BYTES)
+        try:
+            return self._receive(room, socket.MSG_WAITALL, deadline_s)
+        finally:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _refill(self, deadline_s: float) -> int:
         """Receive whatever is there into the buffer, which is empty; 0 at the end of the connection."""

@@ -93,6 +93,9 @@ class TlsStream(Stream):
                 encrypted = self._session.encrypt(piece[begin : begin + _SEND_BYTES])
                 super()._send([memoryview(encrypted)], deadline_s)
 
+    def _receive_in_bulk(self, room: memoryview, deadline_s: float) -> int:
+        return self._receive(room, socket.MSG_WAITALL, deadline_s)  # what OpenSSL has read of the socket, the kernel does not count
+
     def _receive(self, room: memoryview, flags: int, deadline_s: float) -> int:
         filled = 0
         while True:

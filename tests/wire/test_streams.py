@@ -63,6 +63,34 @@ def test_messages_and_payload_arrive_as_they_were_sent(kind: str, answers: list[
         thread.join(30)
 
 
+@pytest.mark.parametrize("size", [2**19 - 1, 2**19, 2**19 + 1, 3 * 2**20 + 7])
+@pytest.mark.parametrize("num_missing", [0, 1, 2**18 - 1, 2**18 + 1])
+def test_large_payload_arrives_whole_or_its_end_is_told_at_once(
+    pair: tuple[Stream, Stream], size: int, num_missing: int
+) -> None:
+    sender, receiver = pair
+    data = memoryview(os.urandom(size))
+    halves = [data[: size // 2], data[size // 2 : size - num_missing]]
+
+    def send() -> None:
+        for half in halves:
+            sender.send_raw(bytes(half))
+        if num_missing:
+            sender.shut_down()
+
+    thread = in_thread(send)
+    room = memoryview(bytearray(size))
+    if num_missing:
+        with pytest.raises(ConnectionResetError, match="in the middle of an answer"):
+            receiver.receive_into(room)
+    else:
+        receiver.receive_into(room)
+        assert room == data
+        sender.send(b"after")  # little is enough again to wake who waits
+        assert receiver.receive_message(10) == b"after"
+    thread.join(30)
+
+
 def test_payload_of_more_pieces_than_one_call_takes_arrives(pair: tuple[Stream, Stream]) -> None:
     sender, receiver = pair
     pieces = [memoryview(bytes([number % 256]) * 100) for number in range(3000)]
