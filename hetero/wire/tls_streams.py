@@ -94,7 +94,8 @@ class TlsStream(Stream):
                 super()._send([memoryview(encrypted)], deadline_s)
 
     def _receive_in_bulk(self, room: memoryview, deadline_s: float) -> int:
-        return self._receive(room, socket.MSG_WAITALL, deadline_s)  # what OpenSSL has read of the socket, the kernel does not count
+        # The kernel does not count what OpenSSL has read of the socket already.
+        return self._receive(room, socket.MSG_WAITALL, deadline_s)
 
     def _receive(self, room: memoryview, flags: int, deadline_s: float) -> int:
         filled = 0

@@ -359,7 +359,7 @@ def test_reader_wrong_token_is_an_error_at_once(job: Any, tools: Any) -> None:
 def test_reader_of_another_job_is_told_so(job: Any, tools: Any) -> None:
     job.pool()
     fleet = job.fleet(job_id="other", prepare_timeout_s=0.5, data_timeout_s=0.5)
-    with pytest.raises(EndpointUnavailableError, match="another job"):
+    with pytest.raises(EndpointUnavailableError, match="this server belongs to job test-job"):
         fleet.describe(tools.spec())
 
 
