@@ -81,7 +81,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         job.pump_thread.join(10.0)  # ends with the last process that holds the pipe
         job.source.close()
     for job in jobs:
-        check_end(job)
+        if sum(other.directory == job.directory for other in jobs) == 1:  # else the file may be the other one's
+            check_end(job)
     killed = [job for job in jobs if job.process.returncode == -signal.SIGKILL]
     # A killed script cannot remove what Python's own multiprocessing made for it (pymp-*).
     left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith("pymp-"))
