@@ -227,7 +227,7 @@ def test_rejected_request_is_raised_at_once(read: Callable[..., Any]) -> None:
     _, endpoint, reader = read([refused(Refusal.MALFORMED)] * 30)
     with pytest.raises(ProtocolError, match="rejects the request: on purpose"):
         list(reader)
-    assert endpoint.num_fetches <= 2
+    assert endpoint.num_fetches <= 3  # each of the three batches at most once: all may be under way
 
 
 def test_batch_that_never_comes_is_a_timeout(read: Callable[..., Any]) -> None:
