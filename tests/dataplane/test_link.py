@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import LARGE, fault_of, in_thread
+from services import make_service
 
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane import link as link_module
 from hetero.dataplane.compute import Compute
 from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.link import Call, Link
-from hetero.dataplane.service import DataService
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder, EncodedBatch, Refusal, encode_failure, encode_refusal
@@ -44,16 +44,7 @@ class Endpoint:
 
     def __init__(self, answer: Any, *, address: str) -> None:
         self.compute = Compute()
-        self.service = DataService(
-            self.compute,
-            address=address,
-            max_requests=8,
-            name="algo-1/0",
-            worker_index=0,
-            num_workers=1,
-            sample_time_s=0.0,
-            limits=Limits(),
-        )
+        self.service = make_service(self.compute, address=address)
         self.delivery = self.service.delivery
         self.delivery._answer = answer
         self.num_admitted = 0

@@ -7,10 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+from services import make_service
 
 from hetero.batches.build import BuiltDataset
 from hetero.dataplane.compute import Compute
-from hetero.dataplane.service import DataService, _Served
+from hetero.dataplane.service import _Served
 from hetero.wire import requests
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.limits import Limits
@@ -28,16 +29,7 @@ def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeyp
 
     (wanted,) = tools.requests(tools.spec(), num_batches=1)
     with contextlib.closing(Compute()) as compute:
-        service = DataService(
-            compute,
-            address="127.0.0.1",
-            max_requests=8,
-            name="algo-1/0",
-            worker_index=0,
-            num_workers=1,
-            sample_time_s=0.0,
-            limits=Limits(),
-        )
+        service = make_service(compute)
         served = service._served[wanted.spec] = _Served()
         served.built = BuiltDataset.from_object(range(100), collate_fn=list)
         answer = service._answer(requests.to_proto(wanted, Limits()).SerializeToString(), has_left)
