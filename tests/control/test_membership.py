@@ -6,56 +6,14 @@ import dataclasses
 import logging
 
 import pytest
+from clocks import Clock
+from members import MEMBERS, cause, endpoint, status, view
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.directory import EndpointRecord
-from hetero.control.membership import Member, Membership, stop_point
-from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
+from hetero.control.membership import Membership, stop_point
+from hetero.control.status import HostState, RankReport, StopPoint
 from hetero.errors import ExitCode
-
-MEMBERS = (
-    Member(host="algo-3", role=Role.TRAINER),
-    Member(host="algo-4", role=Role.TRAINER),
-    Member(host="algo-1", role=Role.DATA),
-    Member(host="algo-2", role=Role.DATA),
-)
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def status(host: str, state: HostState = HostState.INIT, **changes: object) -> HostStatus:
-    """Return a heartbeat of ``host``."""
-    plain = HostStatus(host=host, incarnation=f"{host}-first", version="1", script_digest="d", state=state)
-    return dataclasses.replace(plain, **changes)
-
-
-def endpoint(host: str) -> EndpointRecord:
-    """Return an endpoint of ``host``."""
-    return EndpointRecord(endpoint_id=f"{host}/0", host=host, address="127.0.0.1:1", incarnation="i", num_slots=1)
-
-
-def cause(host: str, summary: str = "rank 0 failed", **changes: object) -> Cause:
-    """Return a failure seen by ``host``."""
-    return dataclasses.replace(Cause(host=host, summary=summary, exit_code=ExitCode.SCRIPT_FAILED), **changes)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def view(host: str, clock: Clock) -> Membership:
-    """Return what ``host`` knows at the start."""
-    return Membership(MEMBERS, status(host), timings=Timings(), clock=clock)
 
 
 def test_arbiter_lowest_trainer_lives_is_that_host(clock: Clock) -> None:
@@ -70,85 +28,6 @@ def test_arbiter_first_trainer_silent_for_a_lease_moves_on(clock: Clock) -> None
     membership.observe(status("algo-3"))
     clock.now_s += Timings().lease_s + 1
     assert membership.arbiter == "algo-4"
-
-
-def test_cause_first_arrival_is_decided_after_settling(clock: Clock) -> None:
-    membership = view("algo-3", clock)
-    membership.fail(cause("algo-4", "rank 1 raised ValueError"))
-    membership.fail(cause("algo-3", "rank 0 raised: connection closed by peer"))
-    membership.tick()
-    assert membership.own.decided is None
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert membership.own.decided.summary == "rank 1 raised ValueError"
-
-
-def test_cause_killed_rank_outranks_an_exception_that_came_first(clock: Clock) -> None:
-    membership = view("algo-3", clock)
-    membership.fail(cause("algo-3", "rank 0 raised: connection closed by peer"))
-    membership.fail(cause("algo-4", "rank 1 killed by SIGKILL", by_signal=True))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert "SIGKILL" in membership.own.decided.summary
-
-
-@pytest.mark.fault("F9")
-@pytest.mark.parametrize("first", [0, 1])
-def test_cause_abort_by_a_watchdog_yields_to_the_exception_that_brought_it_about(clock: Clock, first: int) -> None:
-    heard = [cause("algo-4", "rank 1: ValueError"), cause("algo-3", "rank 0 SIGABRT", by_signal=True, is_echo=True)]
-    membership = view("algo-3", clock)
-    membership.fail(heard[first])
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    membership.fail(heard[1 - first])
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert membership.own.decided.summary == "rank 1: ValueError"
-
-
-def test_cause_abort_outranks_the_broken_connections_of_others(clock: Clock) -> None:
-    membership = view("algo-3", clock)
-    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
-    membership.fail(cause("algo-4", "rank 1 SIGABRT", by_signal=True, is_echo=True))
-    clock.now_s += Membership.ECHO_SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert "SIGABRT" in membership.own.decided.summary
-
-
-def test_cause_echo_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
-    membership = view("algo-3", clock)
-    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is None
-    membership.fail(cause("algo-4", "rank 1: ValueError"))
-    membership.tick()
-    assert membership.own.decided is not None
-    assert membership.own.decided.host == "algo-4"
-
-
-def test_cause_echo_alone_is_decided_after_a_longer_wait(clock: Clock) -> None:
-    membership = view("algo-3", clock)
-    membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
-    clock.now_s += Membership.ECHO_SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-
-
-def test_failure_is_delivered_once_the_arbiter_has_it(clock: Clock) -> None:
-    membership = view("algo-4", clock)
-    membership.observe(status("algo-3", HostState.TRAINING))
-    assert membership.failure_delivered
-    before = membership.own
-    membership.fail(cause("algo-4"))
-    membership.delivered("algo-3", before)
-    assert not membership.failure_delivered
-    membership.delivered("algo-3", membership.own)
-    assert membership.failure_delivered
 
 
 def test_status_that_was_overtaken_does_not_bring_back_an_older_state(clock: Clock) -> None:
@@ -207,21 +86,6 @@ def test_data_host_leaves_it_to_the_trainers_to_judge_another_data_host(clock: C
     assert membership.own.failure is not None
 
 
-def test_cause_other_hosts_adopt_the_arbiters_decision(clock: Clock) -> None:
-    membership = view("algo-1", clock)
-    decided = cause("algo-4")
-    membership.observe(status("algo-3", HostState.FAILED, decided=decided))
-    assert membership.own.decided == decided
-
-
-def test_cause_without_any_trainer_is_decided_by_the_failing_host(clock: Clock) -> None:
-    membership = view("algo-1", clock)
-    membership.fail(cause("algo-1", "the script cannot be imported"))
-    clock.now_s += Timings().heartbeat_s + 1
-    membership.tick()
-    assert membership.own.decided is not None
-
-
 def test_trainer_silent_for_a_lease_fails_the_job_naming_it(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.observe(status("algo-4", HostState.TRAINING))
@@ -277,25 +141,6 @@ def test_data_host_says_which_trainer_host_it_does_not_hear(clock: Clock, caplog
         "trainer host algo-3 fell silent for 16 s (heard, training)",
         "trainer host algo-3 is heard again",
     ]
-
-
-def test_data_host_failing_before_it_served_is_fatal(clock: Clock) -> None:
-    membership = view("algo-3", clock)
-    membership.observe(status("algo-1", failure=cause("algo-1", "the script raised at import")))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-
-
-@pytest.mark.parametrize("incarnation", ["algo-1-first", "algo-1-again"])
-def test_data_host_failing_after_it_served_is_not_fatal(clock: Clock, incarnation: str) -> None:
-    membership = view("algo-3", clock)
-    membership.observe(status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),)))
-    membership.observe(status("algo-1", HostState.FAILED, failure=cause("algo-1"), revision=1, incarnation=incarnation))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is None
-    assert membership.endpoints() == ()
 
 
 def test_data_host_without_trainers_leaves_as_an_orphan(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Calls that fail, or end later, and what readers ask of endpoints, for the test modules of this folder."""
+"""Calls that fail, or end later, what readers ask of endpoints, and times, for the test modules of this folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from hetero.dataplane.failures import CallFailedError, Fault
 
 LARGE = 2**26  # bytes: more than all buffers on the way hold
+Measured = Callable[[str, float], None]
+"""What the fixture ``measured`` gives: it records a time of the test."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Real endpoints for these tests: a small script, pools that serve it, and a fleet that reads; deliveries alone."""
+"""Real endpoints for these tests: a small script, pools that serve it, fleets that read; deliveries and links alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from calls import Asked
 from deliveries import echo, num_descriptors, num_threads
+from services import Endpoint
 from staging import Stage
 
 from hetero.batches.build import BuiltDataset
@@ -25,8 +26,10 @@ from hetero.control.security import Token, write_token
 from hetero.dataplane.connection import EndpointConnection, Fetched
 from hetero.dataplane.delivery import Delivery
 from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.link import Link
 from hetero.dataplane.pool import EndpointPool, PoolOptions
 from hetero.datasets import DatasetSpec
+from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
 
 JOB = "test-job"
@@ -299,3 +302,34 @@ def streams() -> Iterator[contextlib.ExitStack]:
     """Closes connections."""
     with contextlib.ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture
+def start_endpoint(tools: Any) -> Iterator[Callable[..., Endpoint]]:
+    """Start endpoints in this process; afterwards threads and descriptors have to be what they were."""
+    gc.collect()
+    threads, descriptors = threading.active_count(), num_descriptors()
+    endpoints: list[Endpoint] = []
+
+    def start_endpoint(*answer: Any, **options: Any) -> Endpoint:
+        endpoints.append(Endpoint(*answer, **options))
+        return endpoints[-1]
+
+    yield start_endpoint
+    for endpoint in endpoints:
+        endpoint.stop()
+    endpoints.clear()
+    tools.wait_for(lambda: threading.active_count() <= threads, 10.0)
+    gc.collect()
+    tools.wait_for(lambda: num_descriptors() <= descriptors + 8, 10.0)  # gRPC keeps pollers of its own
+
+
+@pytest.fixture
+def link_to() -> Iterator[Callable[[EndpointRecord], Link]]:
+    """Link to endpoints; closes the links."""
+    with contextlib.ExitStack() as stack:
+
+        def link_to(record: EndpointRecord) -> Link:
+            return stack.enter_context(contextlib.closing(Link(record, (), Limits())))
+
+        yield link_to

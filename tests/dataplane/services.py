@@ -1,10 +1,23 @@
-"""The service of an endpoint in this process, for the test modules of this folder."""
+"""The service of an endpoint in this process, and what links to it fetch, for the test modules of this folder."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from deliveries import HasLeft
+
+from hetero.control.directory import EndpointRecord
 from hetero.dataplane.compute import Compute
+from hetero.dataplane.link import Call, Link
 from hetero.dataplane.service import DataService
+from hetero.wire import channels
+from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import Limits
+
+import grpc  # isort: skip
 
 
 def make_service(compute: Compute, *, address: str = "127.0.0.1") -> DataService:
@@ -19,3 +32,50 @@ def make_service(compute: Compute, *, address: str = "127.0.0.1") -> DataService
         sample_time_s=0.0,
         limits=Limits(),
     )
+
+
+def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch | bytes | None:
+    """Answer with the request."""
+    return EncodedBatch({"request": request}, request=request)
+
+
+class Endpoint:
+    """The real service in this process, but for what it answers to requests for batches."""
+
+    def __init__(self, answer: Any = echo, *, address: str = "127.0.0.1") -> None:
+        self.compute = Compute()
+        self.service = make_service(self.compute, address=address)
+        self.delivery = self.service.delivery
+        self.delivery._answer = answer
+        self.num_admitted = 0
+        admit = self.delivery._admit_stream
+
+        def counting(stranger: socket.socket, hello: Any) -> bool:
+            self.num_admitted += 1
+            return admit(stranger, hello)
+
+        self.delivery._admit_stream = counting  # type: ignore[method-assign]
+        self._threads = ThreadPoolExecutor(16)
+        self.server = grpc.server(self._threads, [self.service.handler()], options=channels.server_options())
+        port = channels.bind(self.server, address)
+        host = f"[{address}]" if ":" in address else address
+        self.record = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address=f"{host}:{port}", incarnation="a")
+        self.delivery.start()
+        self.server.start()
+
+    def stop(self) -> None:
+        self.delivery.stop(0.0)
+        self.server.stop(0.0).wait()
+        self._threads.shutdown()
+        self.compute.close()
+
+
+def fetch(
+    link: Link, request: bytes = b"request", *, timeout_s: float = 60.0, on_call: Callable[[Call], None] | None = None
+) -> Any:
+    """Fetch a batch; the first fetch of a link attends before."""
+    if not link._end:
+        link.attend()
+    decoder = BatchDecoder(request=request)
+    link.fetch(request, decoder, timeout_s=timeout_s, on_call=on_call or (lambda call: None))
+    return decoder.result()

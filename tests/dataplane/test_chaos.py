@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from calls import Measured
 from chaos_proxy import Chaos, ChaosProxy, Faults, Way
 
 from hetero.control.directory import Directory
@@ -19,7 +20,6 @@ from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.errors import ExitCode, ProtocolError
 
-Measured = Callable[[str, float], None]
 _number = itertools.count(1)
 
 

@@ -1,10 +1,8 @@
-"""TLS: which check fails, and that its message says so; handshakes that end in time; files that cannot be used."""
+"""TLS: which check fails, and that its message says so; handshakes that end in time; streams."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -13,19 +11,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from job_certificates import accept, folder, opened, opener, tls, unchecked, without_certificate
+from job_certificates import accept, folder, opened, opener, tls, without_certificate
 
-import hetero
-from hetero.errors import AuthenticationError
-from hetero.wire import channels, tls_streams
+from hetero.wire import tls_streams
 from hetero.wire.streams import DeadlineError, Stream, connect, listen
 from hetero.wire.tls import Tls, TlsError, diagnose
-
-import grpc  # isort: skip
 
 MakeStream = Callable[[socket.socket], Stream]
 
@@ -162,6 +155,20 @@ def test_something_else_under_tls_is_no_endpoint() -> None:
         thread.join(30)
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("failed to connect to all addresses; last error: UNAVAILABLE: Connection refused", None),
+        ("error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "verification failed"),
+        ("CERTIFICATE_VERIFY_FAILED: self signed certificate in certificate chain: x", "another authority"),
+    ],
+)
+def test_words_of_a_library_are_read(words: str, text: str | None) -> None:
+    found = diagnose(words)
+    assert (found is None) == (text is None)
+    assert found is None or (text is not None and text in found.text)
+
+
 # Handshakes that do not go on
 
 
@@ -271,194 +278,3 @@ for send in (lambda stream: stream.send(b"message"), lambda stream: stream.send_
             first.close()
 """
     subprocess.run([sys.executable, "-c", script, str(Path(__file__).parent)], check=True, timeout=60)
-
-
-# gRPC
-
-
-@contextlib.contextmanager
-def grpc_server(server_tls: Tls | None) -> Iterator[int]:
-    """Serve one method that answers with what it was sent."""
-    with ThreadPoolExecutor(4) as threads:
-        server = grpc.server(threads, options=channels.server_options())
-        echo = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.T", {"Echo": echo}),))
-        port = channels.bind(server, "127.0.0.1", tls=server_tls)
-        server.start()
-        try:
-            yield port
-        finally:
-            server.stop(0).wait()
-
-
-def call(port: int, client_tls: Tls | None, name: str = "algo-1") -> bytes:
-    with channels.open_channel(f"127.0.0.1:{port}", name=name, tls=client_tls) as channel:
-        answer: bytes = channel.unary_unary("/test.T/Echo")(b"hello", timeout=20)
-        return answer
-
-
-def refusal(port: int, client_tls: Tls | None, name: str = "algo-1") -> str:
-    with pytest.raises(grpc.RpcError) as caught:
-        call(port, client_tls, name)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    return channels.short_details(caught.value)
-
-
-def test_call_under_tls_is_answered() -> None:
-    with grpc_server(tls()) as port:
-        assert call(port, tls(host="algo-2")) == b"hello"
-
-
-@pytest.mark.attack("A18")
-@pytest.mark.parametrize(
-    ("server_kind", "server_host", "words"),
-    [
-        ("other", "algo-1", "another authority signed it than this host's ca.pem"),
-        ("expired", "algo-1", "its certificate is not valid: certificate has expired"),
-        ("job", "intruder", "it is one of another host"),
-    ],
-)
-def test_call_to_a_server_that_fails_a_check_names_the_check(server_kind: str, server_host: str, words: str) -> None:
-    with grpc_server(tls(server_kind, server_host)) as port:
-        why = refusal(port, tls(host="algo-2"))
-        assert why.startswith("TLS: its certificate is not valid")
-        assert words in why
-
-
-@pytest.mark.attack("A18")
-@pytest.mark.parametrize("kind", ["other", "expired", "none"])
-def test_call_of_a_client_that_fails_a_check_is_refused(kind: str) -> None:
-    class Client:
-        host = "algo-2"
-
-        def reveal(self) -> tuple[bytes, bytes | None, bytes | None]:
-            authority = (folder("job") / "ca.pem").read_bytes()
-            if kind == "none":
-                return authority, None, None
-            own = folder(kind) / "algo-2"
-            return authority, own.with_suffix(".pem").read_bytes(), own.with_suffix(".key").read_bytes()
-
-    with grpc_server(tls()) as port:
-        assert refusal(port, Client())  # type: ignore[arg-type]
-        assert call(port, tls(host="algo-2")) == b"hello"
-
-
-@pytest.mark.attack("A18")
-def test_call_never_falls_back_to_plaintext() -> None:
-    with grpc_server(tls()) as port:
-        assert refusal(port, None)
-    with grpc_server(None) as port:
-        assert "it does not speak TLS" in refusal(port, tls(host="algo-2"))
-
-
-def test_every_channel_and_port_goes_through_one_place_that_knows_tls() -> None:
-    package = Path(hetero.__file__).parent
-    names = ("insecure_channel", "add_insecure_port", "secure_channel", "add_secure_port")
-    found = {path for path in package.rglob("*.py") for name in names if name in path.read_text(encoding="utf-8")}
-    assert found == {package / "wire" / "channels.py"}
-
-
-# Files
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """Return a folder of the job's certificates to spoil."""
-    for name in ("ca.pem", "algo-1.pem", "algo-1.key"):
-        shutil.copy(folder("job") / name, tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize("name", ["ca.pem", "algo-1.pem", "algo-1.key"])
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda path: path.unlink(), "No such file"),
-        (lambda path: path.write_bytes(b""), "holds no PEM"),
-        (lambda path: path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n"), "can be used"),
-        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
-        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "holds no PEM"),
-    ],
-    ids=["missing", "empty", "nonsense", "folder", "fifo"],
-)
-def test_file_that_cannot_be_used_is_named(own: Path, name: str, spoil: Callable[[Path], object], words: str) -> None:
-    spoil(own / name)
-    with pytest.raises(AuthenticationError) as caught:
-        Tls(own, "algo-1")
-    assert words in str(caught.value)
-    assert str(own) in str(caught.value)
-
-
-def test_key_that_others_can_read_is_refused(own: Path) -> None:
-    (own / "algo-1.key").chmod(0o640)
-    with pytest.raises(AuthenticationError, match="mode 0640: others have access; chmod 600"):
-        Tls(own, "algo-1")
-
-
-@pytest.mark.attack("A18")
-@pytest.mark.parametrize("name", ["ca.pem", "algo-1.pem"])
-def test_certificate_that_others_can_write_is_refused(own: Path, name: str) -> None:
-    (own / name).chmod(0o664)
-    with pytest.raises(AuthenticationError, match="mode 0664: others can write it; chmod go-w"):
-        Tls(own, "algo-1")
-
-
-@pytest.mark.attack("A18")
-@pytest.mark.parametrize("name", ["ca.pem", "algo-1.pem", "algo-1.key"])
-def test_file_of_another_user_is_refused(own: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owners = {(own / name).stat().st_ino: 4711}
-    fstat = os.fstat
-
-    def foreign(descriptor: int) -> object:
-        facts = fstat(descriptor)
-        return os.stat_result((*facts[:4], owners.get(facts.st_ino, facts.st_uid), *facts[5:]))
-
-    monkeypatch.setattr(os, "fstat", foreign)
-    with pytest.raises(AuthenticationError, match="belongs to user 4711, not to this one or to root"):
-        Tls(own, "algo-1")
-
-
-def test_key_with_a_password_is_refused_without_asking(own: Path) -> None:
-    key = own / "algo-1.key"
-    plain = own / "plain.key"
-    key.rename(plain)
-    subprocess.run(["openssl", "ec", "-in", plain, "-aes128", "-passout", "pass:x", "-out", key], check=True)
-    key.chmod(0o600)
-    with pytest.raises(AuthenticationError, match="no pair that can be used"):
-        Tls(own, "algo-1")
-
-
-@pytest.mark.attack("A18")
-def test_own_certificate_that_the_others_would_refuse_is_refused_at_the_start(own: Path) -> None:
-    with pytest.raises(AuthenticationError, match="certificate has expired"):
-        Tls(folder("expired"), "algo-1")
-    for kind in ("pem", "key"):
-        shutil.copy(folder("job") / f"intruder.{kind}", own / f"algo-1.{kind}")
-    with pytest.raises(AuthenticationError, match="Hostname mismatch"):
-        Tls(own, "algo-1")
-    shutil.copy(folder("other") / "ca.pem", own)
-    with pytest.raises(AuthenticationError, match="another authority signed it"):
-        Tls(own, "algo-1")
-    shutil.copy(folder("job") / "algo-1.pem", own)
-    with pytest.raises(AuthenticationError, match="no pair that can be used"):
-        Tls(own, "algo-1")
-
-
-def test_certificate_tells_when_it_ends() -> None:
-    assert 43_200 < tls().expires_epoch_s - time.time() <= 86_400  # made for a day, early in this run of the tests
-    with unchecked():
-        assert Tls(folder("expired"), "algo-1").expires_epoch_s == 0.0
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("failed to connect to all addresses; last error: UNAVAILABLE: Connection refused", None),
-        ("error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "verification failed"),
-        ("CERTIFICATE_VERIFY_FAILED: self signed certificate in certificate chain: x", "another authority"),
-    ],
-)
-def test_words_of_a_library_are_read(words: str, text: str | None) -> None:
-    found = diagnose(words)
-    assert (found is None) == (text is None)
-    assert found is None or (text is not None and text in found.text)

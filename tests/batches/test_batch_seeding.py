@@ -1,0 +1,143 @@
+"""Seeding per batch, and data sets that give the samples of a batch together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from subjects import Augmented, Batched, request, same
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import describe, fetch
+from hetero.batches.samples import Cancelled
+from hetero.batches.seeds import batch_key
+from hetero.datasets import dataset
+from hetero.errors import ConfigError, DatasetError
+
+torch = pytest.importorskip("torch")
+data = torch.utils.data
+
+
+def test_fetch_with_batch_seeding_uses_getitems_and_one_key() -> None:
+    built = BuiltDataset.from_object(Batched(), seeding="batch")
+    indices, draws, sizes = fetch(built, request())
+    np.random.seed(batch_key(17, 2, 5, (3, 1, 4)) >> 32)
+    assert draws.tolist() == np.random.rand(3).tolist()
+    assert (indices.tolist(), sizes.tolist()) == ([3, 1, 4], [3, 3, 3])
+
+
+def test_fetch_with_batch_seeding_and_nested_subset_maps_indices() -> None:
+    inner = data.Subset(data.Subset(Batched(), [5, 6, 7, 8, 9]), [4, 3, 2, 1, 0])
+    indices, _, sizes = fetch(BuiltDataset.from_object(inner, seeding="batch"), request())
+    assert (indices.tolist(), sizes.tolist()) == ([6, 8, 5], [3, 3, 3])
+
+
+def test_fetch_with_batch_seeding_and_subset_of_plain_names_outer_index() -> None:
+    class Broken(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            return 1 // (index - 8)
+
+    inner = data.Subset(Broken(), [5, 6, 7, 8, 9])
+    with pytest.raises(DatasetError, match="at sample 3: ZeroDivisionError"):
+        fetch(BuiltDataset.from_object(inner, seeding="batch"), request((0, 3)))
+
+
+def test_fetch_with_sample_seeding_and_subset_uses_outer_key() -> None:
+    inner = data.Subset(Augmented(), [5, 6, 7, 8, 9])
+    batch = fetch(BuiltDataset.from_object(inner), request((3, 1, 4)))
+    assert batch["index"].tolist() == [8, 6, 9]
+    assert torch.equal(batch["noise"], fetch(BuiltDataset.from_object(Augmented()), request((3, 1, 4)))["noise"])
+
+
+def test_fetch_with_getitems_of_wrong_length_raises() -> None:
+    class Short(Batched):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [0]
+
+    with pytest.raises(DatasetError, match="returned 1 samples for 3 indices"):
+        fetch(BuiltDataset.from_object(Short(), seeding="batch"), request())
+
+
+def test_fetch_with_getitems_of_a_whole_batch_passes_it_to_collate() -> None:
+    class Whole(Batched):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return torch.tensor(indices)
+
+    built = BuiltDataset.from_object(Whole(), seeding="batch", collate_fn=lambda batch: batch)
+    assert fetch(built, request(verify=True)).tolist() == [3, 1, 4]
+
+
+@pytest.mark.parametrize("returned", [lambda indices: {"index": torch.tensor(indices)}, lambda indices: 3, iter])
+def test_describe_with_getitems_of_a_whole_batch_takes_any_object(returned: Any) -> None:
+    class Whole(Batched):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return returned(indices)
+
+    built = BuiltDataset.from_object(Whole(), seeding="batch", collate_fn=lambda batch: batch)
+    assert describe(built) == describe(built)
+
+
+def test_describe_with_getitems_into_used_memory_sees_that_it_is_impure() -> None:
+    generator = np.random.default_rng()
+
+    class Reusing(Batched):
+        buffer = np.zeros((1, 1))
+
+        def __getitems__(self, indices: list[int]) -> Any:
+            self.buffer[0] = generator.random()
+            return self.buffer
+
+    described = [describe(BuiltDataset.from_object(Reusing(), seeding="batch")) for _ in range(2)]
+    assert described[0] == described[1]  # as for all impure samples; their sketches would differ
+
+
+def test_build_with_getitems_alone_needs_batch_seeding() -> None:
+    class Together:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return indices
+
+    with pytest.raises(ConfigError, match=r"cannot be seeded for every sample: .*\(seeding=\"batch\"\)"):
+        BuiltDataset.from_object(Together())
+    with pytest.raises(DatasetError, match="in build: .*cannot be seeded for every sample"):
+        BuiltDataset.build(dataset(name="each")(lambda: Together())())
+    built = BuiltDataset.build(dataset(name="together", seeding="batch")(lambda: Together())())
+    assert fetch(built, request((2, 0))).tolist() == [2, 0]
+
+
+def test_fetch_with_batch_seeding_without_collation_takes_one_item() -> None:
+    built = BuiltDataset.from_object(Batched(), seeding="batch")
+    sample = fetch(built, request((3,), collate=False))
+    assert sample["index"] == 3
+    assert same(sample, fetch(built, request((3,), collate=False)))
+
+
+def test_fetch_with_batch_seeding_cancelled_stops_within_a_64th() -> None:
+    seen: list[int] = []
+
+    class Recorded(Augmented):
+        def __len__(self) -> int:
+            return 1_000
+
+        def __getitem__(self, index: int) -> Any:
+            seen.append(index)
+            return 1 // (index - 700)
+
+    built = BuiltDataset.from_object(Recorded(), seeding="batch")
+    with pytest.raises(Cancelled):
+        fetch(built, request(range(640)), cancelled=lambda: len(seen) > 100)
+    assert len(seen) == 110
+    with pytest.raises(DatasetError, match="at sample 700: ZeroDivisionError"):
+        fetch(built, request(range(999, 359, -1)), cancelled=lambda: False)
+
+
+def test_fetch_with_batch_seeding_asks_at_most_64_times_whether_it_is_cancelled() -> None:
+    for num_samples in (1, 64, 65, 127, 1_000):
+        asked: list[None] = []
+        built = BuiltDataset.from_object(range(num_samples), seeding="batch")
+        fetch(built, request(range(num_samples)), cancelled=lambda: bool(asked.append(None)))  # noqa: B023
+        assert num_samples // 2 < len(asked) <= 64 or num_samples > 128
+        assert len(asked) <= 64

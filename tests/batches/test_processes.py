@@ -1,0 +1,130 @@
+"""The same batch in processes of their own, whenever these import torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import random, sys
+            import numpy as np
+            import hetero.datasets
+            from hetero.batches.build import BuiltDataset
+            from hetero.batches.fetch import fetch
+            from hetero.batches.request import BatchRequest, as_indices
+            from hetero.datasets import dataset
+
+            class Lazy:
+                def __len__(self): return 20
+                def __getitem__(self, index):
+                    import torch  # only now: its generator must be seeded all the same
+                    return torch.rand(2).tolist(), np.random.rand(), random.random()
+
+            @dataset(collate_fn=list)
+            def lazy(): return Lazy()
+
+            if "early" in sys.argv:
+                import torch
+            assert ("torch" in sys.modules) == ("early" in sys.argv)
+            built = BuiltDataset.build(lazy(), worker_index=len(sys.argv) - 1, num_workers=9)
+            print(fetch(built, BatchRequest(spec=lazy(), indices=as_indices([5, 2]), seed=1, epoch=0, position=0)))
+        """)
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, script, *arguments], capture_output=True, text=True, timeout=100, check=True
+        ).stdout
+        for arguments in ([], ["early"])
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith("[([0.")
+
+
+@pytest.mark.parametrize("importer", ["factory", "worker_init_fn", "sample", "collate_fn"])
+def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(importer: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            import hetero.datasets
+            from hetero.batches.build import BuiltDataset
+            from hetero.batches.fetch import describe, fetch
+            from hetero.batches.request import BatchRequest, as_indices
+            from hetero.datasets import dataset
+
+            importer, early = sys.argv[1:]
+            drawn = []
+
+            def draw(place):
+                if place == importer or place == 1:
+                    import torch, torch.utils.data
+                    info = torch.utils.data.get_worker_info()
+                    drawn.append([*torch.rand(2).tolist(), info and info.id])
+                    return drawn[-1]
+
+            class Samples:
+                def __len__(self): return 1
+                def __getitem__(self, index): return draw("sample")
+
+            @dataset(collate_fn=lambda samples: (samples, draw("collate_fn")),
+                     worker_init_fn=draw if importer == "worker_init_fn" else None)
+            def lazy():
+                draw("factory")
+                return Samples()
+
+            if early == "early":
+                import torch
+            assert ("torch" in sys.modules) == (early == "early")
+            built = BuiltDataset.build(lazy(), worker_index=1, num_workers=2)
+            batch = fetch(built, BatchRequest(spec=lazy(), indices=as_indices([0]), seed=1, epoch=0, position=0))
+            print(drawn[-1], batch, describe(built).fingerprint)
+        """)
+    )
+    outputs = [
+        subprocess.run([sys.executable, script, importer, early], capture_output=True, text=True, timeout=100)
+        for early in ("early", "late")
+    ]
+    assert [done.returncode for done in outputs] == [0, 0], outputs[1].stderr + outputs[0].stderr
+    assert outputs[0].stdout == outputs[1].stdout
+    assert "[0." in outputs[0].stdout
+
+
+def test_factory_that_imports_torch_is_run_again_only_if_it_drew_from_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            from hetero.batches.build import BuiltDataset
+            from hetero.datasets import dataset
+
+            @dataset
+            def lazy(draws: bool):
+                import torch
+                print(torch.rand(1).item() if draws else "built")
+                return [1]
+
+            BuiltDataset.build(lazy(sys.argv[1:] == ["draws"]))
+            import torch
+            print(torch.rand(1).item())  # not of the key: torch is seeded at random when it is imported
+        """)
+    )
+    plain, drawing, other = (
+        subprocess.run(
+            [sys.executable, script, *arguments], capture_output=True, text=True, timeout=100, check=True
+        ).stdout.split()
+        for arguments in ([], ["draws"], ["draws"])
+    )
+    assert plain[:-1] == ["built"]
+    assert len(set(drawing)) == 3
+    assert drawing[1] == other[1]
+    assert drawing[2] != other[2]

@@ -1,0 +1,187 @@
+"""Endpoints that a reader loses, gets back, gets anew or has to overtake: order and bytes stay the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from calls import Asked, Measured, newest_in_progress
+
+from hetero.config import Timings
+from hetero.control.directory import Directory
+from hetero.dataplane.connection import ConnectionState
+from hetero.dataplane.reader import Reader
+from hetero.errors import EndpointUnavailableError, ExitCode
+
+REISSUED_S = 2.0
+"""Promised: from the death of an endpoint, where the kernel tells, to its requests being asked for elsewhere."""
+
+
+@pytest.mark.fault("F1")
+@pytest.mark.fault("F3")
+def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(
+    job: Any, tools: Any, asked: list[Asked], measured: Measured
+) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = tools.requests(tools.spec(sample_s=0.02), num_batches=20)
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(8)]
+    victim = newest_in_progress(asked)
+    killed_s = time.monotonic()
+    os.kill(pool.pids[int(victim.endpoint[0].rpartition("/")[2])], signal.SIGKILL)
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    in_work = [each for each in asked if each.endpoint == victim.endpoint and each.at_s < killed_s]
+    lost = {each.position for each in in_work if not each.is_answered}
+    assert victim.position in lost
+    assert fleet.stats.failovers >= len(lost)  # the kernel told: no hedge helped out
+    elsewhere = [each for each in asked if each.endpoint != victim.endpoint and each.at_s > killed_s]
+    reissued_s = max(min(each.at_s for each in elsewhere if each.position == position) for position in lost) - killed_s
+    measured("asked_elsewhere_s", reissued_s)
+    assert reissued_s < REISSUED_S
+    assert fleet.stats.endpoint_losses == 1
+    tools.wait_for(lambda: len(pool.records) == 2)
+    assert pool.num_restarts == 1
+
+
+def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -> None:
+    pool = job.pool(num_endpoints=5)
+    published, job.directory = job.directory, Directory(pool.records)  # nobody tells the reader
+    fleet = job.fleet()
+    job.directory = published
+    wanted = tools.requests(tools.spec(), num_batches=40)
+    fleet.describe(tools.spec())
+    tools.wait_for(lambda: all(connection.serves(tools.spec()) for connection in fleet._used))
+    reader = Reader(fleet, iter(wanted))
+    found: list[Any] = []
+
+    def take() -> None:
+        """Take a batch, and wait for the one that is asked for instead."""
+        found.append(next(reader))
+        tools.wait_for(lambda: not reader._window._attempts and not reader._window._missing)
+
+    take()
+    for pid in pool.pids[:4]:
+        os.kill(pid, signal.SIGKILL)
+    tools.wait_for(lambda: pool.num_restarts == 4)
+    take()
+    take()  # one of the two was given to all that are gone, one after the other
+    assert fleet.stats.endpoint_losses == 4
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert fleet.stats.failovers >= 4
+
+
+@pytest.mark.fault("F4")
+def test_reader_loses_the_only_endpoint_and_goes_on_with_its_successor(job: Any, tools: Any) -> None:
+    pool = job.pool()
+    before = pool.records[0]
+    wanted = tools.requests(tools.spec())
+    found = []
+    for batch in Reader(job.fleet(), iter(wanted)):
+        found.append(batch)
+        if len(found) == 4:
+            os.kill(pool.pids[0], signal.SIGKILL)
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+    assert pool.records[0].endpoint_id == before.endpoint_id
+    assert pool.records[0].incarnation != before.incarnation
+
+
+@pytest.mark.fault("F4")
+def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any, measured: Measured) -> None:
+    pool = job.pool(endpoint_restarts=0)
+    fleet = job.fleet(data_timeout_s=0.5, prepare_timeout_s=0.5)
+    reader = Reader(fleet, iter(tools.requests(tools.spec(sample_s=0.005), num_batches=1000)))
+    next(reader)
+    killed_s = time.monotonic()
+    os.kill(pool.pids[0], signal.SIGKILL)
+    message = r"no endpoint served data set 'numbers' for(?s:.)*algo-1/0"
+    with pytest.raises(EndpointUnavailableError, match=message) as caught:
+        list(reader)
+    waited_s = time.monotonic() - killed_s
+    measured("given_up_after_s", waited_s)
+    assert waited_s > 0.5  # not before the data timeout
+    assert caught.value.exit_code is ExitCode.DATA_PLANE_LOST
+    assert next(reader, "closed") == "closed"
+    tools.wait_for(lambda: pool.failure is not None)
+    assert "SIGKILL" in str(pool.failure)
+
+
+@pytest.mark.fault("F34")
+def test_reader_survives_a_drained_host(job: Any, tools: Any, asked: list[Asked]) -> None:
+    pools = {f"algo-{number}/0": job.pool(f"algo-{number}") for number in (1, 2)}
+    wanted = tools.requests(tools.spec(sample_s=0.04), num_batches=14)
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(5)]
+    newest = newest_in_progress(asked)
+    tools.wait_for(lambda: time.monotonic() - newest.at_s > 0.05)  # it has long reached the endpoint
+    in_work = [each for each in asked if each.endpoint == newest.endpoint and each.is_answered is None]
+    assert newest in in_work
+    pools[newest.endpoint[0]].stop(5.0)
+    tools.wait_for(lambda: all(each.is_answered is not None for each in in_work), 10.0)
+    assert all(each.is_answered for each in in_work), in_work  # finished, not given up
+    found += reader
+    assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
+
+
+@pytest.mark.fault("F33")
+def test_reader_uses_an_endpoint_that_joins_later(job: Any, tools: Any, asked: list[Asked], measured: Measured) -> None:
+    job.pool("algo-1")
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(tools.requests(tools.spec(), num_batches=10_000)))
+    next(reader)
+    joined_s: list[float] = []
+    job.directory.subscribe(lambda: joined_s.append(time.monotonic()))
+    job.pool("algo-2")
+
+    def newcomer_served() -> bool:
+        next(reader)
+        return job.pools[1].statistics().get("num_batches", 0) > 0
+
+    tools.wait_for(newcomer_served)
+    first_s = next(each.at_s for each in asked if each.endpoint[0] == "algo-2/0") - joined_s[0]
+    measured("gets_work_s", first_s)
+    assert first_s < Timings().heartbeat_s
+
+
+@pytest.mark.fault("F5")
+def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
+    job: Any, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = job.pool(num_endpoints=2)
+    wanted = [
+        replace(request, position=position, step=position)
+        for position, request in enumerate(tools.requests(tools.spec(sample_s=0.002), num_batches=25) * 400)
+    ]
+    fleet = job.fleet()
+    reader = Reader(fleet, iter(wanted))
+    found = [next(reader) for _ in range(100)]
+    with caplog.at_level(logging.INFO, logger="hetero.dataplane.window"):
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        try:
+            found += [next(reader) for _ in range(100)]
+        finally:
+            os.kill(pool.pids[0], signal.SIGCONT)
+    # Nothing else can have helped: the endpoint was not lost, no call failed or ran out of time.
+    assert fleet.stats.hedges_won >= 1
+    assert fleet.stats.hedges <= 2 + (len(found) + reader._window.size) / 20
+    assert (fleet.stats.retries, fleet.stats.failovers, fleet.stats.endpoint_losses) == (0, 0, 0)
+    assert "asking algo-1/1" in caplog.text
+    assert all(connection.state is ConnectionState.READY for connection in fleet._used)
+
+    def goes_on() -> bool:
+        found.append(next(reader))
+        return not fleet.hedging.stragglers._until_s
+
+    tools.wait_for(goes_on)
+    assert [batch["index"].tolist() for batch in found] == [
+        request.indices.tolist() for request in wanted[: len(found)]
+    ]
+    assert tools.digest(found[:25]) == tools.digest(tools.local(job.script, wanted[:25]))
