@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from clocks import Clock
+from members import status
 
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.membership import Member, Membership
 from hetero.control.restarts import is_restartable
-from hetero.control.status import Cause, HostState, HostStatus, RankReport
+from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 
 MEMBERS = (
@@ -18,22 +20,6 @@ MEMBERS = (
     Member(host="algo-3", role=Role.TRAINER),
     Member(host="algo-1", role=Role.DATA),
 )
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def status(host: str, state: HostState = HostState.TRAINING, **changes: object) -> HostStatus:
-    """Return a heartbeat of ``host``."""
-    plain = HostStatus(host=host, incarnation=f"{host}-first", version="1", script_digest="d", state=state)
-    return dataclasses.replace(plain, **changes)
 
 
 def killed(host: str, **changes: object) -> Cause:
@@ -46,11 +32,6 @@ def killed(host: str, **changes: object) -> Cause:
         of_rank=True,
     )
     return dataclasses.replace(plain, **changes)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def view(host: str, clock: Clock, *, max_restarts: int = 2) -> Membership:
@@ -74,7 +55,7 @@ def test_killed_rank_begins_a_generation_and_keeps_the_job(clock: Clock) -> None
     arbiter = view("algo-2", clock)
     arbiter.update(rendezvous_port=4711)
     arbiter.store(RankReport(rank=0, counters={"retries": 3}))
-    arbiter.observe(status("algo-3", failure=killed("algo-3"), revision=1))
+    arbiter.observe(status("algo-3", HostState.TRAINING, failure=killed("algo-3"), revision=1))
     settle(arbiter, clock)
     own = arbiter.own
     assert own.decided is None
@@ -103,7 +84,8 @@ def test_late_words_of_an_earlier_generation_are_ignored(clock: Clock) -> None:
     assert arbiter.own.generation == 1
     arbiter.fail(killed("algo-2", summary="rank 0: connection closed by peer", is_echo=True), generation=0)
     arbiter.store(RankReport(rank=0, steps_started={"train": 7}))
-    arbiter.observe(status("algo-3", failure=killed("algo-3", summary="rank 1: broken"), revision=2))
+    late = status("algo-3", HostState.TRAINING, failure=killed("algo-3", summary="rank 1: broken"), revision=2)
+    arbiter.observe(late)
     settle(arbiter, clock)
     assert (arbiter.own.generation, arbiter.own.ranks, arbiter.own.decided) == (1, (), None)
 
@@ -131,7 +113,7 @@ def test_job_ends_with_the_root_cause_when_no_restart_is_left(clock: Clock) -> N
     arbiter = view("algo-2", clock, max_restarts=1)
     for generation in (0, 1):
         assert arbiter.own.decided is None
-        arbiter.observe(status("algo-3", generation=generation, revision=10 * generation))
+        arbiter.observe(status("algo-3", HostState.TRAINING, generation=generation, revision=10 * generation))
         arbiter.fail(killed("algo-2"), generation=generation)
         settle(arbiter, clock)
     assert arbiter.own.decided == killed("algo-2")
@@ -169,7 +151,7 @@ def test_cause_is_restartable_only_where_another_attempt_may_go_better(code: Exi
 
 def test_stop_request_leaves_no_restart(clock: Clock) -> None:
     arbiter = view("algo-2", clock)
-    arbiter.observe(status("algo-3", stop_requested=True, revision=1))
+    arbiter.observe(status("algo-3", HostState.TRAINING, stop_requested=True, revision=1))
     arbiter.fail(killed("algo-2"), generation=0)
     settle(arbiter, clock)
     assert arbiter.own.decided == killed("algo-2")

@@ -7,23 +7,10 @@ import threading
 import time
 
 import pytest
+from clocks import Clock
 
 from hetero.control import stopping
 from hetero.control.stopping import LateStop
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def test_wait_is_over_soon_where_no_endpoint_serves_and_at_half_the_grace_elsewhere(clock: Clock) -> None:

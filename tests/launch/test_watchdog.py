@@ -5,17 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+from clocks import Clock
 
 from hetero.launch.watchdog import Watchdog
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    now_s = 10.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Bench:
