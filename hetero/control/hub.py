@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -25,6 +24,7 @@ from hetero.wire import channels  # before grpc: sets its environment
 import grpc  # isort: skip
 
 from hetero.control import security
+from hetero.control.facts import SessionOptions
 from hetero.control.links import Link, LinkOptions
 from hetero.control.membership import Membership
 from hetero.control.status import (
@@ -43,7 +43,7 @@ from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
 from hetero.wire.trees import parse
 
-__all__ = ["CONTROL_POLICIES", "Hub", "RankFacts"]
+__all__ = ["CONTROL_POLICIES", "Hub"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,20 +60,6 @@ CONTROL_POLICIES: Mapping[str, security.Policy] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """What a rank learns from its launcher when it registers."""
-
-    remote: bool
-    """Endpoints are planned for this job."""
-    data_timeout_s: float
-    prepare_timeout_s: float
-    emulate_step_s: float | None
-    purity_checks: int
-    warmup_steps: int
-    stop_grace_s: float = 50.0
-
-
 class Hub:
     """This host among the hosts of its job.
 
@@ -84,7 +70,8 @@ class Hub:
         resolve: Host name -> ``address:port`` of its launcher; may block, or raise `HeteroError` without DNS.
         token: The job's token; None: whoever reaches the port is let in.
         job_id: Refuses the launchers of another job.
-        facts: What ranks are told.
+        remote: Endpoints are planned for this job; ranks are told.
+        session_options: What else ranks are told.
         num_ranks: Of this host.
         heartbeat_s: Interval, seconds.
         tls: Of this host; None for a job in plaintext.
@@ -103,7 +90,8 @@ class Hub:
         peers: tuple[str, ...],
         token: security.Token | None,
         job_id: str,
-        facts: RankFacts,
+        remote: bool,
+        session_options: SessionOptions,
         heartbeat_s: float,
         num_ranks: int = 0,
         tls: Tls | None = None,
@@ -112,7 +100,8 @@ class Hub:
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
         self._known = membership.news, membership.local_news
-        self._facts = facts
+        self._remote = remote
+        self._session_options = session_options
         self._heartbeat_s = heartbeat_s
         self._stopping = threading.Event()
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
@@ -247,14 +236,15 @@ class Hub:
     def _on_register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
         with self.membership() as membership:
             membership.store(RankReport(rank=request.rank, generation=request.generation))
+        options = self._session_options
         return pb.RegisterReply(
-            remote=self._facts.remote,
-            data_timeout_s=self._facts.data_timeout_s,
-            prepare_timeout_s=self._facts.prepare_timeout_s,
-            emulate_step_s=self._facts.emulate_step_s or 0.0,
-            purity_checks=self._facts.purity_checks,
-            warmup_steps=self._facts.warmup_steps,
-            stop_grace_s=self._facts.stop_grace_s,
+            remote=self._remote,
+            data_timeout_s=options.data_timeout_s,
+            prepare_timeout_s=options.prepare_timeout_s,
+            emulate_step_s=options.emulate_step_s or 0.0,
+            purity_checks=options.purity_checks,
+            warmup_steps=options.warmup_steps,
+            stop_grace_s=options.stop_grace_s,
         )
 
     def _on_report(self, request: pb.RankReport, context: grpc.ServicerContext) -> pb.RankReportReply:

@@ -20,7 +20,8 @@ from hetero.cluster import ClusterSpec, Role, resolve_address, slug
 from hetero.config import LaunchOptions, Timings
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
-from hetero.control.hub import Hub, RankFacts
+from hetero.control.facts import SessionOptions
+from hetero.control.hub import Hub
 from hetero.control.membership import Member, Membership
 from hetero.control.session import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus
@@ -172,8 +173,7 @@ class Host:
             script_digest=hashlib.sha256(Path(options.script).read_bytes()).hexdigest()[:16],
             options=self._shared_options(),
         )
-        facts = RankFacts(
-            remote=self.placement.remote,
+        session_options = SessionOptions(
             data_timeout_s=self.timings.data_timeout_s,
             prepare_timeout_s=self.timings.prepare_timeout_s,
             emulate_step_s=options.emulate_step_s,
@@ -189,7 +189,8 @@ class Host:
             peers=tuple(member.host for member in members if member.host != self.name),
             token=token,
             job_id=self.job_id,
-            facts=facts,
+            remote=self.placement.remote,
+            session_options=session_options,
             heartbeat_s=self.timings.heartbeat_s,
             num_ranks=self.placement.num_ranks,
             tls=tls,

@@ -14,7 +14,8 @@ import pytest
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import health, security
-from hetero.control.hub import CONTROL_POLICIES, Hub, RankFacts
+from hetero.control.facts import SessionOptions
+from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Member, Membership
 from hetero.control.status import HostStatus
 from hetero.dataplane.endpoint import Endpoint, EndpointOptions
@@ -122,8 +123,8 @@ def launcher() -> Iterator[Server]:
     token = security.Token.generate()
     members = (Member(host="algo-1", role=Role.TRAINER), Member(host="algo-2", role=Role.DATA))
     own = HostStatus(host="algo-1", incarnation="first", version="1", script_digest="d")
-    facts = RankFacts(
-        remote=True, data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
+    session_options = SessionOptions(
+        data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
     )
     with noted_methods() as methods:
         running = Hub(
@@ -134,7 +135,8 @@ def launcher() -> Iterator[Server]:
             peers=("algo-2",),
             token=token,
             job_id=JOB,
-            facts=facts,
+            remote=True,
+            session_options=session_options,
             heartbeat_s=2.0,
         )
     with running:

@@ -11,7 +11,8 @@ import pytest
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import security
-from hetero.control.hub import Hub, RankFacts
+from hetero.control.facts import SessionOptions
+from hetero.control.hub import Hub
 from hetero.control.membership import Member, Membership
 from hetero.control.status import HostStatus
 from hetero.errors import ClusterError
@@ -19,8 +20,8 @@ from hetero.wire.tls import Tls
 
 TOKEN = security.Token.generate()
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
-FACTS = RankFacts(
-    remote=True, data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
+SESSION_OPTIONS = SessionOptions(
+    data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
 )
 
 
@@ -64,7 +65,8 @@ def make_hub(
         peers=tuple(member.host for member in MEMBERS if member.host != host),
         token=token,
         job_id=job_id,
-        facts=FACTS,
+        remote=True,
+        session_options=SESSION_OPTIONS,
         heartbeat_s=0.3,
         num_ranks=num_ranks,
         tls=tls,
