@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from hetero.control.status import HostStatus
 from hetero.dataplane.endpoint import Endpoint, EndpointOptions
 from hetero.dataplane.service import DATA_POLICIES
 from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
+from hetero.wire.limits import PROTOCOL
+from hetero.wire.proto import data_pb2 as pb
 
 import grpc  # isort: skip
 
@@ -152,9 +154,12 @@ def launcher() -> Iterator[Server]:
             yield server
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Poll until the condition holds."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true"
-        time.sleep(0.01)
+@contextlib.contextmanager
+def attended(server: Server) -> Iterator[bytes]:
+    """Attend the endpoint as a reader does; give the ticket."""
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
+            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=security.call_metadata(server.token, JOB)
+        )
+        yield pb.AttendReply.FromString(next(call)).ticket
+        call.cancel()

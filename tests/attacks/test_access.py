@@ -13,7 +13,8 @@ import http2
 import pytest
 import servers
 from google.protobuf.descriptor import FileDescriptor
-from servers import ARITIES, JOB, POLICIES, Server, wait_for
+from servers import ARITIES, JOB, POLICIES, Server
+from waiting import wait_for
 
 import hetero
 from hetero.control.security import Policy, Token, call_metadata

@@ -13,7 +13,8 @@ from pathlib import Path
 import http2
 import pytest
 import servers
-from servers import JOB, Server, wait_for
+from servers import JOB, Server, attended
+from waiting import wait_for
 
 from hetero.control.security import call_metadata
 from hetero.dataplane.delivery import GREETING, TICKET_BYTES
@@ -54,17 +55,6 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with servers.endpoint(tmp_path_factory.mktemp("endpoint")) as server:
         yield server
-
-
-@contextlib.contextmanager
-def attended(server: Server) -> Iterator[bytes]:
-    """Attend the endpoint as a reader does; give the ticket."""
-    with grpc.insecure_channel(server.address) as channel:
-        call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
-            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=call_metadata(server.token, JOB)
-        )
-        yield pb.AttendReply.FromString(next(call)).ticket
-        call.cancel()
 
 
 def is_served(server: Server) -> bool:

@@ -13,8 +13,10 @@ from pathlib import Path
 import http2
 import pytest
 import servers
-from servers import JOB, Server, wait_for
+from deliveries import num_descriptors
+from servers import JOB, Server
 from strangers import KINDS, Strangers
+from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import call_metadata
@@ -33,10 +35,6 @@ import grpc  # isort: skip
 pytestmark = [pytest.mark.integration, pytest.mark.attack("A9")]
 
 NUM = 500
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture
@@ -71,21 +69,21 @@ def is_served(server: Server) -> bool:
 
 def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Server) -> None:
     assert is_served(endpoint)
-    threads, before = threading.active_count(), descriptors()
+    threads, before = threading.active_count(), num_descriptors()
     with Strangers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM) as strangers:
         assert len(strangers.connections) == NUM
         # gRPC drops some calls, anybody's, while more than a thousand wait to be looked at: readers ask again.
         wait_for(lambda: is_served(endpoint), 5.0)
         # Ours are among them: each connection has an end here, too.
-        assert descriptors() - before <= 2 * NUM + 64
+        assert num_descriptors() - before <= 2 * NUM + 64
         assert len(endpoint.running._service.delivery._strangers) <= delivery._MAX_STRANGERS
         # Few threads refuse and tell strangers how the server is; no connection has one of its own.
         assert threading.active_count() - threads <= 16
         # Those who answer gRPC's pings have no calls: they are closed for that. The others answer none.
         wait_for(lambda: not strangers.living(), 60.0)
         assert is_served(endpoint)
-        assert descriptors() - before <= NUM + 64
-    wait_for(lambda: descriptors() - before <= 16)
+        assert num_descriptors() - before <= NUM + 64
+    wait_for(lambda: num_descriptors() - before <= 16)
 
 
 def test_connection_that_answers_pings_but_calls_nothing_is_closed(endpoint: Server) -> None:

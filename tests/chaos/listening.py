@@ -1,11 +1,12 @@
-"""A server of plain connections, in threads of the test's process."""
+"""Servers of plain connections in the process of the test: one that answers, and one that does not even accept."""
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Listener:
@@ -35,3 +36,18 @@ class Listener:
         """Accept no more; connections that there are stay."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+
+@contextlib.contextmanager
+def full_listener() -> Iterator[tuple[str, int]]:
+    """Give a place where connections stay pending: nobody accepts, and there is no room to wait."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = listener.getsockname()
+        is_full = False
+        while not is_full:
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(place)
+            is_full = not select.select([], [waiting], [], 0.2)[1]
+        yield place

@@ -17,6 +17,7 @@ from calls import Asked
 from deliveries import echo, num_descriptors, num_threads
 from services import Endpoint
 from staging import Stage
+from waiting import wait_for
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
@@ -92,14 +93,6 @@ SCRIPT = '''
     if __name__ == "__main__":
         raise SystemExit("the main block must not run on endpoints")
 '''
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Poll until the condition holds."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true"
-        time.sleep(0.01)
 
 
 class Job:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import deliveries
 import numpy as np
 import pytest
 
@@ -79,15 +80,7 @@ def connected(job: Any, address: Any) -> Iterator[Stream]:
 
 def ask(stream: Stream, message: pb.FetchRequest) -> Any:
     """Send a request; return the batch, or raise what the answer says."""
-    request = message.SerializeToString()
-    stream.send(request)
-    answer = stream.receive_message(2**21)
-    assert answer is not None
-    decoder = BatchDecoder(request=request)
-    decoder.take_message(answer)
-    while not decoder.done:
-        decoder.filled(stream.receive_into(decoder.room()))
-    return decoder.result()
+    return deliveries.ask(stream, message.SerializeToString())
 
 
 def wanted(job: Any, spec: Any) -> pb.FetchRequest:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import select
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 from calls import LARGE, fault_of, in_thread
 from deliveries import HasLeft
+from listening import full_listener
 from services import echo, fetch
 
 from hetero.dataplane.failures import CallFailedError, Fault
@@ -155,16 +153,8 @@ def test_close_while_fetching_fails_the_fetches_and_ends_every_thread(
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """Where connections stay pending: nobody accepts, and there is no room to wait."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        is_full = False
-        while not is_full:
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(listener.getsockname())
-            is_full = not select.select([], [waiting], [], 0.2)[1]
-        yield listener.getsockname()[1]
+    with full_listener() as (_, port):
+        yield port
 
 
 @pytest.mark.parametrize("end", ["cancel", "close", "deadline"])

@@ -8,14 +8,15 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import servers
 from damage import mutate
+from deliveries import num_descriptors
 from seeds import BATCHES, answer, seeds
+from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import call_metadata
@@ -51,10 +52,6 @@ CONTROL_SEEDS = {
 
 def threads() -> int:
     return threading.active_count()
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_endpoint_survives_mutated_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,22 +96,12 @@ def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> No
     assert not any("Traceback" in text for text in texts)
 
 
-@contextlib.contextmanager
-def attended(server: servers.Server) -> Iterator[bytes]:
-    with grpc.insecure_channel(server.address) as channel:
-        call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
-            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=call_metadata(server.token, servers.JOB)
-        )
-        yield pb.AttendReply.FromString(next(call)).ticket
-        call.cancel()
-
-
 def test_endpoint_survives_mutated_greetings_and_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(7)
     whole = struct.pack("<I", len(REQUEST)) + REQUEST
-    with servers.endpoint(tmp_path) as server, attended(server) as ticket:
+    with servers.endpoint(tmp_path) as server, servers.attended(server) as ticket:
         place = ("127.0.0.1", server.batch_port)
-        before = threads(), descriptors()
+        before = threads(), num_descriptors()
         for number in range(3000):
             greeting = GREETING + ticket
             said = mutate(greeting, rng) + whole if number % 3 == 0 else greeting + mutate(whole, rng)
@@ -123,15 +110,15 @@ def test_endpoint_survives_mutated_greetings_and_requests(tmp_path: Path, caplog
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65_536):
                     pass
-        servers.wait_for(lambda: threads() <= before[0] + 2)
-        servers.wait_for(lambda: descriptors() <= before[1] + 4)
+        wait_for(lambda: threads() <= before[0] + 2)
+        wait_for(lambda: num_descriptors() <= before[1] + 4)
         with contextlib.closing(connect(*place)) as stream:
             stream.send_raw(GREETING + ticket)
             stream.send(REQUEST)
             message = stream.receive_message(2**20)
         assert message is not None
         assert pb.Answer.FromString(message).refusal.reason == pb.Refusal.UNPREPARED
-        servers.wait_for(lambda: server.running._service.delivery._num_busy == 0)
+        wait_for(lambda: server.running._service.delivery._num_busy == 0)
     assert "internal error" not in caplog.text
 
 

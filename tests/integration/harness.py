@@ -24,6 +24,10 @@ CHAIN = Path(__file__).parent / "scripts" / "chain.py"
 MARKER = "HETERO_TEST_RUN"
 TIME_SCALE = 0.2
 """Of launchers that are started by themselves."""
+DNN = "dnn_group=ml.p3.2xlarge:1"
+"""The flag value of a group of one trainer host."""
+SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
+"""Arguments of chain.py: it goes on until it is ended."""
 
 
 @dataclass
@@ -126,6 +130,16 @@ class Job:
 Start = Callable[..., Job]
 StartJob = Callable[..., Job]
 StartLauncher = Callable[..., Job]
+
+
+def data(count: int) -> str:
+    """Return the flag value of a data group."""
+    return f"data_group=ml.c5.9xlarge:{count}"
+
+
+def failure(job: Job) -> str:
+    """Return the failure file of a launcher that was started by itself."""
+    return (job.directory / "ml" / "output" / "failure").read_text()
 
 
 def processes_of(marker: str) -> list[psutil.Process]:

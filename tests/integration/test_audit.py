@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import CHAIN, Job, StartJob
+from harness import CHAIN, DNN, Job, StartJob
 
 from hetero.audit.reading import read_ledger
 
-DNN = "dnn_group=ml.p3.2xlarge:1"
 DATA = "data_group=ml.c5.9xlarge:2"
 
 

@@ -17,18 +17,10 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import MARKER, TIME_SCALE, Job, StartJob, StartLauncher, sweep, wait_gone
+from harness import DNN, MARKER, SLOW, TIME_SCALE, StartJob, StartLauncher, failure, sweep, wait_gone
 
 from hetero.config import Timings
 from hetero.version import __version__
-
-DNN = "dnn_group=ml.p3.2xlarge:1"
-SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
-
-
-def failure(job: Job) -> str:
-    """Return the failure file of a launcher that was started by itself."""
-    return (job.directory / "ml" / "output" / "failure").read_text()
 
 
 @pytest.mark.fault("F15")

@@ -12,20 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import Job, StartJob, wait_gone
+from harness import DNN, Job, StartJob, data, wait_gone
 
 from hetero.process import _MEMORY_FILES
 from hetero.report import compare_files
 
-DNN = "dnn_group=ml.p3.2xlarge:1"
 LEASE_S = 3.0
 """The shortest there is."""
-
-
-def data(count: int) -> str:
-    """Return the flag value of a data group."""
-    return f"data_group=ml.c5.9xlarge:{count}"
-
 
 PLACEMENTS = {
     "none": ([DNN], ()),

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Job, StartLauncher
-
-
-def failure(job: Job) -> str:
-    """Return the host's failure file."""
-    return (job.directory / "ml" / "output" / "failure").read_text()
+from harness import StartLauncher, failure
 
 
 def check_rhythm(lines: list[tuple[float, str]], measured: Any) -> None:

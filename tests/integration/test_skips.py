@@ -6,18 +6,13 @@ import re
 from typing import Any
 
 import pytest
-from harness import Job, StartJob
+from harness import DNN, Job, StartJob, data
 
-DNN = "dnn_group=ml.p3.2xlarge:1"
 POISON = (3, 17, 18, 40, 99)
 FAULTS = "poison=" + ";".join(map(str, POISON))
 FLAGS = ("--endpoints-per-host", "1", "--nproc-per-node", "2")
 ARGS = ("--num-samples", "100", "--faults", FAULTS, "--on-sample-error", "skip")
 """100 samples over two ranks: without padding, so that each is asked for once in an epoch."""
-
-
-def data(count: int) -> str:
-    return f"data_group=ml.c5.9xlarge:{count}"
 
 
 def skipped(job: Job) -> list[dict[str, Any]]:

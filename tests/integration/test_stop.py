@@ -13,17 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TIME_SCALE, Job, Start, StartJob, StartLauncher, wait_gone
+from harness import DNN, SLOW, TIME_SCALE, Job, Start, StartJob, StartLauncher, data, wait_gone
 
 from hetero.config import Timings
-
-DNN = "dnn_group=ml.p3.2xlarge:1"
-SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
-
-
-def data(count: int) -> str:
-    """Return the flag value of a data group."""
-    return f"data_group=ml.c5.9xlarge:{count}"
 
 
 def launchers(job: Job, role_host: str) -> int:

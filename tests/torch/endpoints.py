@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,10 +103,3 @@ def imported_script(folder: Path, name: str, text: str) -> Iterator[Any]:
     spec.loader.exec_module(module)
     yield module
     del sys.modules[name]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true"
-        time.sleep(0.01)

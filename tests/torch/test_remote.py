@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from endpoints import ServedJob, imported_script, wait_for
+from endpoints import ServedJob, imported_script
+from waiting import wait_for
 
 import hetero
 from hetero.control import session as control

@@ -14,8 +14,9 @@ from typing import Any
 import drawing_script
 import pytest
 from drawing_script import drawing
-from endpoints import ServedJob, wait_for
+from endpoints import ServedJob
 from samplers import Endless
+from waiting import wait_for
 
 import hetero
 from hetero.control import session as control

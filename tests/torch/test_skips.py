@@ -11,6 +11,7 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaders import plain
 
 import hetero
 from hetero.errors import ConfigError, DatasetError
@@ -51,10 +52,6 @@ def _fresh_listing(monkeypatch: pytest.MonkeyPatch) -> None:
 def skipping(poison: Any = POISON, **options: Any) -> DataLoader[Any]:
     options = {"batch_size": 4, "shuffle": True, "seed": 5, "max_skips": 10_000, **options}
     return DataLoader(skips_test_poisoned(poison=sorted(poison)), on_sample_error="skip", **options)
-
-
-def plain(batches: Any) -> list[Any]:
-    return [[part.tolist() for part in batch] for batch in batches]
 
 
 def modelled(batches: list[Any], poison: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_certificates import opened
+from listening import full_listener
 
 from hetero.errors import PortError, ProtocolError
 from hetero.wire import streams as streams_module
@@ -235,16 +235,7 @@ def test_connection_is_not_given_up_because_the_other_side_does_not_read(pair: t
 
 @pytest.fixture
 def silent() -> Iterator[tuple[str, int]]:
-    """Where connections stay pending: nobody accepts, and there is no room to wait."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        place = listener.getsockname()
-        is_full = False
-        while not is_full:
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(place)
-            is_full = not select.select([], [waiting], [], 0.2)[1]
+    with full_listener() as place:
         yield place
 
 
