@@ -47,7 +47,7 @@ types: $(DEV)
 	$(ENV)/mypy
 
 pytest: $(DEV)
-	$(ENV)/python -m pytest $(PYTEST_FLAGS)
+	$(ENV)/python tests/run_halves.py $(PYTEST_FLAGS)
 
 repeat: $(DEV)
 	$(ENV)/python -m pytest tests/integration -m fault --repeat $(N) $(PYTEST_FLAGS)

@@ -1,0 +1,62 @@
+"""Run the tests: those of whole jobs beside all the others, where they can have a network and a /dev/shm of their own.
+
+Tests of jobs wait more than they compute, and expect that nothing else listens or shares memory around them. As root,
+in namespaces, they run at the same time as the rest; elsewhere both halves run one after the other.
+
+    python tests/run_halves.py [options of pytest]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import pytest
+
+JOBS = ("tests/integration", "tests/chaos")
+_APART = (
+    *("unshare", "--net", "--mount", "sh", "-ec"),
+    'ip link set lo up; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; exec "$@"',
+    "sh",
+)
+
+
+def main(flags: Sequence[str]) -> int:
+    """Run both halves; what the tests of jobs printed follows the rest. Returns pytest's exit code of what failed."""
+    pytest_of = [sys.executable, "-m", "pytest", *flags]
+    rest_command = [*pytest_of, *(f"--ignore={folder}" for folder in JOBS)]
+    jobs_command = [*pytest_of, *JOBS]
+    if not _can_be_apart():
+        print("the tests of jobs run after the others: no leave for namespaces here (root has it)", flush=True)
+        return _worst(subprocess.call(rest_command), subprocess.call(jobs_command))
+    with tempfile.TemporaryFile() as output:
+        jobs = subprocess.Popen([*_APART, *jobs_command], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            rest = subprocess.call(rest_command)
+            print("waiting for the tests of jobs, which have run since the beginning", flush=True)
+        finally:  # Ctrl-C reaches both
+            code = jobs.wait()
+            output.seek(0)
+            sys.stdout.write(output.read().decode(errors="replace"))
+            sys.stdout.flush()
+    return _worst(rest, code)
+
+
+def _can_be_apart() -> bool:
+    """Tell whether commands may run in namespaces of their own."""
+    try:
+        return subprocess.run([*_APART, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def _worst(*codes: int) -> int:
+    """Return the code of the half that failed; that a selection left no test in one half is no failure."""
+    ran = [code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED]
+    return next((code for code in ran if code != 0), 0) if ran else int(pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
