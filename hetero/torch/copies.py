@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["copy_leaves"]
+__all__ = ["PLAIN_TYPES", "copy_leaves"]
 
-_PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
+PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def copy_leaves(value: Any) -> Any:
@@ -45,6 +45,6 @@ def _filled(container: Any, items: Iterable[tuple[Any, Any]]) -> Any:
     """Return a copy of a list or mapping with copies of its items."""
     copied = copy.copy(container)
     for key, item in items:
-        if type(item) not in _PLAIN_TYPES:
+        if type(item) not in PLAIN_TYPES:
             copied[key] = copy_leaves(item)
     return copied

@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import UserDict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from hetero.torch.copies import PLAIN_TYPES
 
 __all__ = ["shared_bytes", "used_up", "want_of_room"]
 
@@ -30,9 +33,12 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
     """
     sizes: dict[int, int] = {}
     absent: dict[int, int] = {}
-    waiting = [batch]
+    waiting, seen = [batch], set()
     while waiting:
         value = waiting.pop()
+        if id(value) in seen:  # such as a parent that its children point at
+            continue
+        seen.add(id(value))
         if isinstance(value, torch.Tensor):
             if value.device.type == "cpu" and value.layout == torch.strided:
                 storage = value.untyped_storage()
@@ -40,12 +46,16 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
                 if not storage.is_shared():
                     absent[storage.data_ptr()] = storage.nbytes()
         elif isinstance(value, dict | UserDict):
-            waiting += value.values()
+            waiting += _without_plain(value.values())
         elif isinstance(value, list | tuple):
-            waiting += value
+            waiting += _without_plain(value)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             waiting += [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     return sum(sizes.values()), sum(absent.values())
+
+
+def _without_plain(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if type(value) not in PLAIN_TYPES]
 
 
 def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:

@@ -43,6 +43,12 @@ def test_shared_bytes_counts_storages_once_wherever_they_are() -> None:
     assert shared_memory.shared_bytes("text") == (0, 0)
 
 
+def test_shared_bytes_of_parts_that_point_at_each_other() -> None:
+    parent = Parts(torch.zeros(5), None)
+    parent.other = [Parts(torch.zeros(2), parent), 3]
+    assert shared_memory.shared_bytes([parent, parent]) == (28, 28)
+
+
 def fill(num_mib: float, monkeypatch: pytest.MonkeyPatch, *, free_mib: float = 64.0) -> None:
     """Have this process, and what it forks, find shared memory of a size."""
     facts = SimpleNamespace(f_blocks=int(num_mib * 256), f_bavail=int(free_mib * 256), f_frsize=4096)
