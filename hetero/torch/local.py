@@ -170,6 +170,8 @@ class LocalFetcher:
     def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
         """Yield the batches of ``requests`` in order; closing the iterator ends or frees the workers.
 
+        Nothing is started, or taken, before the first batch is asked for.
+
         Raises:
             DatasetError: If the user's code raises.
             ResourcesError: If shared memory is too small for the batches that workers have ready.
@@ -182,8 +184,23 @@ class LocalFetcher:
         else:  # workers of its own for a second iterator beside a living one
             slot = _Slot()
             loader = self._loader(slot, persistent=False)
-        slot.requests, slot.taken = requests, True
-        return self._deliver(loader, slot)
+        slot.taken = True
+        try:
+            slot.requests = self._look_ahead(requests)
+            yield from self._deliver(loader)
+        finally:
+            slot.taken = False
+
+    def _look_ahead(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+        """Note how many batches will wait for the trainer at once; return the same requests."""
+        options = self._options
+        if not options.num_workers:
+            return requests
+        # As many as torch is about to take anyway.
+        ahead = list(itertools.islice(requests, options.num_workers * (options.prefetch_factor or 2)))
+        # Where memory is pinned, a thread takes each batch out of shared memory as soon as it comes.
+        self._dataset.num_ahead = min(len(ahead), 1) if options.pin_memory else len(ahead)
+        return itertools.chain(ahead, requests)
 
     def _loader(self, slot: _Slot, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
@@ -205,26 +222,16 @@ class LocalFetcher:
             persistent_workers=persistent,
         )
 
-    def _deliver(self, loader: torch.utils.data.DataLoader[Any], slot: _Slot) -> Iterator[Any]:
-        options = self._options
-        if options.num_workers:
-            # As many as torch is about to take anyway.
-            ahead = list(itertools.islice(slot.requests, options.num_workers * (options.prefetch_factor or 2)))
-            slot.requests = itertools.chain(ahead, slot.requests)
-            # Where memory is pinned, a thread takes each batch out of shared memory as soon as it comes.
-            self._dataset.num_ahead = min(len(ahead), 1) if options.pin_memory else len(ahead)
-        try:
-            for batch in loader:
-                if isinstance(batch, _Failure):
-                    raise DatasetError(batch.record)
-                if isinstance(batch, _NoRoom):
-                    raise ResourcesError(batch.text)
-                if type(batch) is _WithSkips:
-                    self._on_skips(batch.skips)
-                    batch = batch.batch
-                yield batch
-        finally:
-            slot.taken = False
+    def _deliver(self, loader: torch.utils.data.DataLoader[Any]) -> Iterator[Any]:
+        for batch in loader:
+            if isinstance(batch, _Failure):
+                raise DatasetError(batch.record)
+            if isinstance(batch, _NoRoom):
+                raise ResourcesError(batch.text)
+            if type(batch) is _WithSkips:
+                self._on_skips(batch.skips)
+                batch = batch.batch
+            yield batch
 
 
 class _Slot:

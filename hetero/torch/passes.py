@@ -10,8 +10,9 @@ from hetero.batches.request import BatchRequest
 from hetero.control import session as control
 from hetero.torch import auditing
 from hetero.torch.checks import check_not_importing
-from hetero.torch.pipeline import Pipeline, current_shard
+from hetero.torch.pipeline import Pipeline
 from hetero.torch.sampling import PlannedBatch
+from hetero.torch.state import Start
 
 __all__ = ["Pass"]
 
@@ -26,23 +27,22 @@ class _Feed:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._number = 0
-        self._epoch = 0
+        self._start = Start(0)
         self._in_flight: deque[PlannedBatch] = deque()
 
     def requests(self) -> Iterator[BatchRequest]:
         """Begin the pass and yield its requests."""
         pipeline = self._pipeline
-        self._number, start, batches = pipeline.begin(pipeline.plan)
+        self._number, self._start, batches = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
-        self._epoch = start.epoch
         for planned in batches:
             self._in_flight.append(planned)
-            yield pipeline.request(planned, start.epoch)
+            yield pipeline.request(planned, self._start.epoch)
 
     def delivered(self, batch: Any) -> int:
         """Note that the next batch is being delivered; return its number of samples."""
         planned = self._in_flight.popleft()
-        auditing.enter(self._pipeline, planned, self._epoch, batch)
+        auditing.enter(self._pipeline, planned, self._start.epoch, batch)
         self._pipeline.progress.advance(
             self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
         )
@@ -52,7 +52,7 @@ class _Feed:
     def exhausted(self) -> None:
         """Note the end of the epoch: without padding a rank may get there with a batch less than others."""
         if self._pipeline.sampler_order is None:
-            count = self._pipeline.order().num_global_batches(current_shard().world_size)
+            count = self._pipeline.num_global_batches(self._start)
             self._pipeline.progress.advance(self._number, batches=count)
         self._pipeline.note_completed(self._number)
 

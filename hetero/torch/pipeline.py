@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -168,18 +169,28 @@ class Pipeline:
         if self.sampler_order is not None and (epoch := self.sampler_order.epoch_set_by_user()) is not None:
             self.set_epoch(epoch)
         number, start = self.progress.begin()
+        if self.sampler_order is None:
+            return number, *self._begin_own_order(start, plan)
         planned = plan(start)
         if start.may_skip and start.batches:
-            if self.sampler_order is None:  # of all ranks: without padding one may be through before others
-                is_over = start.batches >= self.order().num_global_batches(current_shard().world_size)
-            else:
-                first = next(planned, None)
-                is_over = first is None
-                planned = planned if first is None else itertools.chain((first,), planned)
-            if is_over:
+            first = next(planned, None)
+            if first is None:
                 start = self.progress.skip_to_next_epoch()
                 planned = plan(start)
+            else:
+                planned = itertools.chain((first,), planned)
         return number, start, planned
+
+    def _begin_own_order(
+        self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
+    ) -> tuple[Start, Iterator[PlannedBatch]]:
+        if start.batches and self.is_through(start):  # all ranks: without padding one may be through before others
+            if not start.may_skip:
+                return start, iter(())
+            start = self.progress.skip_to_next_epoch()
+        start = replace(start, num_samples=num_samples := self.num_samples())
+        self.progress.note_length(num_samples)
+        return start, plan(start)
 
     def note_delivered(self, number: int, planned: PlannedBatch) -> None:
         """Tell the user's sampler that the next batch of a pass was delivered."""
@@ -271,7 +282,7 @@ class Pipeline:
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             order=facts.order,
             seed=facts.seed,
-            num_samples=facts.num_samples,
+            num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
             global_batch=facts.global_batch,
         )
 
@@ -282,7 +293,8 @@ class Pipeline:
             ConfigError: If it is no state, or of another loader.
         """
         state = LoaderState.from_dict(value)
-        state.check_fits(self._facts())
+        here = self._facts()
+        self._at_its_new_length(state, here).check_fits(here)
         self.progress.resume(state)
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]
@@ -308,6 +320,24 @@ class Pipeline:
             else None,
         )
 
+    def _at_its_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
+        """Return a state of a data set that has grown since, if the epoch that the state is of was over before."""
+        may_have_grown = not isinstance(self.subject, DatasetSpec) and None not in (state.num_samples, here.num_samples)
+        if may_have_grown and self.is_through(Start(state.epoch, state.batches, num_samples=state.num_samples)):
+            return replace(state, num_samples=here.num_samples)
+        return state
+
+    def is_through(self, start: Start) -> bool:
+        """Whether nothing is left of an epoch in the loader's own order, on any rank."""
+        return start.batches >= self.num_global_batches(start)
+
+    def num_global_batches(self, start: Start) -> int:
+        """Return the global batches of an epoch, of the data set's length when it began."""
+        order = self.order()
+        if start.num_samples is not None:
+            order = replace(order, num_samples=start.num_samples)
+        return order.num_global_batches(current_shard().world_size)
+
     def _is_over(self, start: Start) -> bool:
         """Whether nothing is left of an epoch, or nobody can tell."""
         try:
@@ -315,7 +345,7 @@ class Pipeline:
                 return start.batches >= self.sampler_order.num_batches()
         except TypeError:
             return True
-        return start.batches >= self.order().num_global_batches(current_shard().world_size)
+        return self.is_through(start)
 
     def _warn_of_equal_ranks(self, sampler: object) -> None:
         if type(sampler) in _RANK_BLIND and current_shard().world_size > 1 and not self._has_warned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from hetero.errors import ConfigError
 
@@ -29,7 +29,7 @@ class LoaderState:
     seed: int
     """The loader's."""
     num_samples: int | None = None
-    """Length of the data set; None for a user's sampler."""
+    """Length of the data set when the epoch began; None for a user's sampler."""
     global_batch: int | None = None
     """Samples per step over all ranks; None for a user's batch sampler."""
     sampler: object = None
@@ -104,6 +104,8 @@ class Start:
     num_drawn: int = 0
     may_skip: bool = False
     """Whether the next epoch is wanted if nothing is left of this one."""
+    num_samples: int | None = None
+    """Length of the data set when the epoch began; None for a user's sampler, and for one that is yet to begin."""
 
 
 class Progress:
@@ -124,6 +126,7 @@ class Progress:
         self._batches = 0
         self._sampler: object = None
         self._num_drawn = 0
+        self._num_samples: int | None = None
         self._named: int | None = None
         self._resume: Start | None = None
         self._has_warned = False
@@ -156,7 +159,9 @@ class Progress:
 
     def resume(self, state: LoaderState) -> None:
         """Continue from ``state`` with the next pass."""
-        self._resume = Start(state.epoch, state.batches, state.sampler, state.num_drawn)
+        self._resume = Start(
+            state.epoch, state.batches, state.sampler, state.num_drawn, num_samples=state.num_samples
+        )
         self._has_warned = False
         self._named = None
         self._tool_offset = 0
@@ -174,8 +179,7 @@ class Progress:
     def next_start(self) -> Start:
         """Return where the next pass would begin; changes nothing."""
         if self._resume is not None and self._named in (None, self._resume.epoch):
-            start = self._resume
-            return Start(start.epoch, start.batches, start.sampler, start.num_drawn, self._named is None)
+            return replace(self._resume, may_skip=self._named is None)
         if self._named is not None:
             return Start(self._named)
         return Start(0 if self._epoch is None else self._epoch + 1)
@@ -187,6 +191,10 @@ class Progress:
         self._passes += 1
         self._place(start)
         return self._passes, start
+
+    def note_length(self, num_samples: int) -> None:
+        """Note the length that the pass that just began was planned for."""
+        self._num_samples = num_samples
 
     def skip_to_next_epoch(self) -> Start:
         """Turn the pass that just began, of which nothing is left, into one of the next epoch."""
@@ -216,8 +224,8 @@ class Progress:
         """Return what a checkpoint taken now has to resume: the latest pass, or the one that was chosen since."""
         if self._epoch is None or self._named is not None or self._resume is not None:
             return self.next_start()
-        return Start(self._epoch, self._batches, self._sampler, self._num_drawn)
+        return Start(self._epoch, self._batches, self._sampler, self._num_drawn, num_samples=self._num_samples)
 
     def _place(self, start: Start) -> None:
         self._epoch, self._batches = start.epoch, start.batches
-        self._sampler, self._num_drawn = start.sampler, start.num_drawn
+        self._sampler, self._num_drawn, self._num_samples = start.sampler, start.num_drawn, start.num_samples

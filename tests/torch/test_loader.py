@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import weakref
 from collections.abc import Iterator
@@ -94,6 +95,42 @@ def test_loader_two_living_iterators_are_independent(options: dict[str, Any]) ->
     assert [b for _, b in pairs] == epochs[1]
 
 
+class Processes(torch.utils.data.Dataset[int]):
+    """Each sample is the process that made it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+class FailsOnce:
+    """A sampler that raises in its first pass."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("no order yet")
+        return iter(range(4))
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_loader_persistent_workers_serve_the_passes_after_one_whose_sampler_raised() -> None:
+    loader = DataLoader(Processes(), batch_size=None, sampler=FailsOnce(), num_workers=1, persistent_workers=True)
+    with pytest.raises(RuntimeError, match="no order yet"):
+        list(loader)
+    iter(loader)  # not begun: takes nothing
+    workers = set(loader)
+    assert len(workers) == 1
+    assert set(loader) == workers
+
+
 def test_loader_dropped_iterator_ends_at_once() -> None:
     loader = DataLoader(range(12), batch_size=4)
     gc.disable()
@@ -178,6 +215,37 @@ def test_loader_data_set_that_grows_between_epochs_is_read_whole(num_workers: in
     assert len(loader) == 3
     growing.items.clear()
     assert list(loader) == []
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_loader_state_of_an_epoch_that_ended_before_the_data_set_grew_goes_on_with_the_next(is_over: bool) -> None:
+    growing = Growing()
+    loader = DataLoader(growing, batch_size=2)
+    passed = iter(loader)
+    assert [next(passed).tolist() for _ in range(2)] == [[0, 1], [2]]
+    if is_over:
+        assert next(passed, None) is None
+    growing.items += [3, 4]
+    state = loader.state_dict()
+    again = DataLoader(growing, batch_size=2)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert [batch.tolist() for batch in again] == [[0, 1], [2, 3], [4]]
+    assert again.state_dict()["epoch"] == 1
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert list(again) == []
+
+
+def test_loader_state_of_an_epoch_in_which_the_data_set_grew_is_refused() -> None:
+    growing = Growing()
+    loader = DataLoader(growing, batch_size=2, shuffle=True)
+    next(iter(loader))
+    growing.items += [3, 4]
+    state = loader.state_dict()
+    assert state["num_samples"] == 3
+    with pytest.raises(ConfigError, match="num_samples 3, this loader has 5"):
+        DataLoader(growing, batch_size=2, shuffle=True).load_state_dict(state)
 
 
 def test_loader_prefetch_factor_without_workers_is_fine_and_torch_can_rebuild() -> None:
