@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +10,12 @@ from hetero.batches.failures import dataset_error
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.connection import EndpointConnection
-from hetero.dataplane.failures import CallFailedError, Fault
+from hetero.dataplane.failures import MAX_ATTEMPTS, CallFailedError, Fault
+from hetero.dataplane.losses import Losses
 from hetero.errors import BatchTimeoutError, DataPlaneError, DatasetError, ProtocolError
 
-__all__ = ["MAX_ATTEMPTS", "Attempt", "Item"]
+__all__ = ["Attempt", "Item"]
 
-MAX_ATTEMPTS = 3
-"""Deaths, damaged arrivals, or late answers of one request before it fails by name."""
 _MAX_NAMED_INDICES = 64
 
 
@@ -26,34 +26,12 @@ class Item:
     sequence: int
     request: BatchRequest
     agreement: Agreement
-    lost_with: list[tuple[str, str]] = field(default_factory=list)
-    """Incarnations of endpoints that could not be reached any more while they had it."""
-    is_suspect: bool = False
-    """It may be what killed its endpoint: it runs alone."""
+    losses: Losses = field(default_factory=Losses)
     attempts: list[Attempt] = field(default_factory=list)
     """In progress, at most two."""
-    num_lost: int = 0
-    """Calls that failed because the endpoint could not be reached, whether or not it had the request."""
-    first_lost_s: float = 0.0
-    """Monotonic: when the first of them failed."""
     num_damaged: int = 0
     num_late: int = 0
     num_broken: int = 0
-
-    def lost(self, connection: EndpointConnection, fault: Fault, now_s: float, *, was_first: bool) -> None:
-        """Note that its endpoint could not be reached, or not any more. It is blamed only if it was sent.
-
-        The one that the endpoint was probably computing runs alone at once; any other after its second loss. Thus a
-        poisonous one dies alone the third time, and the loss of a host does not send everything that was queued there
-        through a needle's eye.
-        """
-        if not self.num_lost:
-            self.first_lost_s = now_s
-        self.num_lost += 1
-        if fault is Fault.UNSENT:
-            return
-        self.lost_with.append(connection.identity)
-        self.is_suspect = was_first or len(self.lost_with) > 1
 
     def failed(
         self, connection: EndpointConnection, error: CallFailedError, *, data_timeout_s: float
@@ -80,28 +58,19 @@ class Item:
         damaged.__cause__ = error
         return damaged
 
-    def lost_too_long_s(self, now_s: float, *, data_timeout_s: float) -> float | None:
-        """Return for how long endpoints have been lost with it, if that is too long; None if not.
-
-        It bounds what no count of deaths does: endpoints that come back whenever they are called, but through whose
-        connections no batch comes, or of which nobody can say whether they died.
-        """
-        lost_s = now_s - self.first_lost_s
-        return lost_s if self.num_lost >= MAX_ATTEMPTS and lost_s > data_timeout_s else None
-
     def killed_too_often(self) -> DatasetError:
         """Return the error that names its indices."""
-        given = self.request.indices
+        given, lost_with = self.request.indices, self.losses.endpoints
         indices = ", ".join(str(index) for index in list(given)[:_MAX_NAMED_INDICES]) + (
             ", ..." if len(given) > _MAX_NAMED_INDICES else ""
         )
-        endpoints = ", ".join(name for name, _ in self.lost_with)
+        endpoints = ", ".join(name for name, _ in lost_with)
         note = "; on_sample_error='skip' covers exceptions only" if self.request.on_sample_error == "skip" else ""
         return dataset_error(
-            f"the endpoint died {len(self.lost_with)} times ({endpoints}) while it computed the batch of the indices "
+            f"the endpoint died {len(lost_with)} times ({endpoints}) while it computed the batch of the indices "
             f"{indices}: out of memory, or a crash in native code; the data hosts' logs say which" + note,
             dataset=self.request.spec.name,
-            host=self.lost_with[-1][0],
+            host=lost_with[-1][0],
             stage="sample",
         )
 
@@ -139,6 +108,15 @@ class Attempt:
         if self.connection.record.num_slots > 1:
             return self.issued_s
         return max(self.issued_s, self.connection.load_at_s)
+
+    def is_lowest_of(self, items: Iterable[Item]) -> bool:
+        """Tell whether the endpoint had this request before the others of ``items``: lower steps are computed first."""
+        connection = self.connection
+        earlier = [item for item in items if item.sequence < self.item.sequence]
+        return not any(
+            connection.identity in item.losses.endpoints or any(its.connection is connection for its in item.attempts)
+            for item in earlier
+        )
 
     def cancel(self) -> None:
         """End the call if it has begun; called without the lock."""

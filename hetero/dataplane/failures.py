@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["CallFailedError", "Fault"]
+__all__ = ["MAX_ATTEMPTS", "CallFailedError", "Fault"]
+
+MAX_ATTEMPTS = 3
+"""Deaths, damaged arrivals, or late answers of one request before it fails by name."""
 
 
 class Fault(enum.Enum):

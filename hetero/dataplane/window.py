@@ -23,9 +23,9 @@ from typing import Any
 
 from hetero.batches.skips import Skips
 from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.attempts import MAX_ATTEMPTS, Attempt, Item
+from hetero.dataplane.attempts import Attempt, Item
 from hetero.dataplane.connection import Fetched
-from hetero.dataplane.failures import CallFailedError, Fault
+from hetero.dataplane.failures import MAX_ATTEMPTS, CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.stretch import Stretch
 from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
@@ -155,7 +155,7 @@ class Window:
         if attempt is None or attempt.is_given_up:
             return math.inf
         item, now_s = attempt.item, fleet.clock()
-        if len(item.attempts) > 1 or item.is_suspect or item.request.verify:
+        if len(item.attempts) > 1 or item.losses.is_suspect or item.request.verify:
             return math.inf
         remaining_s = attempt.since_s + hedging.deadline_s(item.request) - now_s
         if remaining_s > 0:
@@ -270,14 +270,14 @@ class Window:
                 continue
             if self._awaits_verdict(item):
                 continue
-            connection = self.fleet.choose(item.request.spec, alone_for=item if item.is_suspect else None)
+            connection = self.fleet.choose(item.request.spec, alone_for=item if item.losses.is_suspect else None)
             if connection is not None:
                 self._missing.remove(item)
-                attempt = Attempt(item, connection, self.fleet.clock(), is_alone=item.is_suspect)
+                attempt = Attempt(item, connection, self.fleet.clock(), is_alone=item.losses.is_suspect)
                 self._attempts.add(attempt)
                 self.fleet.hedging.budget.earn()
                 return attempt
-            if not item.is_suspect:
+            if not item.losses.is_suspect:
                 passed.add(item.agreement)
         return None
 
@@ -294,22 +294,21 @@ class Window:
 
         If they were, or that does not become known in time, the item fails.
         """
-        item.lost_with = [
-            identity for identity in item.lost_with if not self.fleet.is_back(identity, item.request.spec)
-        ]
-        if len(item.lost_with) < MAX_ATTEMPTS:
+        losses, fleet = item.losses, self.fleet
+        losses.forget(lambda identity: fleet.is_back(identity, item.request.spec))
+        if len(losses.endpoints) < MAX_ATTEMPTS:
             return False
-        deaths = sum(self.fleet.is_gone(identity) for identity in item.lost_with)
+        deaths = sum(fleet.is_gone(identity) for identity in losses.endpoints)
         error = item.killed_too_often() if deaths >= MAX_ATTEMPTS else self._lost_too_long(item)
         if error is not None:
             self._missing.remove(item)
-            self.fleet.unreserve((item,))
+            fleet.unreserve((item,))
             self.put(item.sequence, error)
         return True
 
     def _lost_too_long(self, item: Item) -> HeteroError | None:
         """Return what to raise if endpoints have been lost with it for too long."""
-        lost_s = item.lost_too_long_s(self.fleet.clock(), data_timeout_s=self.data_timeout_s)
+        lost_s = item.losses.too_long_s(self.fleet.clock(), data_timeout_s=self.data_timeout_s)
         return None if lost_s is None else self.fleet.unavailable(item.request.spec, lost_s)
 
     def _make(self, attempt: Attempt) -> Fetched | Exception:
@@ -415,10 +414,10 @@ class Window:
         """Draw the conclusions from a failed attempt; return what to raise, None to ask again."""
         fleet, item, connection = self.fleet, attempt.item, attempt.connection
         if isinstance(error, CallFailedError):
-            was_first = self._is_lowest_on(attempt)
+            was_first = attempt.is_lowest_of(self._unanswered())
             fleet.call_failed(connection, error, attempt.generation)
             if error.fault.is_loss:
-                item.lost(connection, error.fault, fleet.clock(), was_first=was_first)
+                item.losses.add(connection, error.fault, fleet.clock(), was_first=was_first)
                 return self._lost_too_long(item)
             return item.failed(connection, error, data_timeout_s=self.data_timeout_s)
         if isinstance(error, AuthenticationError):
@@ -433,15 +432,9 @@ class Window:
             logger.error("internal error while fetching from %s", connection.name, exc_info=error)
         return error
 
-    def _is_lowest_on(self, attempt: Attempt) -> bool:
-        """Tell whether the endpoint had this request before our others: lower steps are computed first."""
-        connection, sequence = attempt.connection, attempt.item.sequence
-        others = {*(other.item for other in self._attempts), *self._missing}
-        earlier = [other for other in others if other.sequence < sequence]
-        return not any(
-            connection.identity in other.lost_with or any(its.connection is connection for its in other.attempts)
-            for other in earlier
-        )
+    def _unanswered(self) -> set[Item]:
+        """Return the requests that are missing or in progress."""
+        return {*self._missing, *(attempt.item for attempt in self._attempts)}
 
     def _insert(self, item: Item) -> None:
         bisect.insort(self._missing, item, key=lambda other: other.sequence)
