@@ -1,4 +1,4 @@
-"""Which endpoints exist right now: what launchers publish and readers follow."""
+"""Which endpoints exist right now, and on which hosts there may be some: what launchers publish and readers follow."""
 
 from __future__ import annotations
 
@@ -27,25 +27,39 @@ class EndpointRecord:
 
 
 class Directory:
-    """The current endpoints. Thread-safe."""
+    """The current endpoints, and the hosts that may have some. Thread-safe.
 
-    def __init__(self, records: Iterable[EndpointRecord] = ()) -> None:
+    Args:
+        records: The endpoints.
+        hosts: The hosts that are there; None: those of ``records``.
+    """
+
+    def __init__(self, records: Iterable[EndpointRecord] = (), *, hosts: Iterable[str] | None = None) -> None:
         self._lock = threading.Lock()
-        self._records = _sorted(records)
+        self._contents = _contents(records, hosts)
         self._listeners: list[Callable[[], None]] = []
 
     def records(self) -> tuple[EndpointRecord, ...]:
         """Return the endpoints in natural order of their ids (``algo-2/1`` before ``algo-10/0``)."""
-        with self._lock:
-            return self._records
+        return self.contents()[0]
 
-    def replace(self, records: Iterable[EndpointRecord]) -> None:
-        """Set the endpoints; tells the listeners if anything changed."""
-        ordered = _sorted(records)
+    def contents(self) -> tuple[tuple[EndpointRecord, ...], frozenset[str]]:
+        """Return `records` and, of the same moment, the hosts that are there, with or without an endpoint."""
         with self._lock:
-            if ordered == self._records:
+            return self._contents
+
+    def replace(self, records: Iterable[EndpointRecord], *, hosts: Iterable[str] | None = None) -> None:
+        """Set the endpoints and the hosts; tells the listeners if anything changed.
+
+        Args:
+            records: The endpoints.
+            hosts: The hosts that are there; None: those of ``records``.
+        """
+        contents = _contents(records, hosts)
+        with self._lock:
+            if contents == self._contents:
                 return
-            self._records = ordered
+            self._contents = contents
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener()
@@ -67,8 +81,11 @@ class Directory:
         return unsubscribe
 
 
-def _sorted(records: Iterable[EndpointRecord]) -> tuple[EndpointRecord, ...]:
-    return tuple(sorted(records, key=lambda record: _natural_key(record.endpoint_id)))
+def _contents(
+    records: Iterable[EndpointRecord], hosts: Iterable[str] | None
+) -> tuple[tuple[EndpointRecord, ...], frozenset[str]]:
+    ordered = tuple(sorted(records, key=lambda record: _natural_key(record.endpoint_id)))
+    return ordered, frozenset((record.host for record in ordered) if hosts is None else hosts)
 
 
 def _natural_key(text: str) -> list[tuple[int, int, str]]:

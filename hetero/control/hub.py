@@ -278,8 +278,11 @@ class Hub:
         membership = self._membership
         return pb.RankUpdate(
             endpoints=[
-                pb.DirectoryEntry(host=record.host, endpoint=endpoint_to_proto(record))
-                for record in membership.endpoints()
+                *(
+                    pb.DirectoryEntry(host=record.host, endpoint=endpoint_to_proto(record))
+                    for record in membership.endpoints()
+                ),
+                *(pb.DirectoryEntry(host=host) for host in membership.hosts_in_service()),
             ],
             stop_requested=membership.stop_requested,
             stop_at=stop_to_proto(membership.own.stop_at),

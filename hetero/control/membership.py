@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hetero.cluster import Role
 from hetero.config import Timings
@@ -181,7 +181,8 @@ class Membership:
         """What those on this host who wait for a change should look at at once."""
         finals = tuple(peer.has_our_final for peer in self._peers.values())
         states = tuple(self._state(host) for host in self._members)
-        return self.failure_delivered, finals, states, self.stop_requested, self.own.generation, self.endpoints()
+        directory = self.endpoints(), self.hosts_in_service()
+        return self.failure_delivered, finals, states, self.stop_requested, self.own.generation, directory
 
     @property
     def arbiter(self) -> str | None:
@@ -239,14 +240,16 @@ class Membership:
 
     def endpoints(self) -> tuple[EndpointRecord, ...]:
         """Return the endpoints of every host that lives and serves."""
-        found: list[EndpointRecord] = []
-        for status in self.statuses():
-            is_of_use = status.host == self.own.host or (
-                self._lives(status.host) and not self._peers[status.host].objection
-            )
-            if is_of_use and status.state not in (HostState.DRAINING, *_ENDED):
-                found.extend(status.endpoints)
-        return tuple(found)
+        return tuple(record for status in self._in_service() for record in status.endpoints)
+
+    def hosts_in_service(self) -> tuple[str, ...]:
+        """Return the hosts that live and have begun their work, with or without endpoints at the moment.
+
+        One whose launcher has just been started again has not begun: what it had is lost with the earlier launcher.
+        """
+        return tuple(
+            status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
+        )
 
     # Rules
 
@@ -258,6 +261,14 @@ class Membership:
             return HostState.INIT
         is_behind = self._members[host].role is Role.TRAINER and status.generation < self.own.generation
         return HostState.INIT if is_behind else status.state
+
+    def _in_service(self) -> Iterator[HostStatus]:
+        for status in self.statuses():
+            is_of_use = status.host == self.own.host or (
+                self._lives(status.host) and not self._peers[status.host].objection
+            )
+            if is_of_use and status.state not in (HostState.DRAINING, *_ENDED):
+                yield status
 
     def _lives(self, host: str) -> bool:
         peer = self._peers[host]

@@ -289,7 +289,11 @@ class RankSession:
             self._closing.wait(0.5)
 
     def _apply(self, update: pb.RankUpdate) -> None:
-        self.directory.replace(tuple(endpoint_from_proto(entry.host, entry.endpoint) for entry in update.endpoints))
+        entries = update.endpoints
+        self.directory.replace(
+            [endpoint_from_proto(entry.host, entry.endpoint) for entry in entries if entry.HasField("endpoint")],
+            hosts=[entry.host for entry in entries if not entry.HasField("endpoint")],
+        )
         with self._changed:
             self._stop_requested = self._stop_requested or update.stop_requested
             if update.HasField("stop_at"):

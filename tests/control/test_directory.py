@@ -14,6 +14,17 @@ def test_directory_records_come_in_natural_order() -> None:
     assert [entry.endpoint_id for entry in directory.records()] == ["algo-2/9", "algo-2/10", "algo-10/0"]
 
 
+def test_directory_has_the_hosts_of_its_endpoints_unless_it_is_told_which() -> None:
+    directory = Directory([record("a/0"), record("a/1"), record("b/0")])
+    assert directory.contents() == (directory.records(), frozenset({"a", "b"}))
+    told: list[object] = []
+    directory.subscribe(lambda: told.append(directory.contents()))
+    directory.replace([record("b/0")], hosts=["b", "a"])
+    directory.replace([record("b/0")], hosts=["a", "b", "a"])
+    directory.replace([record("b/0")])
+    assert told == [((record("b/0"),), frozenset({"a", "b"})), ((record("b/0"),), frozenset({"b"}))]
+
+
 def test_directory_replace_tells_of_changes_alone_until_that_is_ended() -> None:
     directory = Directory([record("a/0"), record("a/1")])
     seen: list[tuple[EndpointRecord, ...]] = []

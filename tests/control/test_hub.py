@@ -200,6 +200,11 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
         data.update(state=HostState.SERVING, endpoints=(RECORD,))
         assert changed.wait(20.0)
         assert session.directory.records() == (RECORD,)
+        seen = threading.Event()
+        session.directory.subscribe(lambda: None if session.directory.records() else seen.set())
+        data.update(endpoints=())
+        assert seen.wait(20.0)
+        assert session.directory.contents() == ((), frozenset({"data"}))  # it is there, and may have some again
         session.fail("boom", "trace", ExitCode.SCRIPT_FAILED)
         wait_for(data, lambda membership: membership.own.decided is not None)
     with trainer.membership() as membership:
