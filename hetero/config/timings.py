@@ -26,10 +26,7 @@ class Timings:
     suspect_s: float = 6.0
     """After which a launcher that answers, but whose main loop has not turned, is said to stand still."""
     lease_s: float = 15.0
-    """Silence after which a host counts as lost and gets no new requests, longer than ``suspect_s``.
-
-    Not earlier: readers take an endpoint that left for one that died, and a batch that three died with fails.
-    """
+    """Silence after which a host counts as lost and gets no new requests, longer than ``suspect_s``."""
     patience_s: float = 10.0
     """Between two lines that say whom a host waits for."""
     orphan_s: float = 45.0

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero.batches.failures import dataset_error
-from hetero.batches.request import BatchRequest
+from hetero.batches.failures import dataset_error, index_text
+from hetero.batches.request import BatchRequest, plain_indices
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.connection import EndpointConnection
 from hetero.dataplane.failures import MAX_ATTEMPTS, CallFailedError, Fault
@@ -17,6 +17,9 @@ from hetero.errors import BatchTimeoutError, DataPlaneError, DatasetError, Proto
 __all__ = ["Attempt", "Item"]
 
 _MAX_NAMED_INDICES = 64
+"""Of a batch that is to blame."""
+_MAX_HINTED_INDICES = 8
+"""Of one that may be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,19 +63,28 @@ class Item:
 
     def killed_too_often(self) -> DatasetError:
         """Return the error that names its indices."""
-        given, lost_with = self.request.indices, self.losses.endpoints
-        indices = ", ".join(str(index) for index in list(given)[:_MAX_NAMED_INDICES]) + (
-            ", ..." if len(given) > _MAX_NAMED_INDICES else ""
-        )
-        endpoints = ", ".join(name for name, _ in lost_with)
+        names = [lost.record.endpoint_id for lost in self.losses.endpoints if lost.has_died]
+        indices = self._first_indices(_MAX_NAMED_INDICES)
         note = "; on_sample_error='skip' covers exceptions only" if self.request.on_sample_error == "skip" else ""
         return dataset_error(
-            f"the endpoint died {len(lost_with)} times ({endpoints}) while it computed the batch of the indices "
+            f"the endpoint died {len(names)} times ({', '.join(names)}) while it computed the batch of the indices "
             f"{indices}: out of memory, or a crash in native code; the data hosts' logs say which" + note,
             dataset=self.request.spec.name,
-            host=lost_with[-1][0],
+            host=names[-1],
             stage="sample",
         )
+
+    def words_on_losses(self) -> str:
+        """Return how often it was lost on its way, and its indices, on one line; empty if it never was."""
+        if not self.losses.num_calls:
+            return ""
+        calls = f"calls for batch {self.request.position} that were lost: {self.losses.num_calls}"
+        return f"{calls}; its indices: {self._first_indices(_MAX_HINTED_INDICES)}"
+
+    def _first_indices(self, bound: int) -> str:
+        given = self.request.indices
+        more = f" and {len(given) - bound} more" if len(given) > bound else ""
+        return ", ".join(index_text(index) for index in plain_indices(given[:bound])) + more
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +126,7 @@ class Attempt:
         connection = self.connection
         earlier = [item for item in items if item.sequence < self.item.sequence]
         return not any(
-            connection.identity in item.losses.endpoints or any(its.connection is connection for its in item.attempts)
+            connection in item.losses.endpoints or any(its.connection is connection for its in item.attempts)
             for item in earlier
         )
 

@@ -103,6 +103,8 @@ class EndpointConnection:
         """Whoever wants it alone."""
         self.is_retired = False
         """It left the directory."""
+        self.has_died = False
+        """It left the directory, and its host stayed: its end was its own."""
         self._num_failures = 0
         self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
         self._limits = limits

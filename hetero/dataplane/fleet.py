@@ -168,7 +168,7 @@ class Fleet:
                         agreement.has_settled = True
                         return agreement.reference
                 elif now_s - begin_s > self.prepare_timeout_s:
-                    raise self.unavailable(spec, now_s - begin_s)
+                    raise self.unavailable(f"data set {spec.name!r}", now_s - begin_s)
                 elif now_s >= next_log_s:
                     next_log_s += _LOG_INTERVAL_S
                     logger.warning("waiting for data set %s: %s", spec, self.describe_endpoints())
@@ -287,15 +287,6 @@ class Fleet:
             self.failure = error
         self._notify()
 
-    def is_gone(self, identity: tuple[str, str]) -> bool:
-        """Tell whether this incarnation of an endpoint left the directory. Needs the lock."""
-        return self._roster.find(identity) is None
-
-    def is_back(self, identity: tuple[str, str], spec: DatasetSpec) -> bool:
-        """Tell whether this incarnation of an endpoint serves. Needs the lock."""
-        connection = self._roster.find(identity)
-        return connection is not None and connection.serves(spec)
-
     def num_slots(self) -> int:
         """Return how many batches all endpoints together compute at the same time. Needs the lock."""
         return self._roster.num_slots
@@ -316,12 +307,16 @@ class Fleet:
         """Return each endpoint and its last word, on one line. Needs the lock."""
         return self._roster.describe()
 
-    def unavailable(self, spec: DatasetSpec, waited_s: float) -> EndpointUnavailableError:
-        """Return the error that names every endpoint. Needs the lock."""
-        return EndpointUnavailableError(
-            f"no endpoint served data set {spec.name!r} for {waited_s:.0f} s.\n    "
-            + self.describe_endpoints().replace("; ", "\n    ")
-        )
+    def unavailable(self, what: str, waited_s: float, *, note: str = "") -> EndpointUnavailableError:
+        """Return the error that names every endpoint. Needs the lock.
+
+        Args:
+            what: What none of them served.
+            waited_s: How long that was waited for, seconds.
+            note: What else is known, a line.
+        """
+        lines = [f"no endpoint served {what} for {waited_s:.0f} s.", note, *self.describe_endpoints().split("; ")]
+        return EndpointUnavailableError("\n    ".join(filter(None, lines)))
 
     # The watcher
 
@@ -354,7 +349,7 @@ class Fleet:
                 if self._is_closed:
                     return
                 self._news = False
-                self._roster.follow(self._directory.records())
+                self._roster.follow(*self._directory.contents())
                 ended = self._roster.take_ended()
                 self._used = routing.subset(self._roster, self.rank, self.world_size)
                 now_s = self.clock()

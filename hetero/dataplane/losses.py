@@ -1,12 +1,17 @@
-"""The endpoints that were lost with one request, and when they are too many. No threads, no network."""
+"""The endpoints that were lost with one request, and whether it is to blame. No threads, no network.
+
+One that ended while its host stayed may have ended of the request: after three such deaths the request fails by name.
+One that was lost with its host says nothing of what it had: cables are cut, and spot instances taken away. What bounds
+those losses is time, and the endpoints that are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hetero.dataplane.connection import EndpointConnection
 from hetero.dataplane.failures import MAX_ATTEMPTS, Fault
+from hetero.datasets import DatasetSpec
 
 __all__ = ["Losses"]
 
@@ -15,8 +20,8 @@ __all__ = ["Losses"]
 class Losses:
     """What one request was lost with."""
 
-    endpoints: list[tuple[str, str]] = field(default_factory=list)
-    """Incarnations of those that could not be reached any more while they had it."""
+    endpoints: list[EndpointConnection] = field(default_factory=list)
+    """Those that could not be reached any more while they had it, and may have died of it."""
     is_suspect: bool = False
     """The request may be what killed its endpoint: it runs alone."""
     num_calls: int = 0
@@ -36,18 +41,32 @@ class Losses:
         self.num_calls += 1
         if fault is Fault.UNSENT:
             return
-        self.endpoints.append(connection.identity)
+        self.endpoints.append(connection)
         self.is_suspect = was_first or len(self.endpoints) > 1
 
-    def forget(self, is_back: Callable[[tuple[str, str]], bool]) -> None:
-        """Leave out the endpoints that serve again."""
-        self.endpoints = [identity for identity in self.endpoints if not is_back(identity)]
+    def may_be_deaths(self, spec: DatasetSpec) -> bool:
+        """Tell whether one loss more could be one death too many: forget what by now is known to be none.
+
+        An endpoint has not died that serves again, or that left the directory with its host.
+
+        Args:
+            spec: The request's data set.
+        """
+        self.endpoints = [
+            lost for lost in self.endpoints if not lost.serves(spec) and (lost.has_died or not lost.is_retired)
+        ]
+        return len(self.endpoints) >= MAX_ATTEMPTS
+
+    @property
+    def are_deaths(self) -> bool:
+        """Whether so many of them are deaths that the request has to fail."""
+        return sum(lost.has_died for lost in self.endpoints) >= MAX_ATTEMPTS
 
     def too_long_s(self, now_s: float, *, data_timeout_s: float) -> float | None:
         """Return for how long endpoints have been lost with it, if that is too long; None if not.
 
         It bounds what no count of deaths does: endpoints that come back whenever they are called, but through whose
-        connections no batch comes, or of which nobody can say whether they died.
+        connections no batch comes, or of which nobody can say whether they died; and hosts that are lost one by one.
         """
         lost_s = now_s - self.first_s
         return lost_s if self.num_calls >= MAX_ATTEMPTS and lost_s > data_timeout_s else None

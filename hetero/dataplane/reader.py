@@ -182,7 +182,8 @@ class Reader(Iterator[Any]):
                 elif unserved_since_s is None:
                     unserved_since_s = now_s
                 elif now_s - unserved_since_s > self._patience_s(self._agreement):
-                    raise fleet.unavailable(spec, now_s - unserved_since_s)
+                    what, note = f"data set {spec.name!r}", window.words_on_losses()
+                    raise fleet.unavailable(what, now_s - unserved_since_s, note=note)
                 if now_s >= begin_s + log_after_s:
                     log_after_s = 2 * max(log_after_s, now_s - begin_s)
                     logger.warning(

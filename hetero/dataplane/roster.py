@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.connection import ConnectionState, EndpointConnection
@@ -28,13 +28,14 @@ class Roster:
     def __iter__(self) -> Iterator[EndpointConnection]:
         return iter(tuple(self._connections.values()))
 
-    def find(self, identity: tuple[str, str]) -> EndpointConnection | None:
-        """Return the connection to this incarnation of an endpoint; None if it left."""
-        connection = self._connections.get(identity[0])
-        return connection if connection is not None and connection.identity == identity else None
+    def follow(self, records: Iterable[EndpointRecord], hosts: Container[str]) -> None:
+        """Make the connections what the directory says. A restarted endpoint gets a new one.
 
-    def follow(self, records: Iterable[EndpointRecord]) -> None:
-        """Make the connections what the directory says. A restarted endpoint gets a new one."""
+        Args:
+            records: The endpoints.
+            hosts: The hosts that are there. An endpoint that leaves together with its host has not died: the host was
+                lost with all it had, or took its leave.
+        """
         before, self._connections = self._connections, {}
         for record in records:
             known = before.get(record.endpoint_id)
@@ -44,6 +45,7 @@ class Roster:
                 self._connections[record.endpoint_id] = self._connect(record)
         for gone in before.values():
             gone.is_retired = True
+            gone.has_died = gone.record.host in hosts
             gone.reserved_by = None
             self._last_words[gone.record.endpoint_id] = f"left ({gone.last_word})"
             self._retired.append(gone)

@@ -25,7 +25,7 @@ from hetero.batches.skips import Skips
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.attempts import Attempt, Item
 from hetero.dataplane.connection import Fetched
-from hetero.dataplane.failures import MAX_ATTEMPTS, CallFailedError, Fault
+from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.stretch import Stretch
 from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
@@ -137,6 +137,10 @@ class Window:
             self._held_bytes -= outcome.nbytes
         self._wake_lane()  # room in bytes, and whoever is next may exceed the bound
         return outcome
+
+    def words_on_losses(self) -> str:
+        """Return how often the next batch was lost on its way; empty if it never was."""
+        return next((item.words_on_losses() for item in self._unanswered() if item.sequence == self.next_sequence), "")
 
     def hedge_if_overdue(self) -> float:
         """Ask for the next batch a second time if it is overdue and that may help. For the consumer that waits for it.
@@ -294,22 +298,22 @@ class Window:
 
         If they were, or that does not become known in time, the item fails.
         """
-        losses, fleet = item.losses, self.fleet
-        losses.forget(lambda identity: fleet.is_back(identity, item.request.spec))
-        if len(losses.endpoints) < MAX_ATTEMPTS:
+        if not item.losses.may_be_deaths(item.request.spec):
             return False
-        deaths = sum(fleet.is_gone(identity) for identity in losses.endpoints)
-        error = item.killed_too_often() if deaths >= MAX_ATTEMPTS else self._lost_too_long(item)
+        error = item.killed_too_often() if item.losses.are_deaths else self._lost_too_long(item)
         if error is not None:
             self._missing.remove(item)
-            fleet.unreserve((item,))
+            self.fleet.unreserve((item,))
             self.put(item.sequence, error)
         return True
 
     def _lost_too_long(self, item: Item) -> HeteroError | None:
         """Return what to raise if endpoints have been lost with it for too long."""
         lost_s = item.losses.too_long_s(self.fleet.clock(), data_timeout_s=self.data_timeout_s)
-        return None if lost_s is None else self.fleet.unavailable(item.request.spec, lost_s)
+        if lost_s is None:
+            return None
+        what = f"batch {item.request.position} of data set {item.request.spec.name!r}"
+        return self.fleet.unavailable(what, lost_s, note=item.words_on_losses())
 
     def _make(self, attempt: Attempt) -> Fetched | Exception:
         """Ask the endpoint."""

@@ -116,7 +116,8 @@ class Job:
         def publish(records: tuple[EndpointRecord, ...]) -> None:
             with self._lock:
                 self._records[host] = records
-                self.directory.replace(entry for entries in self._records.values() for entry in entries)
+                served = [entry for entries in self._records.values() for entry in entries]
+                self.directory.replace(served, hosts=self._records)  # the end of an endpoint is not its host's
 
         given = {
             "script": str(self.script),

@@ -101,7 +101,7 @@ def test_failure_that_no_endpoint_would_send_is_this_endpoints(
 
 def test_preparation_that_begins_after_its_fleet_was_closed_opens_no_link(links: list[FakeLink], tools: Any) -> None:
     fleet = Fleet(Directory([RECORD]), None, job_id="x")
-    fleet._roster.follow([RECORD])
+    fleet._roster.follow(*fleet._directory.contents())
     (connection,) = fleet._roster
     fleet._agreements[tools.spec()] = Agreement(tools.spec())
     fleet.close()

@@ -27,7 +27,7 @@ def offline_fleet(num_hosts: int, per_host: int, **options: Any) -> Fleet:
         for index in range(per_host)
     ]
     fleet = Fleet(Directory(records), None, job_id="x", **options)
-    fleet._roster.follow(records)
+    fleet._roster.follow(*fleet._directory.contents())
     fleet._used = routing.subset(fleet._roster, fleet.rank, fleet.world_size)
     return fleet
 
@@ -252,7 +252,7 @@ def test_loss_that_a_preparation_notices_first_counts(tools: Any, monkeypatch: p
 
 def test_watcher_that_ends_with_an_error_is_no_silent_wait(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with offline_fleet(1, 1) as fleet:
-        monkeypatch.setattr(fleet._directory, "records", lambda: 1 / 0)
+        monkeypatch.setattr(fleet._directory, "contents", lambda: 1 / 0)
         with pytest.raises(HeteroError, match="internal error while following the data hosts: ZeroDivisionError"):
             fleet.describe(tools.spec())
 

@@ -72,7 +72,7 @@ def test_pace_does_not_find_regular_slow_batches_overdue() -> None:
 def test_straggler_is_avoided_longer_each_time_until_it_answers(tools: Any) -> None:
     record = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
     with Fleet(Directory([record]), None, job_id="x") as fleet:
-        fleet._roster.follow([record])
+        fleet._roster.follow(*fleet._directory.contents())
         (connection,) = fleet._roster
         stragglers = Stragglers()
         assert connection not in stragglers.avoided(0.0)
@@ -105,7 +105,7 @@ def test_second_attempt_goes_to_a_ready_endpoint_with_less_to_do(
         for index, host in enumerate(hosts)
     ]
     with Fleet(Directory(records), None, job_id="x") as fleet:
-        fleet._roster.follow(records)
+        fleet._roster.follow(*fleet._directory.contents())
         connections = list(fleet._roster)
         for connection, count in zip(connections, outstanding, strict=True):
             connection.mark_ready()
