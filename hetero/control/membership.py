@@ -48,7 +48,8 @@ class Membership:
     """How long the arbiter collects failures before it decides: a killed rank is
     noticed a moment after the exceptions that its death raises in other ranks."""
     ECHO_SETTLE_S = 4.0
-    """The same while all that is known are echoes: ranks whose connection broke."""
+    """The same while all that is known are echoes: ranks whose connection broke. For as long as a lease at most, if a
+    trainer host is silent by then."""
 
     def __init__(
         self,
@@ -327,7 +328,8 @@ class Membership:
                 f"trainer host {host} {what} for {now - peer.last_heard_s:.0f} s "
                 f"(lease {self._timings.lease_s:.0f} s; last word: {peer.last_word})"
             )
-            if not any(host in known.summary for _, known in self._failures):
+            words = f"trainer host {host} "  # an echo may name it, too
+            if not any(words in known.summary and not known.is_echo for _, known in self._failures):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
 
     def _say_who_is_silent(self, role: Role, now: float) -> None:
@@ -356,7 +358,10 @@ class Membership:
         first_s = self._failures[0][0]
         if self.arbiter == self.own.host:
             causes = [cause for _, cause in self._failures]
-            settle_s = self.ECHO_SETTLE_S if all(cause.is_echo for cause in causes) else self.SETTLE_S
+            are_echoes = all(cause.is_echo for cause in causes)
+            if are_echoes and self._awaits_host(now):
+                return
+            settle_s = self.ECHO_SETTLE_S if are_echoes else self.SETTLE_S
             if now - first_s >= settle_s:
                 # One that no restart helps against ends the job, whatever else failed.
                 final = [cause for cause in causes if not self._may_restart(cause)]
@@ -365,11 +370,23 @@ class Membership:
                     self.update(decided=root)
                 else:
                     self._begin_generation(self.own.generation + 1, root)
-        elif self.own.failure is not None and now - first_s > self._timings.lease_s:
-            # Nobody decides for us: the arbiter is gone or does not let us in.
+        elif self.own.failure is not None and now - first_s > self._timings.lease_s + self.SETTLE_S:
+            # Nobody decides for us: the arbiter does not let us in. It may wait for a lease itself.
             self.update(decided=self.own.failure)
         elif self.arbiter is None and self.own.failure is not None and now - first_s > self._timings.heartbeat_s:
             self.update(decided=self.own.failure)
+
+    def _awaits_host(self, now: float) -> bool:
+        """Tell whether a trainer host has missed heartbeats and may be lost, which the end of its lease will say.
+
+        The loss of one breaks the connections of the others' ranks, and they say so long before.
+        """
+        missed_s = max(self.SETTLE_S, 1.5 * self._timings.heartbeat_s)
+        return any(
+            self._lives(host) and self._state(host) not in _ENDED and now - self._peers[host].last_heard_s > missed_s
+            for host in self.hosts(Role.TRAINER)
+            if host != self.own.host
+        )
 
     def _may_restart(self, cause: Cause) -> bool:
         return (

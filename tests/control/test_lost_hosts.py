@@ -10,7 +10,8 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.directory import EndpointRecord
 from hetero.control.membership import Member, Membership
-from hetero.control.status import HostState, HostStatus
+from hetero.control.status import Cause, HostState, HostStatus
+from hetero.errors import ExitCode
 
 MEMBERS = (
     Member(host="algo-2", role=Role.TRAINER),
@@ -41,13 +42,19 @@ def status(host: str, state: HostState = HostState.TRAINING, **changes: object) 
     return dataclasses.replace(plain, **changes)
 
 
-def view(clock: Clock, *, max_restarts: int = 0) -> Membership:
-    """Return what the first trainer host knows while ranks run on both of them."""
-    own = status("algo-2")
-    membership = Membership(MEMBERS, own, timings=Timings(), clock=clock, max_restarts=max_restarts)
-    membership.observe(status("algo-3"))
+def view(clock: Clock, host: str = "algo-2", *, max_restarts: int = 0) -> Membership:
+    """Return what a trainer host knows while ranks run on both of them."""
+    membership = Membership(MEMBERS, status(host), timings=Timings(), clock=clock, max_restarts=max_restarts)
+    membership.observe(status("algo-3" if host == "algo-2" else "algo-2"))
     membership.observe(status("algo-1", HostState.SERVING, endpoints=(ENDPOINT,)))
     return membership
+
+
+def broken(host: str, **changes: object) -> Cause:
+    """Return what a rank says that has lost its connection to the one on the other host."""
+    summary = "rank 0: the training script raised DistBackendError: Connection closed by trainer host algo-3 <4711>"
+    plain = Cause(host=host, summary=summary, exit_code=ExitCode.SCRIPT_FAILED, is_echo=True, of_rank=True)
+    return dataclasses.replace(plain, **changes)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +82,69 @@ def test_host_that_is_silent_for_a_lease_is_in_service_no_more(clock: Clock) -> 
     clock.now_s += Timings().lease_s + 1
     assert membership.hosts_in_service() == ("algo-2",)
     assert membership.local_news != before  # ranks are told at once
+
+
+@pytest.mark.fault("F11")
+@pytest.mark.parametrize("max_restarts", [0, 2])
+def test_broken_connection_to_a_silent_host_is_no_cause_before_the_lease_ends_nor_after(
+    clock: Clock, max_restarts: int
+) -> None:
+    membership = view(clock, max_restarts=max_restarts)
+    membership.fail(broken("algo-2"), generation=0)
+    for _ in range(int(Timings().lease_s)):
+        clock.now_s += 1.0
+        membership.tick()
+        assert (membership.own.decided, membership.own.generation) == (None, 0)
+    clock.now_s += 0.5
+    membership.tick()
+    assert membership.own.generation == 0
+    assert membership.own.decided is not None
+    assert membership.own.decided.exit_code is ExitCode.ORPHANED
+    assert "trainer host algo-3 fell silent for 16 s" in membership.own.decided.summary
+
+
+@pytest.mark.parametrize("max_restarts", [0, 2])
+def test_broken_connection_is_judged_as_soon_as_the_silent_host_is_heard_again(clock: Clock, max_restarts: int) -> None:
+    membership = view(clock, max_restarts=max_restarts)
+    membership.fail(broken("algo-2"), generation=0)
+    clock.now_s += Timings().lease_s - 1.0
+    membership.tick()
+    assert (membership.own.decided, membership.own.generation) == (None, 0)
+    membership.observe(status("algo-3", revision=1))
+    membership.tick()
+    own = membership.own
+    assert (own.restarted_for if max_restarts else own.decided) == broken("algo-2")
+    assert own.generation == (1 if max_restarts else 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "changes"),
+    [
+        (HostState.DONE, {}),  # it has said its last word
+        (HostState.TRAINING, {"is_echo": False}),  # what has a reason of its own needs no other
+    ],
+)
+def test_silent_host_is_not_waited_for_if_it_cannot_be_the_cause(
+    clock: Clock, state: HostState, changes: dict[str, object]
+) -> None:
+    membership = view(clock)
+    membership.observe(status("algo-3", state, revision=1))
+    cause = broken("algo-2", **changes)
+    membership.fail(cause, generation=0)
+    clock.now_s += Membership.ECHO_SETTLE_S
+    membership.tick()
+    assert membership.own.decided == cause
+
+
+@pytest.mark.fault("F11")
+def test_loss_of_the_host_that_decides_is_named_by_the_next_one(clock: Clock) -> None:
+    membership = view(clock, "algo-3")
+    membership.fail(broken("algo-3"), generation=0)
+    clock.now_s += 0.5
+    membership.observe(status("algo-2", revision=1))  # sent before its end
+    begin_s = clock.now_s
+    while membership.own.decided is None:
+        clock.now_s += 0.25
+        membership.tick()
+        assert clock.now_s < begin_s + Timings().lease_s + Membership.SETTLE_S
+    assert "trainer host algo-2 fell silent" in membership.own.decided.summary

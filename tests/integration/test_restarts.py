@@ -105,12 +105,13 @@ def test_wrong_option_ends_the_job_without_a_restart(train: Any) -> None:
 
 @pytest.mark.fault("F11")
 def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any, measured: Any) -> None:
+    scale = 0.4  # a lease longer than the time after which a broken connection counts as a cause
     job = train(
         TWO_HOSTS,
         "--job-restarts",
         "5",
         args=["--sleep-s", "0.02"],
-        environment={"HETERO_TIME_SCALE": "0.2"},
+        environment={"HETERO_TIME_SCALE": str(scale)},
     )
     job.wait_line("rank 1 step 5")
     others = [process for host in ("algo-1", "algo-2") for process in job.find(host=host)]
@@ -119,9 +120,10 @@ def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any, measur
     job.find("hetero.cli launch", host="algo-3")[0].send_signal(signal.SIGKILL)
     measured("ranks_gone_s", wait_gone(own, 5.0))
     # Promised: 10 s after the abort, which comes after a lease and the time to collect causes; 60 s of silence in all.
-    wait_gone(others, Timings.scaled(0.2).lease_s + Membership.ECHO_SETTLE_S + 10.0)
+    wait_gone(others, Timings.scaled(scale).lease_s + Membership.ECHO_SETTLE_S + 10.0)
     measured("other_hosts_gone_s", time.monotonic() - begin_s)
     assert job.wait(60.0) != 0, job.output
+    assert "restart 1" not in job.output
     assert "algo-3 fell silent" in job.failure("algo-1")
     assert job.failure("algo-2").splitlines()[0] == job.failure("algo-1").splitlines()[0]
 
