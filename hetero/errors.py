@@ -6,8 +6,8 @@
     |- PortError                            |  |- BatchTimeoutError (also TimeoutError)
     |- ChildFailedError                     |  |- DatasetMismatchError
     |- ResourcesError                       |  |- ProtocolError
-    |- ShutdownError                        |  `- AuthenticationError
-    `- DatasetError
+    |- ShutdownError                        |  |  `- ProtocolMismatchError
+    `- DatasetError                         |  `- AuthenticationError
 
 Each takes one record: a message, or a frozen dataclass whose ``str`` is the
 message. One argument is what makes an exception survive the trip between
@@ -35,6 +35,7 @@ __all__ = [
     "HeteroError",
     "PortError",
     "ProtocolError",
+    "ProtocolMismatchError",
     "ResourcesError",
     "SampleFailure",
     "ShutdownError",
@@ -202,6 +203,12 @@ class ProtocolError(DataPlaneError):
     """Bytes from the network break the protocol: version, shape, dtype or limit."""
 
     exit_code = ExitCode.CORRUPTION
+
+
+class ProtocolMismatchError(ProtocolError):
+    """An endpoint speaks another version of the protocol than this process."""
+
+    exit_code = ExitCode.DISAGREEMENT
 
 
 class AuthenticationError(DataPlaneError):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from hetero.batches.fetch import Description
 from hetero.dataplane.connection import ConnectionState, EndpointConnection
 from hetero.datasets import DatasetSpec
-from hetero.errors import DatasetError, DatasetMismatchError, HeteroError
+from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ProtocolMismatchError
 
 __all__ = ["Agreement"]
 
@@ -83,6 +83,12 @@ class Agreement:
     def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
         """The user's code raised while an endpoint prepared or described."""
         self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
+
+    def rejected(self, connection: EndpointConnection, details: str) -> None:
+        """An endpoint does not understand what it is asked: it is of another version than this process."""
+        why = f"speaks another protocol: {details}"
+        advice = "install the same version of hetero on all hosts"
+        self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
 
     def _take_reference(self, connections: Sequence[EndpointConnection]) -> None:
         for connection in connections:

@@ -30,7 +30,7 @@ from hetero.dataplane.hedging import Hedging
 from hetero.dataplane.roster import Roster
 from hetero.dataplane.statistics import FleetStatistics
 from hetero.datasets import DatasetSpec
-from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError, ProtocolError
+from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError
 from hetero.memory import keep_freed_memory
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
@@ -150,6 +150,7 @@ class Fleet:
         Raises:
             DatasetError: The factory raised.
             DatasetMismatchError: Two hosts hold different data.
+            ProtocolMismatchError: An endpoint is of another version.
             EndpointUnavailableError: Nobody answered within ``prepare_timeout_s``.
             AuthenticationError: An endpoint refuses the token.
         """
@@ -405,6 +406,8 @@ class Fleet:
                 connection.descriptions[agreement.spec] = outcome
         elif isinstance(outcome, DatasetError):
             agreement.build_failed(connection, outcome)
+        elif isinstance(outcome, CallFailedError) and outcome.fault is Fault.MALFORMED:
+            agreement.rejected(connection, outcome.details)
         elif isinstance(outcome, CallFailedError):
             self._prepare_failed(connection, outcome, generation)
         elif isinstance(outcome, HeteroError):
@@ -414,9 +417,7 @@ class Fleet:
             self.fail(HeteroError(f"cannot prepare {connection.name}: {outcome!r}"))
 
     def _prepare_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
-        if error.fault is Fault.MALFORMED:
-            self.fail(ProtocolError(f"{connection.name} speaks another protocol: {error.details}"))
-        elif error.fault is Fault.FOREIGN:
+        if error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY and connection.generation == generation:
             connection.last_word = str(error)

@@ -9,7 +9,7 @@ from hetero.control.directory import EndpointRecord
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.connection import ConnectionState, EndpointConnection
 from hetero.datasets import DatasetSpec
-from hetero.errors import DatasetError, DatasetMismatchError, ExitCode, SampleFailure
+from hetero.errors import DatasetError, DatasetMismatchError, ExitCode, ProtocolMismatchError, SampleFailure
 from hetero.wire.limits import Limits
 
 SPEC = DatasetSpec("photos", "{}")
@@ -97,6 +97,22 @@ def test_factory_that_raises_only_on_a_latecomer_is_a_warning() -> None:
     assert agreement.failure is None
     assert SPEC in late.unusable
     assert late.state is ConnectionState.CONNECTING
+
+
+def test_endpoint_of_another_version_fails_at_the_start_and_is_left_out_later() -> None:
+    first, late = connection("algo-1/0"), connection("algo-3/0")
+    agreement = Agreement(SPEC)
+    agreement.rejected(first, "protocol 6 was asked for")
+    assert isinstance(agreement.failure, ProtocolMismatchError)
+    assert agreement.failure.exit_code is ExitCode.DISAGREEMENT
+    assert "algo-1/0 (127.0.0.1:1) speaks another protocol: protocol 6 was asked for" in str(agreement.failure)
+    agreement = Agreement(SPEC)
+    answer(first)
+    agreement.update([first])
+    agreement.rejected(late, "protocol 6 was asked for")
+    assert agreement.failure is None
+    assert SPEC in late.unusable
+    assert late.last_word == "speaks another protocol: protocol 6 was asked for"
 
 
 def test_environments_that_differ_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:

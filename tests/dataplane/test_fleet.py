@@ -16,7 +16,8 @@ from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
-from hetero.errors import DatasetMismatchError, EndpointUnavailableError, HeteroError
+from hetero.errors import DatasetMismatchError, EndpointUnavailableError, ExitCode, HeteroError, ProtocolMismatchError
+from hetero.wire.limits import PROTOCOL
 
 
 def offline_fleet(num_hosts: int, per_host: int, **options: Any) -> Fleet:
@@ -273,6 +274,16 @@ def test_fleet_names_hosts_whose_data_differ(job: Any, tools: Any) -> None:
         fleet.describe(tools.spec())
     with pytest.raises(DatasetMismatchError):
         list(Reader(fleet, iter(tools.requests(tools.spec()))))
+
+
+@pytest.mark.fault("F32")
+def test_fleet_names_an_endpoint_of_another_protocol(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.dataplane.connection.PROTOCOL", PROTOCOL + 1)  # of this process alone
+    job.pool()
+    words = rf"algo-1/0 \(.*\) speaks another protocol: .* {PROTOCOL + 1} was asked for, this endpoint has {PROTOCOL}"
+    with pytest.raises(ProtocolMismatchError, match=words) as caught:
+        job.fleet().describe(tools.spec())
+    assert caught.value.exit_code is ExitCode.DISAGREEMENT
 
 
 def test_fleet_goes_on_without_a_latecomer_that_differs(job: Any, tools: Any, caplog: pytest.LogCaptureFixture) -> None:
