@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -215,6 +216,9 @@ class EndpointPool:
                 self._selector.register(self._forker, selectors.EVENT_READ, self._forker)
         elif self._forker.loaded_s is not None:
             for slot in self._slots:
+                if slot.awaits_restart and self._may_restart():
+                    slot.awaits_restart, slot.start_at_s = False, now_s
+                    logger.warning("endpoint %s is started again: a restart has been given back", slot.name)
                 if slot.start_at_s is not None and now_s >= slot.start_at_s:
                     slot.begin(secrets.token_hex(16))
                     with self._open_output(slot.name, slot.last_lines) as write_end:
@@ -287,7 +291,10 @@ class EndpointPool:
             if not any(other.is_started or other.start_at_s is not None for other in self._slots):
                 self._give_up(slot.name, status, explanation, slot.last_lines)
             else:
-                logger.error("endpoint %s %s; no restarts are left", slot.name, explanation)
+                slot.awaits_restart = True
+                back_s = self._budget.next_s - time.monotonic()
+                when = f", the next one in {back_s:.0f} s" if back_s < math.inf else ""
+                logger.error("endpoint %s %s; no restarts are left%s", slot.name, explanation, when)
             return
         slot.num_crashes += 1
         wait_s = backoff_s(slot.num_crashes)
@@ -303,7 +310,7 @@ class EndpointPool:
         self._drop_forker()
         for slot in self._slots:
             self._retire(slot)
-            slot.start_at_s = 0.0
+            slot.awaits_restart, slot.start_at_s = False, 0.0
         self._publish()
         if self._failure is not None or self._stop_grace_s is not None:
             return
@@ -360,7 +367,7 @@ class EndpointPool:
                 self._failure = error
             self._forker_start_at_s = None
             for slot in self._slots:
-                slot.start_at_s = None
+                slot.awaits_restart, slot.start_at_s = False, None
             self._changed.notify_all()
 
     def _shut_down(self, grace_s: float) -> None:

@@ -6,6 +6,8 @@ wait as if it were one of a series.
 
 from __future__ import annotations
 
+import math
+
 __all__ = ["RestartBudget", "backoff_s"]
 
 _FIRST_BACKOFF_S = 0.2
@@ -39,6 +41,11 @@ class RestartBudget:
         self._num_used += 1
         self._latest_s = now_s
         return True
+
+    @property
+    def next_s(self) -> float:
+        """When the next restart is given back if none is left, monotonic seconds; infinite if there never is one."""
+        return self._latest_s + self._return_s if self._limit else math.inf
 
 
 def backoff_s(num_crashes: int) -> float:

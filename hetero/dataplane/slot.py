@@ -36,6 +36,8 @@ class Slot:
     """A process is there, ready or not."""
     start_at_s: float | None = 0.0
     """When to start a process; None: one is there, or none shall be."""
+    awaits_restart: bool = False
+    """Its process ended when no restart was left: it gets the next one that there is."""
     ready_s: float | None = None
     """Since when it serves, monotonic; None: it does not."""
     num_crashes: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -35,6 +36,15 @@ def test_budget_gives_back_a_restart_for_every_stable_hour(
 ) -> None:
     budget = RestartBudget(limit, HOUR_S)
     assert [budget.take(1e6 + HOUR_S * crash_h) for crash_h in crashes_h] == expected
+
+
+def test_budget_says_when_a_restart_comes_back() -> None:
+    budget = RestartBudget(2, HOUR_S)
+    assert [budget.take(now_s) for now_s in (1000.0, 1600.0, 1700.0)] == [True, True, False]
+    assert budget.next_s == 1600.0 + HOUR_S
+    assert not budget.take(budget.next_s - 1.0)
+    assert budget.take(budget.next_s)
+    assert RestartBudget(0, HOUR_S).next_s == math.inf
 
 
 def test_backoff_begins_nearly_at_once_and_is_bounded() -> None:
@@ -80,6 +90,20 @@ def test_pool_that_is_stable_between_crashes_never_gives_up(job: Any, tools: Any
         crash(pool, tools)
     assert pool.failure is None
     assert pool.num_restarts == 3
+
+
+def test_endpoint_that_no_restart_was_left_for_gets_the_next_one(
+    job: Any, tools: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = job.pool(num_endpoints=2, endpoint_restarts=1, stable_s=0.03)  # given back after 1.8 s
+    before = pool.pids
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    tools.wait_for(lambda: "no restarts are left, the next one in" in caplog.text)
+    tools.wait_for(lambda: len(pool.records) == 2)
+    assert not set(pool.pids) & set(before)
+    assert pool.num_restarts == 2
+    assert pool.failure is None
 
 
 def test_pool_that_has_given_up_starts_nothing_again(job: Any, tools: Any) -> None:
