@@ -1,10 +1,11 @@
 """The job's token: where it comes from, how calls carry it, how servers demand it.
 
 Boundary: the hosts of the job. Every call carries the token and the job's id in
-its metadata; to an endpoint also which incarnation it is meant for, so that a
-recorded call is worth nothing once the process is another. A server refuses
-whatever its policy table does not name, so an RPC that somebody adds without
-thinking of access is closed, not open.
+its metadata, and every call to an endpoint also the incarnation it is meant for,
+so that a recorded call is worth nothing once the process is another. Launchers
+have none to name: their peers and ranks call before they have heard of it. A
+server refuses whatever its policy table does not name, so an RPC that somebody
+adds without thinking of access is closed, not open.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") ->
     Args:
         token: The job's.
         job_id: The job's.
-        incarnation: Of the server that is meant, if it has one.
+        incarnation: Of the endpoint that is meant; empty for a launcher.
     """
     told = ((_JOB, job_id), *(((_INCARNATION, incarnation),) if incarnation else ()))
     return told if token is None else ((_AUTHORIZATION, _Bearer(token)), *told)
@@ -223,7 +224,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         token: The job's token; None for a job that runs without one (then only ids and the table are checked).
         job_id: Id of this server's job.
         policies: Full method name (``/package.Service/Method``) to its policy; what is not in it is refused.
-        incarnation: Of this server, random per start; calls that are meant for another one are refused.
+        incarnation: Of this server, random per start: calls that do not name it, or name another one, are refused.
+            Empty: calls name none.
         clock: Monotonic seconds, for the rate limit of the log.
     """
 
@@ -277,8 +279,9 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             self._count_failure()
             return self._other_job
         meant = _values(metadata, _INCARNATION)
+        is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
         # Not counted: readers that have not heard of a restart yet are no strangers.
-        if self._incarnation and any(not hmac.compare_digest(value, self._incarnation) for value in meant):
+        if self._incarnation and not is_meant:
             return self._other_incarnation
         return continuation(handler_call_details)
 

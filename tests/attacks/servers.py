@@ -42,6 +42,8 @@ class Server:
     access: security.ServerInterceptor
     methods: tuple[str, ...]
     """What its handler tables have."""
+    incarnation: str = ""
+    """Of an endpoint."""
     batch_port: int = 0
     """Endpoints only."""
     running: Any = None
@@ -56,6 +58,11 @@ class Server:
         """Host and port."""
         host, _, port = self.address.rpartition(":")
         return host, int(port)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What the calls of the job's own processes carry."""
+        return security.call_metadata(self.token, JOB, incarnation=self.incarnation)
 
     def call(self, method: str, metadata: Any, *, arity: str = "unary_unary", request: bytes = b"") -> bytes:
         """Call a method as if it were of some arity; raises `grpc.RpcError`."""
@@ -102,9 +109,10 @@ def endpoint(folder: Path, **options: Any) -> Iterator[Server]:
     path.unlink(missing_ok=True)
     security.write_token(str(path), token)
     given = {"host": "algo-1", "index": 0, "num_endpoints": 1, "address": "127.0.0.1", "incarnation": "first"}
+    chosen = EndpointOptions(**{**given, "job_id": JOB, **options})
     with pytest.MonkeyPatch.context() as patch, noted_methods() as methods:
         patch.setenv(security.TOKEN_FILE_VARIABLE, str(path))
-        running = Endpoint(EndpointOptions(**{**given, "job_id": JOB, **options}))
+        running = Endpoint(chosen)
     with running:
         server = Server(
             name="endpoint",
@@ -112,6 +120,7 @@ def endpoint(folder: Path, **options: Any) -> Iterator[Server]:
             address=f"127.0.0.1:{running.port}",
             access=running._access,
             methods=tuple(methods),
+            incarnation=chosen.incarnation,
             batch_port=running._service.delivery.port,
             running=running,
         )
@@ -159,7 +168,7 @@ def attended(server: Server) -> Iterator[bytes]:
     """Attend the endpoint as a reader does; give the ticket."""
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
-            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=security.call_metadata(server.token, JOB)
+            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=server.metadata
         )
         yield pb.AttendReply.FromString(next(call)).ticket
         call.cancel()

@@ -18,6 +18,7 @@ from waiting import wait_for
 
 import hetero
 from hetero.control.security import Policy, Token, call_metadata
+from hetero.dataplane.service import DATA_POLICIES
 from hetero.wire.proto import control_pb2, data_pb2
 
 import grpc  # isort: skip
@@ -80,7 +81,7 @@ def is_served(server: Server) -> bool:
     """Tell whether a holder of the token gets an answer from the method behind, be it that its request is no good."""
     method = "/hetero.v1.Data/Describe" if server.name == "endpoint" else "/hetero.v1.Launcher/Report"
     try:
-        return server.call(method, call_metadata(server.token, JOB)) == b""
+        return server.call(method, server.metadata) == b""
     except grpc.RpcError as error:
         return error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -140,7 +141,7 @@ def test_call_with_a_bad_token_is_refused_alike_whatever_it_calls(
 @pytest.mark.parametrize("name", POLICIES)
 def test_method_that_nobody_serves_is_refused_even_with_the_token(running: dict[str, Server], name: str) -> None:
     server = running[name]
-    metadata = call_metadata(server.token, JOB)
+    metadata = server.metadata
     known = {method for table in POLICIES.values() for method in table} - set(POLICIES[name])
     for method, arity in itertools.product((*FOREIGN, *sorted(known)), ARITIES):
         assert server.refusal(method, metadata, arity=arity) == REFUSED
@@ -159,6 +160,20 @@ def test_call_of_another_job_is_refused_and_counted(running: dict[str, Server], 
         found = server.refusal(method, (bearer, *jobs), arity=arity)
         assert found == (grpc.StatusCode.FAILED_PRECONDITION, f"this server belongs to job {JOB}")
     assert server.access.auth_failures == before + len(demanding) * len(ARITIES) * len(ids)
+    assert is_served(server)
+
+
+@pytest.mark.attack("A11")
+def test_call_to_an_endpoint_that_does_not_name_this_start_of_it_is_refused(running: dict[str, Server]) -> None:
+    server = running["endpoint"]
+    bare = call_metadata(server.token, JOB)
+    right, wrong = ("hetero-incarnation", server.incarnation), ("hetero-incarnation", server.incarnation + "x")
+    forms = ((), (("hetero-incarnation", ""),), (wrong,), (right, wrong), (wrong, right), (right, right))
+    before = server.access.auth_failures
+    for method, arity, named in itertools.product(DATA_POLICIES, ARITIES, forms):
+        found = server.refusal(method, (*bare, *named), arity=arity)
+        assert found == (grpc.StatusCode.FAILED_PRECONDITION, "this server was started anew")
+    assert server.access.auth_failures == before  # a reader that is late makes such a call, and is no stranger
     assert is_served(server)
 
 
@@ -221,7 +236,7 @@ def test_request_of_two_megabytes_exhausts_nothing(running: dict[str, Server], n
         *demanding,
         *demanding[:1] * 70,
     ):  # more than a launcher takes at once
-        code, _ = server.refusal(method, call_metadata(server.token, JOB), request=bytes(2**21))
+        code, _ = server.refusal(method, server.metadata, request=bytes(2**21))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert is_served(server)
 
@@ -233,7 +248,7 @@ def test_request_of_two_megabytes_exhausts_nothing(running: dict[str, Server], n
 def test_calls_that_break_off_hold_no_place(running: dict[str, Server], name: str, who: str, said: str) -> None:
     """As many as any server takes at the same time, and half as many more."""
     server = running[name]
-    given = call_metadata(server.token, JOB) if who != "stranger" else [("hetero-job", JOB)]
+    given = server.metadata if who != "stranger" else [("hetero-job", JOB)]
     fields = [(key.encode(), value.encode()) for key, value in given]
     methods = sorted(POLICIES[name])
     body = {"nothing": b"", "half a message": b"\0\0\0\0\x20half", "noise": b"\0\0\0\0\x03\xff\xff\xff"}[said]

@@ -14,12 +14,11 @@ import http2
 import pytest
 import servers
 from deliveries import num_descriptors
-from servers import JOB, Server
+from servers import Server
 from strangers import KINDS, Strangers
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.control.security import call_metadata
 from hetero.dataplane import delivery
 from hetero.dataplane.delivery import GREETING
 from hetero.dataplane.endpoint import allow_descriptors
@@ -53,7 +52,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
 def is_served(server: Server) -> bool:
     """Tell whether a reader comes through both ports: here, to hear that the data set is not built."""
     record = EndpointRecord(endpoint_id="a/0", host="a", address=server.address, incarnation="first")
-    metadata = call_metadata(server.token, JOB, incarnation="first")
+    metadata = server.metadata
     message = pb.FetchRequest(
         protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=[1], collate=True
     )
@@ -107,7 +106,7 @@ def test_connection_that_answers_pings_but_calls_nothing_is_closed(endpoint: Ser
 
 def test_reader_that_watches_or_attends_is_never_idle(endpoint: Server) -> None:
     record = EndpointRecord(endpoint_id="a/0", host="a", address=endpoint.address, incarnation="first")
-    metadata = call_metadata(endpoint.token, JOB, incarnation="first")
+    metadata = endpoint.metadata
     with contextlib.closing(Link(record, metadata, Limits())) as link:
         link.attend()
         deadline_s = time.monotonic() + 6.0
@@ -119,7 +118,7 @@ def test_reader_that_watches_or_attends_is_never_idle(endpoint: Server) -> None:
 
 def test_channel_that_was_idle_and_closed_is_made_anew_by_the_next_call(endpoint: Server) -> None:
     def ask() -> None:
-        code, _ = endpoint.refusal("/hetero.v1.Data/Describe", call_metadata(endpoint.token, JOB), request=b"\xff")
+        code, _ = endpoint.refusal("/hetero.v1.Data/Describe", endpoint.metadata, request=b"\xff")
         assert code is grpc.StatusCode.INVALID_ARGUMENT
 
     states: list[grpc.ChannelConnectivity] = []

@@ -71,7 +71,7 @@ def content(tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def connected(job: Any, address: Any) -> Iterator[Stream]:
     """Open a connection for batches as a reader does."""
-    link = Link(address, call_metadata(job.token, JOB), Limits())
+    link = Link(address, call_metadata(job.token, JOB, incarnation=address.incarnation), Limits())
     with contextlib.closing(link):
         link.attend()
         ((_, stream),) = link._idle

@@ -31,6 +31,11 @@ def address(job: Any) -> str:
     return str(job.pool().records[0].address)
 
 
+def reader_metadata(job: Any) -> tuple[tuple[str, str], ...]:
+    """Return what the calls of a reader carry to the only endpoint."""
+    return call_metadata(job.token, JOB, incarnation=job.pools[0].records[0].incarnation)
+
+
 def call(address: str, method: str, request: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> bytes:
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = channel.unary_stream(method, None, None)
@@ -62,14 +67,14 @@ def test_every_method_demands_the_token(address: str) -> None:
     ],
 )
 def test_unknown_methods_are_refused_even_with_the_token(job: Any, address: str, method: str) -> None:
-    found, _ = status(address, method, b"", call_metadata(job.token, JOB))
+    found, _ = status(address, method, b"", reader_metadata(job))
     assert found is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.attack("A3")
 @pytest.mark.attack("A8")
 def test_requests_that_break_the_protocol_are_refused_and_harm_nothing(job: Any, tools: Any, address: str) -> None:
-    good = call_metadata(job.token, JOB)
+    good = reader_metadata(job)
     spec = pb.DatasetSpec(name="numbers", arguments_json="{}")
     canary = Path(job.path / "canary")
     describe = pb.DescribeRequest(protocol=PROTOCOL, dataset=spec)
@@ -100,7 +105,7 @@ def attended(job: Any, address: str) -> Iterator[tuple[tuple[str, int], bytes]]:
     """Attend an endpoint; give the address for batches and the ticket."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
-            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=call_metadata(job.token, JOB), timeout=60
+            pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=reader_metadata(job), timeout=60
         )
         reply = pb.AttendReply.FromString(next(call))
         yield (address.rpartition(":")[0], reply.port), reply.ticket
@@ -161,7 +166,7 @@ def test_text_that_is_not_utf8_is_refused_by_every_protobuf(
     spec = pb.DatasetSpec(name="numbers", arguments_json="{}")
     prepare = pb.PrepareRequest(protocol=PROTOCOL, dataset=spec).SerializeToString().replace(b"num", b"\xff\xfe\xfd")
     fetch = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1]).SerializeToString()
-    found, _ = status(address, "/hetero.v1.Data/Prepare", prepare, call_metadata(job.token, JOB))
+    found, _ = status(address, "/hetero.v1.Data/Prepare", prepare, reader_metadata(job))
     assert found is grpc.StatusCode.INVALID_ARGUMENT
     with attended(job, address) as (place, ticket), contextlib.closing(connect(*place)) as stream:
         stream.send_raw(GREETING + ticket)

@@ -33,7 +33,8 @@ def test_endpoint_may_open_more_descriptors_than_a_shell_allows(job: Any) -> Non
 @pytest.mark.attack("A1")
 def test_strangers_at_both_ports_count_as_authentication_failures(job: Any, tools: Any) -> None:
     pool = job.pool()
-    link = Link(pool.records[0], call_metadata(job.token, "test-job"), Limits())
+    record = pool.records[0]
+    link = Link(record, call_metadata(job.token, "test-job", incarnation=record.incarnation), Limits())
     with contextlib.closing(link):
         link.attend()
         for hello in (b"GET / HTTP/1.1", GREETING + bytes(TICKET_BYTES), GREETING):  # the last one just leaves again

@@ -75,7 +75,8 @@ def test_endpoint_killed_while_a_reader_begins_to_attend_fails_the_call(job: Any
     pool = job.pool()
     os.kill(pool.pids[0], signal.SIGSTOP)
     pid = pool.pids[0]
-    link = Link(pool.records[0], call_metadata(job.token, "test-job"), Limits())
+    record = pool.records[0]
+    link = Link(record, call_metadata(job.token, "test-job", incarnation=record.incarnation), Limits())
     join = in_thread(link.attend)
     os.kill(pid, signal.SIGKILL)
     assert fault_of(join)[0] is Fault.UNREACHABLE

@@ -19,7 +19,6 @@ from seeds import BATCHES, answer, seeds
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.control.security import call_metadata
 from hetero.dataplane.delivery import GREETING, TICKET_BYTES
 from hetero.dataplane.failures import CallFailedError
 from hetero.dataplane.link import Link
@@ -60,7 +59,7 @@ def test_endpoint_survives_mutated_calls(tmp_path: Path, caplog: pytest.LogCaptu
     codes: Counter[object] = Counter()
     texts: set[str] = set()
     with servers.endpoint(tmp_path) as server:
-        metadata = call_metadata(server.token, servers.JOB)
+        metadata = server.metadata
         for _ in range(1500):
             method = rng.choice(("Prepare", "Describe"))
             try:
@@ -81,7 +80,7 @@ def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> No
     codes: Counter[object] = Counter()
     texts: set[str] = set()
     with servers.launcher() as server:
-        metadata = call_metadata(server.token, servers.JOB)
+        metadata = server.metadata
         for _ in range(1500):
             method = rng.choice(sorted(CONTROL_SEEDS))
             try:
@@ -181,7 +180,7 @@ def test_reader_survives_mutated_answers(tmp_path: Path, compression: str | None
     ):
         patch.setattr("hetero.wire.framing._allocate", allocate)
         record = EndpointRecord(endpoint_id="a/0", host="a", address=server.address, incarnation="first")
-        metadata = call_metadata(server.token, servers.JOB, incarnation="first")
+        metadata = server.metadata
         with contextlib.closing(Link(record, metadata, limits)) as link:
             link.attend()
             for _ in range(700):
