@@ -15,9 +15,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetero.cgroups import memory_use
 from hetero.errors import ExitCode, ResourcesError
 
 if TYPE_CHECKING:
@@ -49,11 +49,6 @@ logger = logging.getLogger(__name__)
 
 _starting = threading.Lock()
 _own_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
-
-_MEMORY_FILES = (
-    ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory.max"),
-    ("/sys/fs/cgroup/memory/memory.max_usage_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 
 def die_with_parent(expected_parent_pid: int) -> None:
@@ -286,16 +281,9 @@ def _describe_signal(number: int) -> str:
 
 
 def _describe_memory() -> str:
-    for peak_path, limit_path in _MEMORY_FILES:
-        peak, limit = _read_number(peak_path), _read_number(limit_path)
-        if peak is not None:
-            bound = f" of {limit / 2**30:.1f} GiB allowed" if limit is not None and limit < 2**60 else ""
-            return f" (peak of its control group: {peak / 2**30:.1f} GiB{bound})"
-    return ""
-
-
-def _read_number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+    use = memory_use()
+    if use is None:
+        return ""
+    group = "its control group" if use.is_own else "a control group above its own"
+    bound = "" if use.limit_bytes is None else f" of {use.limit_bytes / 2**30:.1f} GiB allowed"
+    return f" (peak of {group}: {use.peak_bytes / 2**30:.1f} GiB{bound})"

@@ -21,7 +21,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 # Each may import from the lines above it and from itself.
 LAYERS = (
     {"errors", "version"},
-    {"documents"},
+    {"cgroups", "documents"},
     {"config", "cluster", "faults", "logs", "memory", "process"},
     {"datasets"},
     {"batches"},

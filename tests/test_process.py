@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
+from hetero.cgroups import MemoryUse
 from hetero.process import SignalWaiter, describe_exit_status, die_with_parent, limit_threads, thread_limits
 
 
@@ -35,19 +35,21 @@ def test_exit_status_is_described_in_one_line(status: int, expected: str) -> Non
 
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize(
-    ("limit", "words"),
-    [("2147483648", "1.5 GiB of 2.0 GiB allowed"), ("max", "1.5 GiB"), ("9223372036854771712", "1.5 GiB")],
+    ("limit_bytes", "is_own", "words"),
+    [
+        (2**31, True, " (peak of its control group: 1.5 GiB of 2.0 GiB allowed)"),
+        (2**31, False, " (peak of a control group above its own: 1.5 GiB of 2.0 GiB allowed)"),
+        (None, True, " (peak of its control group: 1.5 GiB)"),
+    ],
 )
 def test_kill_is_described_with_the_figures_of_the_control_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, words: str
+    monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, is_own: bool, words: str
 ) -> None:
-    peak_file, limit_file = tmp_path / "memory.peak", tmp_path / "memory.max"
-    peak_file.write_text("1610612736\n")
-    limit_file.write_text(f"{limit}\n")
-    files = ((str(tmp_path / "absent"), str(limit_file)), (str(peak_file), str(limit_file)))
-    monkeypatch.setattr("hetero.process._MEMORY_FILES", files)
-    expected = f"killed by SIGKILL, likely out of memory (peak of its control group: {words})"
-    assert describe_exit_status(-signal.SIGKILL) == expected
+    use = MemoryUse(peak_bytes=3 * 2**29, limit_bytes=limit_bytes, is_own=is_own)
+    monkeypatch.setattr("hetero.process.memory_use", lambda: use)
+    assert describe_exit_status(-signal.SIGKILL) == f"killed by SIGKILL, likely out of memory{words}"
+    monkeypatch.setattr("hetero.process.memory_use", lambda: None)
+    assert describe_exit_status(-signal.SIGKILL) == "killed by SIGKILL, likely out of memory"
 
 
 def test_child_dies_with_its_parent() -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from harness import DNN, MARKER, SLOW, TIME_SCALE, StartJob, StartLauncher, failure, sweep, wait_gone
 
+from hetero.cgroups import memory_use
 from hetero.config import Timings
 from hetero.version import __version__
 
@@ -369,6 +370,21 @@ def test_rank_that_outgrows_the_memory_of_its_container_is_told_with_the_figures
         "(peak of its control group: 1.0 GiB of 1.0 GiB allowed)"
     )
     assert (tmp_path / "ml" / "output" / "failure").read_text().splitlines()[0] == cause
+
+
+def test_memory_of_a_process_is_that_of_its_own_group_where_those_of_all_are_seen(
+    memory_group: tuple[Path, Path],
+) -> None:
+    group, _ = memory_group
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            use = memory_use(Path(f"/proc/{process.pid}"))
+        finally:
+            process.kill()
+    assert use is not None
+    assert (use.limit_bytes, use.is_own) == (MEMORY_BYTES, True)
+    assert use.peak_bytes <= MEMORY_BYTES
 
 
 def test_folder_of_a_killed_simulation_is_removed_by_the_next(start_job: StartJob, tmp_path: Path) -> None:
