@@ -16,29 +16,22 @@ import logging
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TextIO
 
-from hetero import logs
-from hetero.cluster import ClusterSpec, Role, parse_cluster
+from hetero.cluster import ClusterSpec, parse_cluster
 from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
-from hetero.errors import ClusterError, ConfigError, ExitCode, PortError
+from hetero.errors import ClusterError, ConfigError, PortError
 from hetero.launch.certificates import make_certificates
 from hetero.launch.host import WORK_DIR_VARIABLE
-from hetero.launch.progress import INTERVAL_VARIABLE, PROGRESS_MARK, StatusLine
-from hetero.launch.relay import LineRelay
+from hetero.launch.launchers import Launchers, SimulatedHost
+from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
 from hetero.launch.workdir import private_folder
 from hetero.pricing import Catalogue
-from hetero.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
 
 __all__ = ["SimulatedGroup", "parse_group", "simulate"]
 
@@ -47,7 +40,6 @@ logger = logging.getLogger(__name__)
 PARENT_VARIABLE = "HETERO_PARENT_PID"
 _MAX_HOSTS = 250
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # becomes a link in every host's tree
-_TICK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +49,6 @@ class SimulatedGroup:
     name: str
     instance_type: str
     count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Host:
-    name: str
-    group: str
-    role: Role
-    address: str
-    root: Path
-
-    @property
-    def base_dir(self) -> Path:
-        """What ``/opt/ml`` is on the platform."""
-        return self.root / "ml"
 
 
 def parse_group(text: str) -> SimulatedGroup:
@@ -140,146 +118,12 @@ def simulate(
         }
         if StatusLine().is_live:
             environment[INTERVAL_VARIABLE] = "1"
-        run = stack.enter_context(_Run(hosts))
+        launchers = stack.enter_context(Launchers(hosts))
         for host in hosts:
-            run.start(host, options, [*flags[host.group], *tls_flags], environment, channels)
-        code = run.wait()
+            launchers.start(host, options, [*flags[host.group], *tls_flags], environment, channels)
+        code = launchers.wait()
     _collect(hosts, output_dir)
     return code
-
-
-class _Run:
-    """The launchers of all simulated hosts."""
-
-    def __init__(self, hosts: Sequence[_Host]) -> None:
-        self._hosts = hosts
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: dict[str, TextIO] = {}
-        self._killed: set[str] = set()
-        self._signals = 0
-        self._status = StatusLine()
-        self._relay = LineRelay(self._write)
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> _Run:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
-        adopt_descendants()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._kill()
-        end_descendants()  # what a launcher that was killed could not end
-        self._relay.close()
-        for log in self._logs.values():
-            with contextlib.suppress(OSError):
-                log.close()
-        self._stack.close()
-
-    def start(
-        self,
-        host: _Host,
-        options: LaunchOptions,
-        flags: Sequence[str],
-        environment: Mapping[str, str],
-        channels: Mapping[str, Path],
-    ) -> None:
-        """Start the launcher of one host."""
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
-        self._relay.add(host.name, read_end)
-        # The options have been read from the environment; the launchers get them as flags.
-        read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
-        inherited = {
-            name: value for name, value in os.environ.items() if name not in read and not name.startswith("SM_")
-        }
-        self._processes[host.name] = start_child(
-            [sys.executable, "-m", "hetero.cli", "launch", *flags, options.script, "--", *options.script_args],
-            env={**inherited, **environment, **_platform_environment(host, channels)},
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            start_new_session=True,  # Ctrl-C is ours to hand on
-        )
-        os.close(write_end)
-
-    def wait(self) -> int:
-        """Wait for every host; return the job's exit code."""
-        told_signals = 0
-        while any(process.poll() is None for process in self._processes.values()):
-            time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
-            reap_adopted()
-            self._status.draw()
-            if self._signals > told_signals:
-                told_signals = self._signals
-                self._hand_on_signal()
-        self._relay.close()
-        self._status.clear()
-        return self._exit_code()
-
-    def _hand_on_signal(self) -> None:
-        running = [name for name, process in self._processes.items() if process.poll() is None]
-        if self._signals == 1:
-            logger.warning("stopping; waiting for %s (again to kill them)", ", ".join(running))
-            for name in running:
-                self._processes[name].send_signal(signal.SIGTERM)
-        else:
-            logger.warning("killing %s", ", ".join(running))
-            self._kill()
-
-    def _kill(self) -> None:
-        # Each launcher's children die with it (parent-death signal).
-        for name, process in self._processes.items():
-            if process.poll() is None:
-                self._killed.add(name)
-                process.kill()
-        for process in self._processes.values():
-            process.wait()
-
-    def _exit_code(self) -> int:
-        """Return what the trainer hosts say; a data host's status counts only if they are well."""
-        statuses = [(host, self._processes[host.name].returncode) for host in self._hosts]
-        for host, status in statuses:
-            if host.name in self._killed:
-                logger.error("%s (%s): killed on request", host.name, host.group)
-            elif status != 0:
-                logger.error("%s (%s): launcher %s", host.name, host.group, _describe_exit(status))
-        causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]
-        if cause := next(filter(None, causes), ""):
-            logger.error("the job failed: %s", cause)
-        # A data host may be lost while the job goes well.
-        bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
-        return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
-
-    def _write(self, name: str, line: str) -> None:
-        line = logs.escape_line(line)  # nearly always the launcher has, but its libraries may have written this
-        with contextlib.suppress(OSError):  # a full disk loses lines and stops nothing
-            self._logs[name].write(line + "\n")
-        if self._status.is_live and PROGRESS_MARK in line:
-            self._status.show(line.partition(PROGRESS_MARK)[2])
-            return
-        self._status.clear()
-        logs.write_line(line)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-
-
-def _describe_exit(status: int) -> str:
-    """Say what a launcher's exit status means; those of other programs, `describe_exit_status` knows."""
-    try:
-        return f"exited with {status}: {ExitCode(status).help_text}"
-    except ValueError:
-        return describe_exit_status(status)
-
-
-def _failure_line(host: _Host) -> str:
-    """Return the first line of a host's failure file, empty if there is none."""
-    try:
-        with (host.base_dir / "output" / "failure").open(encoding="utf-8", errors="replace") as file:
-            return file.readline(2048).strip()
-    except OSError:
-        return ""
 
 
 def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
@@ -352,9 +196,9 @@ def _describe(groups: Sequence[SimulatedGroup], options: LaunchOptions) -> Clust
     return parse_cluster(document, roles=options.roles, source="--group")
 
 
-def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[_Host]:
+def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[SimulatedHost]:
     return [
-        _Host(
+        SimulatedHost(
             name=host.name,
             group=host.group,
             role=host.role,
@@ -371,14 +215,14 @@ def _check_is_below(path: Path, folder: Path) -> None:
         raise ConfigError(f"{path} is a link that leads out of {folder}; remove it, or give another --output-dir")
 
 
-def _make_certificates(work_dir: Path, hosts: Sequence[_Host]) -> list[str]:
+def _make_certificates(work_dir: Path, hosts: Sequence[SimulatedHost]) -> list[str]:
     """Make the certificates of this run; return the flags that name them."""
     make_certificates(work_dir / "tls", [host.name for host in hosts])
     return [f"--tls-dir={work_dir / 'tls'}"]
 
 
 def _write_trees(
-    hosts: Sequence[_Host], cluster: ClusterSpec, channels: Mapping[str, Path], *, output_dir: Path
+    hosts: Sequence[SimulatedHost], cluster: ClusterSpec, channels: Mapping[str, Path], *, output_dir: Path
 ) -> None:
     for host in hosts:
         _check_is_below(host.root, output_dir)
@@ -402,20 +246,6 @@ def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _platform_environment(host: _Host, channels: Mapping[str, Path]) -> dict[str, str]:
-    """Return the variables that training scripts read on the platform."""
-    base = host.base_dir
-    found = {
-        "SAGEMAKER_BASE_DIR": str(base),
-        "SM_MODEL_DIR": str(base / "model"),
-        "SM_OUTPUT_DATA_DIR": str(base / "output" / "data"),
-        "SM_CURRENT_HOST": host.name,
-    }
-    for name in channels:
-        found[f"SM_CHANNEL_{name.upper()}"] = str(base / "input" / "data" / name)
-    return found
-
-
 def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> list[str]:
     """Return the launcher's flags on the hosts of ``group``, with its vCPUs if they are emulated."""
     flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
@@ -436,7 +266,7 @@ def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, in
     return [*flags, "--emulate-vcpus", str(count)]
 
 
-def _collect(hosts: Sequence[_Host], output_dir: Path) -> None:
+def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
     """Copy the report that one trainer host wrote to the top of the output folder."""
     for name in ("report.json", "report.md"):
         (output_dir / name).unlink(missing_ok=True)
