@@ -29,6 +29,7 @@ __all__ = ["Launchers", "SimulatedHost"]
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
+_KILL_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,8 @@ class Launchers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, TextIO] = {}
         self._killed: set[str] = set()
+        self._abandoned: set[str] = set()
+        """Killed, and not gone in time."""
         self._signals = 0
         self._status = StatusLine()
         self._relay = LineRelay(self._write)
@@ -105,7 +108,7 @@ class Launchers:
     def wait(self) -> int:
         """Wait for every host; return the job's exit code."""
         told_signals = 0
-        while any(process.poll() is None for process in self._processes.values()):
+        while self._running():
             time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
             reap_adopted()
             self._status.draw()
@@ -117,7 +120,7 @@ class Launchers:
         return self._exit_code()
 
     def _hand_on_signal(self) -> None:
-        running = [name for name, process in self._processes.items() if process.poll() is None]
+        running = self._running()
         if self._signals == 1:
             logger.warning("stopping; waiting for %s (again to kill them)", ", ".join(running))
             for name in running:
@@ -127,17 +130,31 @@ class Launchers:
             self._kill()
 
     def _kill(self) -> None:
-        # Each launcher's children die with it (parent-death signal).
-        for name, process in self._processes.items():
-            if process.poll() is None:
-                self._killed.add(name)
-                process.kill()
-        for process in self._processes.values():
-            process.wait()
+        """Kill the launchers that run, and say which of them do not go; the children of each die with it."""
+        running = self._running()
+        for name in running:
+            self._killed.add(name)
+            self._processes[name].kill()
+        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        for name in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._processes[name].wait(max(0.0, deadline_s - time.monotonic()))
+        if left := self._running():  # one that waits for a device, say
+            self._abandoned.update(left)
+            names = ", ".join(f"the launcher of {name} (process {self._processes[name].pid})" for name in left)
+            logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
+
+    def _running(self) -> list[str]:
+        """Return the hosts whose launchers are to be waited for."""
+        living = (name for name, process in self._processes.items() if process.poll() is None)
+        return [name for name in living if name not in self._abandoned]
 
     def _exit_code(self) -> int:
         """Return what the trainer hosts say; a data host's status counts only if they are well."""
-        statuses = [(host, self._processes[host.name].returncode) for host in self._hosts]
+        statuses = [
+            (host, -signal.SIGKILL if host.name in self._abandoned else self._processes[host.name].returncode)
+            for host in self._hosts
+        ]
         for host, status in statuses:
             if host.name in self._killed:
                 logger.error("%s (%s): killed on request", host.name, host.group)
