@@ -67,14 +67,16 @@ class Hosts:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        for left in self.processes():
+        left = self.processes()
+        for each in left:
             with contextlib.suppress(psutil.Error):
-                left.kill()
+                each.kill()
+        psutil.wait_procs(left, timeout=10.0)
 
     # Launchers
 
     def start(self, *hosts: str) -> None:
-        """Start the launchers of hosts, by default of all."""
+        """Start the launchers of hosts, by default of all; in the main thread, with whose end they end."""
         for host in hosts or self.network.hosts:
             flags = ["--cluster-file", str(self._cluster_file), "--host", host, "--port", str(PORT)]
             flags += ["--allow-faults", *self._flags]  # one kind of network needs a fault to find the others
@@ -84,6 +86,7 @@ class Hosts:
                 **self.network.environment(host, self.folder),
                 MARKER: self.marker,
                 HOST: host,
+                "HETERO_PARENT_PID": str(os.getpid()),
                 "TMPDIR": str(self.folder / "tmp"),
                 "HETERO_WORK_DIR": str(self.folder / "work"),
                 "HETERO_TOKEN_FILE": str(self._token_file),

@@ -6,6 +6,7 @@ Kills, stops, slows, cuts off and restarts endpoints, data hosts and ranks, abou
 the ranks must have been fed what an undisturbed job feeds them, in the same order and to the byte, and nothing of the
 job may be left: no process, port, shared memory or file. Prints every event with its seed, writes a summary in JSON,
 and exits with 1 if anything was violated. Which event comes next depends on the seed alone; what it meets does not.
+Whatever ends the soak ends its launchers, and so everything else.
 """
 
 from __future__ import annotations
@@ -205,4 +206,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was begun is taken down
     sys.exit(main())

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import soak
+from harness import wait_gone
 
 
 @pytest.mark.integration
@@ -23,6 +31,46 @@ def test_short_soak_finds_nothing_lost_repeated_or_left(tmp_path: Path, capsys: 
     assert found["num_events"] >= 5
     assert found["num_batches"] == 160 * soak.NUM_RANKS * found["num_jobs"]
     assert "seed 4  event 1 " in output
+
+
+def launchers_of(process: psutil.Process) -> list[psutil.Process]:
+    """Return the launchers that a soak has started and that live."""
+    found = []
+    for child in process.children():
+        with contextlib.suppress(psutil.Error):
+            if "hetero.cli" in child.cmdline():
+                found.append(child)
+    return found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_soak_that_is_ended_takes_its_launchers_along(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, soak.__file__, "--network", "proxies", "--steps", "1000000"]
+    output = tmp_path / "output"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    launchers: list[psutil.Process] = []
+    try:
+        deadline_s = time.monotonic() + 60.0
+        while len(launchers) <= soak.NUM_DATA_HOSTS:
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline_s, "it has started no job"
+            time.sleep(0.05)
+            launchers = launchers_of(psutil.Process(process.pid))
+        process.send_signal(number)
+        process.wait(30.0)
+        wait_gone(launchers, 10.0)
+    finally:
+        process.kill()
+        process.wait()
+        for launcher in launchers:
+            with contextlib.suppress(psutil.Error):
+                launcher.kill()
+    if number == signal.SIGTERM:
+        assert list(tmp_path.glob("hetero-soak-*")) == [], output.read_text()
 
 
 @pytest.mark.parametrize(
