@@ -1,8 +1,12 @@
 """A launcher's end of the control plane: membership behind a lock, heartbeats, and the RPCs.
 
 One thread per peer sends this host's status every heartbeat interval, and at
-once when something changed; the answer is the peer's status. Both directions
-run, so a connection that is cut one way is noticed on both sides.
+once when something changed; the answer is the peer's status. Either counts as
+hearing of the peer. That both sides notice a network that is cut one way only is
+TCP's doing: a host whose packets arrive, but which gets no acknowledgement, only
+repeats what it has sent last and cannot open another connection, so that its
+peers soon hear nothing new of it either. Where something between them, a proxy
+say, acknowledges in the other's place, only the host that hears nothing notices.
 """
 
 from __future__ import annotations
