@@ -88,9 +88,9 @@ def render_comparison(comparison: Comparison) -> str:
         sections.append(prices)
     if comparison.caveats:
         sections += ["## Caveats", _list(comparison.caveats)]
-    simulated = dict.fromkeys(line for report in reports for line in report.run.simulated)
-    if simulated:
-        sections += ["## Simulated", _list(list(simulated))]
+    first, second = (report.run.simulated for report in reports)
+    if first or second:
+        sections += ["## Simulated", _simulated(first, second)]
     return "\n\n".join(sections) + "\n"
 
 
@@ -316,6 +316,13 @@ def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, righ
 
 def _list(lines: Sequence[str]) -> str:
     return "\n".join(f"- {_escape(line)}" for line in lines)
+
+
+def _simulated(first: Sequence[str], second: Sequence[str]) -> str:
+    """Return what two runs did not do for real, as a list that says in which of them."""
+    which = {(True, True): "Both runs", (True, False): "First run", (False, True): "Second run"}
+    lines = dict.fromkeys((*first, *second))
+    return "\n".join(f"- {which[line in first, line in second]}: {_escape(line)}" for line in lines)
 
 
 def _escape(line: str) -> str:

@@ -111,6 +111,14 @@ def test_compare_of_few_steps_other_loader_or_overruns_says_so(
     assert "longer than the emulated accelerator" in caveats
 
 
+def test_comparison_says_in_which_run_something_was_simulated(make_facts: FactsMaker) -> None:
+    facts = make_facts(simulated=("Steps were waits.", "One machine."))
+    other = make_facts(is_heterogeneous=True, simulated=("One machine.", "a*b"))
+    text = render_comparison(compare(build_report(facts, PRICED), build_report(other, PRICED)))
+    expected = "- First run: Steps were waits.\n- Both runs: One machine.\n- Second run: `a*b`\n"
+    assert text.endswith(f"\n\n## Simulated\n\n{expected}")
+
+
 def test_compare_at_different_prices_says_so(make_facts: FactsMaker) -> None:
     other = Catalogue.load("seed-2022", overrides=["ml.p3.2xlarge=4"])
     comparison = compare(build_report(make_facts(), PRICED), build_report(make_facts(is_heterogeneous=True), other))
