@@ -106,7 +106,7 @@ def _make_parser() -> argparse.ArgumentParser:
     simulate.add_argument(
         "--tls", action="store_true", help="make certificates for this run: the job under TLS, as with --tls-dir"
     )
-    config.add_launch_arguments(simulate)
+    config.add_launch_arguments(simulate, makes_cluster=True)
     simulate.set_defaults(run=_simulate)
 
     certs = commands.add_parser("certs", allow_abbrev=False, help="make the certificates of a job for --tls-dir")

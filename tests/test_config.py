@@ -258,6 +258,13 @@ def test_every_option_has_a_flag_with_help() -> None:
     assert "Default: 17170." in parser.format_help()
 
 
+def test_command_that_makes_a_cluster_is_told_of_none() -> None:
+    parser = argparse.ArgumentParser()
+    config.add_launch_arguments(parser, makes_cluster=True)
+    fields = {field.name for field in dataclasses.fields(LaunchOptions)}
+    assert fields - {action.dest for action in parser._actions} == {"script_args", "cluster_file", "host"}
+
+
 @pytest.mark.parametrize("scale", [0.001, 0.05, 1.0, 3.0])
 def test_timings_scale_with_a_floor_for_leases(scale: float) -> None:
     timings = Timings.scaled(scale)

@@ -18,20 +18,26 @@ from hetero.errors import ConfigError
 __all__ = ["add_launch_arguments", "add_price_arguments", "flag_of", "parse", "to_flags"]
 
 _NOT_FLAGS = ("script", "script_args")
-_OWN = ("cluster_file", "host", "output_dir")  # one launcher's business
+_OF_A_CLUSTER = ("cluster_file", "host")  # that there is
+_OWN = (*_OF_A_CLUSTER, "output_dir")  # one launcher's business
 _PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
 
 
-def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool = False) -> None:
     """Add every launch option, and the script, to a parser.
 
     Values stay texts, and None if they are not given: `resolve_options` reads them.
+
+    Args:
+        parser: Receives them.
+        makes_cluster: Whether the command makes a cluster of its own: what describes one that there is, is left out.
     """
     helps = _attribute_docstrings()
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help=f"{helps['script']} Its arguments come after --.")
     parser.add_argument("--config", metavar="FILE", help="options in YAML, by name: endpoints_per_host: 8")
+    left_out = (*_NOT_FLAGS, *_OF_A_CLUSTER) if makes_cluster else _NOT_FLAGS
     for field in dataclasses.fields(LaunchOptions):
-        if field.name not in _NOT_FLAGS:
+        if field.name not in left_out:
             _add(parser, field, dest=field.name, help_text=helps[field.name])
 
 

@@ -80,6 +80,14 @@ def test_unknown_flag_suggests_the_right_one(tmp_path: Path, script: str, capsys
     assert "--endpoints-per-host" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--cluster-file", "--host"])
+def test_flag_of_a_cluster_that_there_is_is_unknown(
+    tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert simulate(tmp_path, "--group", "dnn=ml.p3.2xlarge:1", flag, "x", script) == ExitCode.USAGE
+    assert f"unknown flag {flag}" in capsys.readouterr().err
+
+
 def test_channel_without_folder_is_named(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--group", "dnn=ml.p3.2xlarge:1", "--channel", "training=/no/such/folder"]
     assert simulate(tmp_path, *flags, script) == ExitCode.USAGE
