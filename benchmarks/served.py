@@ -90,6 +90,7 @@ class Session:
             emulate_step_s=None,
             purity_checks=defaults.purity_checks,
             warmup_steps=0,
+            max_batch_bytes=defaults.max_batch_bytes,
         )
         self.counters: Callable[[], Mapping[str, int]] = dict
 

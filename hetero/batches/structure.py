@@ -150,8 +150,10 @@ def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, li
     try:
         return flattener.tree(batch, 0), flattener.leaves
     except TooLarge as too_large:
-        bound = f"of the {flattener.limits.max_batch_bytes} that a batch may have; use smaller batches"
-        raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {too_large} {bound}") from None
+        raise UnsupportedBatchError(
+            f"{_format_path(flattener.path)}: {too_large} of the {flattener.limits.max_batch_bytes} that a batch may "
+            "have; use smaller batches or raise --max-batch-bytes"
+        ) from None
     except Unsendable as unsendable:
         raise UnsupportedBatchError(f"{_format_path(flattener.path)}: {unsendable}") from None
 

@@ -83,6 +83,8 @@ class LaunchOptions:
     """How long a rank waits while no endpoint is left, at most a day."""
     prepare_timeout_s: float = _option(600.0, above=0, high=86400, flag="--prepare-timeout", metavar="SECONDS")
     """How long the construction of a data set may take, at most a day."""
+    max_batch_bytes: int = _option(2**30, low=1024, high=2**36, metavar="BYTES", shared=True)
+    """How large a batch from an endpoint may be, 1 KiB to 64 GiB; all sides refuse a larger one."""
     endpoint_restarts: int = _option(20, low=0, high=1_000_000, metavar="N")
     """How many crashed endpoints a host restarts, 0 or more; an hour without a crash gives one back."""
     job_restarts: int = _option(0, low=0, high=1_000_000, metavar="N", shared=True)

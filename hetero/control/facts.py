@@ -28,5 +28,6 @@ class SessionOptions:
     emulate_step_s: float | None
     purity_checks: int
     warmup_steps: int
+    max_batch_bytes: int
     stop_grace_s: float = 50.0
     """From a request to stop to the kill of ranks that have not ended."""

@@ -248,6 +248,7 @@ class Hub:
             emulate_step_s=options.emulate_step_s or 0.0,
             purity_checks=options.purity_checks,
             warmup_steps=options.warmup_steps,
+            max_batch_bytes=options.max_batch_bytes,
             stop_grace_s=options.stop_grace_s,
         )
 

@@ -152,6 +152,7 @@ class RankSession:
             emulate_step_s=reply.emulate_step_s or None,
             purity_checks=reply.purity_checks,
             warmup_steps=reply.warmup_steps,
+            max_batch_bytes=reply.max_batch_bytes,
             stop_grace_s=reply.stop_grace_s,
         )
         self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)

@@ -66,6 +66,7 @@ class EndpointOptions:
     """Folder with this host's certificate; None: plaintext."""
     num_slots: int = 1
     sample_time_s: float = 0.0
+    max_batch_bytes: int = Limits().max_batch_bytes
     grace_s: float = 5.0
     """For calls in flight when it is told to end."""
     script: str = ""
@@ -106,7 +107,7 @@ class Endpoint:
             worker_index=options.index,
             num_workers=options.num_endpoints,
             sample_time_s=options.sample_time_s,
-            limits=Limits(),
+            limits=Limits(max_batch_bytes=options.max_batch_bytes),
             on_build=on_build,
             tls=tls,
         )

@@ -18,6 +18,7 @@ from hetero import errors
 from hetero.control.security import TOKEN_FILE_VARIABLE
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
 from hetero.process import start_child, thread_limits
+from hetero.wire.limits import Limits
 
 __all__ = ["ForkerProcess", "PoolOptions", "failure_from_event"]
 
@@ -50,6 +51,8 @@ class PoolOptions:
     """Emulated vCPUs per endpoint, >= 1."""
     sample_time_s: float = 0.0
     """Emulated time of one sample on one vCPU, seconds; 0: real time only."""
+    max_batch_bytes: int = Limits().max_batch_bytes
+    """What endpoints send at most, whatever is asked of them; >= 1."""
     endpoint_restarts: int = 10
     """Restarts of crashed processes on this host before it gives up, >= 0; one is given back per 60 ``stable_s``."""
     grace_s: float = 5.0
@@ -70,6 +73,7 @@ class PoolOptions:
             ("num_endpoints", self.num_endpoints, 1),
             ("num_slots", self.num_slots, 1),
             ("sample_time_s", self.sample_time_s, 0),
+            ("max_batch_bytes", self.max_batch_bytes, 1),
             ("endpoint_restarts", self.endpoint_restarts, 0),
             ("grace_s", self.grace_s, 0),
             ("stuck_s", self.stuck_s, 1),
@@ -111,6 +115,7 @@ class ForkerProcess:
             "tls_dir": options.tls_dir,
             "num_slots": options.num_slots,
             "sample_time_s": options.sample_time_s,
+            "max_batch_bytes": options.max_batch_bytes,
             "grace_s": options.grace_s,
             "script": options.script,
             "script_args": options.script_args,

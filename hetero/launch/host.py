@@ -179,6 +179,7 @@ class Host:
             emulate_step_s=options.emulate_step_s,
             purity_checks=options.purity_checks,
             warmup_steps=options.warmup_steps,
+            max_batch_bytes=options.max_batch_bytes,
             stop_grace_s=self.timings.stop_grace_s,
         )
         return Hub(

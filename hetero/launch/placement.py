@@ -82,6 +82,7 @@ def pool_options(
         token_path=token_path,
         tls_dir=None if options.tls_dir is None else str(options.tls_dir.absolute()),
         job_id=job_id,
+        max_batch_bytes=options.max_batch_bytes,
         endpoint_restarts=options.endpoint_restarts,
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,

@@ -17,6 +17,7 @@ from hetero.control.session import RankSession
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
+from hetero.wire.limits import Limits
 
 __all__ = ["allocate_pinned", "fingerprint", "fleet_for", "num_samples", "open_reader"]
 
@@ -37,6 +38,7 @@ def fleet_for(session: RankSession) -> Fleet:
                 world_size=session.world_size,
                 prepare_timeout_s=session.options.prepare_timeout_s,
                 data_timeout_s=session.options.data_timeout_s,
+                limits=Limits(max_batch_bytes=session.options.max_batch_bytes),
                 tls=session.tls,
             )
             _fleet = (os.getpid(), session, fleet)

@@ -352,7 +352,7 @@ class BatchDecoder:
         if nbytes > self._limits.max_batch_bytes:
             raise ProtocolError(
                 f"a batch has {nbytes} bytes, at most {self._limits.max_batch_bytes} are allowed\n"
-                "  Use smaller batches, or send uint8 and normalise on the accelerator."
+                "  Use smaller batches, send uint8 and normalise on the accelerator, or raise --max-batch-bytes."
             )
         if self._codec is not None or header.compression:
             self._take_blocks(header, shapes)

@@ -135,7 +135,12 @@ def launcher() -> Iterator[Server]:
     members = (Member(host="algo-1", role=Role.TRAINER), Member(host="algo-2", role=Role.DATA))
     own = HostStatus(host="algo-1", incarnation="first", version="1", script_digest="d")
     session_options = SessionOptions(
-        data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
+        data_timeout_s=1,
+        prepare_timeout_s=2,
+        emulate_step_s=None,
+        purity_checks=0,
+        warmup_steps=1,
+        max_batch_bytes=2**30,
     )
     with noted_methods() as methods:
         running = Hub(

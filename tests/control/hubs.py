@@ -21,7 +21,12 @@ from hetero.wire.tls import Tls
 TOKEN = security.Token.generate()
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
 SESSION_OPTIONS = SessionOptions(
-    data_timeout_s=1, prepare_timeout_s=2, emulate_step_s=None, purity_checks=0, warmup_steps=1
+    data_timeout_s=1,
+    prepare_timeout_s=2,
+    emulate_step_s=None,
+    purity_checks=0,
+    warmup_steps=1,
+    max_batch_bytes=12_345,
 )
 
 

@@ -195,6 +195,7 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
     with contextlib.closing(session):
         assert session.remote
         assert session.options.prepare_timeout_s == 2
+        assert session.options.max_batch_bytes == 12_345
         changed = threading.Event()
         session.directory.subscribe(changed.set)
         data.update(state=HostState.SERVING, endpoints=(RECORD,))

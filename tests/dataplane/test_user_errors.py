@@ -114,12 +114,12 @@ def test_unsendable_batch_names_the_path_and_type(job: Any, tools: Any) -> None:
 
 @pytest.mark.fault("F24")
 def test_batch_over_the_limit_is_an_error_before_anything_is_sent(job: Any, tools: Any) -> None:
-    job.pool()
-    fleet = job.fleet(limits=Limits(max_batch_bytes=10_000))
-    # 4 samples of 1,000 doubles, and before them 4 indices of 8 bytes.
-    message = r"in encode.*batch\['noise'\]: 32000 bytes, but only 9968 are left of the 10000 .*smaller batches"
-    with pytest.raises(DatasetError, match=message):
-        next(Reader(fleet, iter(tools.requests(tools.spec(width=1000)))))
+    job.pool(max_batch_bytes=20_000)
+    # 4 samples of 1,000 doubles, and before them 4 indices of 8 bytes. The lower of the two sides' limits counts.
+    for fleet, limit in ((job.fleet(limits=Limits(max_batch_bytes=10_000)), 10_000), (job.fleet(), 20_000)):
+        message = rf"in encode.*batch\['noise'\]: 32000 bytes, but only {limit - 32} are left of the {limit} "
+        with pytest.raises(DatasetError, match=message + ".*smaller batches or raise --max-batch-bytes"):
+            next(Reader(fleet, iter(tools.requests(tools.spec(width=1000)))))
 
 
 @pytest.mark.fault("F2")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from hetero.cluster import ClusterSpec, parse_cluster
-from hetero.config import LaunchOptions
+from hetero.config import LaunchOptions, Timings
 from hetero.launch import placement
+from hetero.wire.limits import Limits
 
 
 def cluster(current: str, *, data: int = 1) -> ClusterSpec:
@@ -69,3 +70,22 @@ def test_emulated_homogeneous_job_loads_through_slots_too() -> None:
 def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> None:
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8).num_endpoints == 0
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).num_slots == 4
+
+
+def test_endpoints_are_told_how_large_a_batch_may_be() -> None:
+    def told(**options: Any) -> int:
+        given = LaunchOptions(script="train.py", **options)
+        found = placement.pool_options(
+            given,
+            plan("algo-1"),
+            host="algo-1",
+            address="127.0.0.1",
+            token_path=None,
+            job_id="job",
+            environment={},
+            timings=Timings(),
+        )
+        return found.max_batch_bytes
+
+    assert told() == Limits().max_batch_bytes
+    assert told(max_batch_bytes=4096) == 4096

@@ -43,6 +43,7 @@ class ServedJob:
             emulate_step_s=None,
             purity_checks=purity_checks,
             warmup_steps=0,
+            max_batch_bytes=2**28,
         )
         self.timers: list[Any] = []
         """What loaders have registered."""

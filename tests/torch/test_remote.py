@@ -153,6 +153,7 @@ def test_loader_with_endpoints_prefetches_names_failures_and_needs_no_data_here(
     running = job(2)
     assert len(script.remote_test_noisy()) == len(DataLoader(script.remote_test_noisy())) == 37
     fleet = remote.fleet_for(running)
+    assert fleet.limits.max_batch_bytes == running.options.max_batch_bytes
 
     loader = DataLoader(script.remote_test_noisy(), batch_size=4, num_workers=4, persistent_workers=True)
     rebuilt: Any = torch.utils.data.DataLoader(

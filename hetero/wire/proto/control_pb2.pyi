@@ -132,7 +132,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s")
+    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s", "max_batch_bytes")
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     DATA_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PREPARE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class RegisterReply(_message.Message):
     PURITY_CHECKS_FIELD_NUMBER: _ClassVar[int]
     WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
     STOP_GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     remote: bool
     data_timeout_s: float
     prepare_timeout_s: float
@@ -147,7 +148,8 @@ class RegisterReply(_message.Message):
     purity_checks: int
     warmup_steps: int
     stop_grace_s: float
-    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ...) -> None: ...
+    max_batch_bytes: int
+    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("rank",)
