@@ -16,6 +16,8 @@ import psutil
 
 from harness import usage
 
+from hetero.process import is_resource_tracker, kill_all
+
 HERE = Path(__file__).resolve().parents[1]
 """The folder of the benchmarks."""
 _REPLY_TIMEOUT_S = 300.0
@@ -90,7 +92,10 @@ class Child:
 
     def stop(self, grace_s: float = 15.0) -> None:
         """Have it end; kill it and what it started if it does not."""
+        # Python's trackers remove what killed processes have in /dev/shm, and end after the last of these.
         family = usage.descendants(self._process.pid)
+        trackers = [process for process in family if is_resource_tracker(process)]
+        others = [process for process in family if process not in trackers]
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -99,12 +104,9 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                process.wait(2.0)
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        for each in (others, trackers):
+            psutil.wait_procs(each, timeout=2.0)
+            kill_all(each)
         self._replies.close()
         self._errors.close()
 
