@@ -346,6 +346,8 @@ def _without_detail(report: RankReport) -> RankReport:
 
 
 def _one_line(text: str) -> str:
+    # What is no Unicode is escaped before the cut: a second cut, by who receives it, must not shorten it further.
+    text = text.encode("utf-8", "backslashreplace").decode()
     return " ".join(text[:_MAX_SUMMARY_CHARS].split())
 
 

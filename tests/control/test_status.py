@@ -151,3 +151,14 @@ def test_cause_of_several_lines_becomes_one_line() -> None:
     failure = status_from_proto(message).failure
     assert failure is not None
     assert "\n" not in failure.first_line
+
+
+@pytest.mark.parametrize("summary", ["no file caf\udce9.jpg", 2000 * "\udc80"], ids=["one", "many"])
+def test_cause_with_broken_characters_in_its_summary_is_the_same_on_every_host(summary: str) -> None:
+    cause = Cause(host="a", summary=summary, exit_code=ExitCode.SCRIPT_FAILED)
+    message = status_to_proto(HostStatus(host="a", incarnation="i", version="1", script_digest="d", failure=cause))
+    failure = status_from_proto(pb.HostStatus.FromString(message.SerializeToString())).failure
+    assert failure is not None
+    assert failure.first_line == cause.first_line
+    assert len(failure.summary) <= 1024
+    assert failure.summary.startswith(summary[:12].encode("utf-8", "backslashreplace").decode())
