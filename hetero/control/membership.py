@@ -151,7 +151,7 @@ class Membership:
         peer.last_word = why
         if peer.complaint != why:
             peer.complaint = why
-            logger.warning("no batches from data host %s: %s", host, why)
+            logger.warning("the job goes on without data host %s: %s", host, why)
         return True
 
     def delivered(self, host: str, status: HostStatus) -> None:
