@@ -87,7 +87,8 @@ class RankSession:
         token: The job's token.
         job_id: The job's identity, sent with every call.
         tls: Of this host; None for a job in plaintext.
-        stopped: Whether this rank ended its work because the job was asked to stop.
+        stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with 0,
+            see `hetero.launch.rank`: of a callback that failed it leaves the launcher a note, and with 30 if it cannot.
         stop_failure: Why a stop callback failed, the first one that did.
         generation: Restarts of the trainer group before this process.
 
@@ -205,7 +206,7 @@ class RankSession:
             timer: The loader's, registered before.
 
         Raises:
-            SystemExit: After the stop callbacks ran, with status 143.
+            SystemExit: After the stop callbacks ran, with status 143, or 30 if one failed; see `stopped`.
         """
         loader = self._loaders[id(timer)]
         with self._changed:
@@ -229,7 +230,7 @@ class RankSession:
             is_starved: No endpoint serves at the moment.
 
         Raises:
-            SystemExit: After the stop callbacks ran, with status 143.
+            SystemExit: As `check_stop` does.
         """
         if self._late_stop.is_wait_over(is_starved=is_starved) and self._stop_at is not None:
             logger.warning("asked to stop, and the next batch does not come: ending before it")
@@ -382,12 +383,12 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
     """Register what to do when the job is asked to stop: save a checkpoint, say.
 
     Callbacks run on each rank between two steps, all ranks after the same
-    step, in the order of registration; then the rank exits with status 143. A rank that
-    comes to no step's end runs them where it is, after half of the grace: see `hetero.control.stopping`.
-    In a process that no launcher started, SIGTERM itself is the request.
+    step, in the order of registration; then the script ends by `SystemExit`, the ranks with status 0, the job with 143.
+    A rank that comes to no step's end runs them where it is, after half of the grace: see `hetero.control.stopping`.
+    In a process that no launcher started, SIGTERM itself is the request, and its status 143.
 
-    One that raises, or exits with another status than 0, makes the stop a failure of the job: a checkpoint that
-    could not be written is none. The callbacks after it, and those of other ranks, run all the same.
+    One that raises, or exits with another status than 0, makes the stop a failure of the job, status 30: a checkpoint
+    that could not be written is none. The callbacks after it, and those of other ranks, run all the same.
 
     Args:
         callback: Called without arguments, on the thread that iterates over a loader.
