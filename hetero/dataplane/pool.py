@@ -29,6 +29,7 @@ from hetero.dataplane.slot import Slot
 from hetero.dataplane.spawn import ForkerProcess, PoolOptions, failure_from_event
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError
 from hetero.process import describe_exit_status
+from hetero.wire.channels import join_address
 
 __all__ = ["EndpointPool", "PoolOptions"]
 
@@ -259,7 +260,6 @@ class EndpointPool:
 
     def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
         options = self._options
-        host = f"[{options.address}]" if ":" in options.address else options.address
         slot.ready_s = time.monotonic()
         slot.beats.beat(slot.ready_s)
         with self._changed:
@@ -267,7 +267,7 @@ class EndpointPool:
         slot.record = EndpointRecord(
             endpoint_id=slot.name,
             host=options.host,
-            address=f"{host}:{port}",
+            address=join_address(options.address, port),
             incarnation=slot.incarnation,
             num_slots=options.num_slots,
         )

@@ -35,6 +35,7 @@ from hetero.launch.workdir import private_folder
 from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.version import __version__
+from hetero.wire.channels import join_address
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
 
@@ -247,7 +248,7 @@ class Host:
     def _resolve_peer(self, host: str) -> str:
         """Return where the launcher of another host listens, as the name says now."""
         address = self._peer_addresses[host] = resolve_address(host)
-        return f"{address}:{self.options.port}"
+        return join_address(address, self.options.port)
 
     def address_of(self, host: str) -> str:
         """Return the address by which a host is reached; needs no name service where it was reached before."""

@@ -16,6 +16,7 @@ from hetero.errors import ExitCode
 from hetero.launch import placement, progress
 from hetero.launch.host import Host, RestartError
 from hetero.launch.ranks import RankProcesses, RanksOptions, free_port
+from hetero.wire.channels import join_address
 
 __all__ = ["serve", "train"]
 
@@ -137,7 +138,7 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
 
 
 def _run_ranks(host: Host) -> None:
-    environment = {**host.child_environment, LAUNCHER_VARIABLE: f"{host.address}:{host.hub.port}"}
+    environment = {**host.child_environment, LAUNCHER_VARIABLE: join_address(host.address, host.hub.port)}
     if host.options.audit:
         environment[DIRECTORY_VARIABLE] = str(host.output_folder)
     first = host.trainer_hosts[0]

@@ -28,6 +28,7 @@ __all__ = [
     "add_port",
     "bind",
     "client_options",
+    "join_address",
     "open_channel",
     "server_options",
     "short_details",
@@ -109,6 +110,11 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
     )
 
 
+def join_address(address: str, port: int) -> str:
+    """Return ``address:port`` as gRPC takes it, an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def open_channel(target: str, *, name: str, tls: Tls | None) -> grpc.Channel:
     """Return a channel to an endpoint or launcher; does not connect yet.
 
@@ -164,7 +170,7 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
     Raises:
         PortError: The address is not this host's, or the port is taken; names the process that has it if possible.
     """
-    target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    target = join_address(address, port)
     bound = add_port(server, target, tls)
     if bound == 0 or (port and bound != port):
         raise PortError(f"cannot bind {target}{_owner(address, port)}")

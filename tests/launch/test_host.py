@@ -1,4 +1,4 @@
-"""A host, in the order in which it goes down."""
+"""A host: where it finds others, and the order in which it goes down."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+from hetero.launch.host import Host
 
 _ENDS = """
 import os, sys, threading
@@ -43,3 +46,12 @@ def test_watchdog_watches_until_the_descendants_are_gone(tmp_path: Path) -> None
         timeout=60,
     )
     assert done.stdout == "watched\n", done.stderr
+
+
+def test_launcher_of_a_host_is_looked_for_at_an_address_in_brackets_if_it_is_ipv6() -> None:
+    host = SimpleNamespace(_peer_addresses={}, options=SimpleNamespace(port=17807))
+    assert [Host._resolve_peer(host, address) for address in ("::1", "127.0.0.1")] == [  # type: ignore[arg-type]
+        "[::1]:17807",
+        "127.0.0.1:17807",
+    ]
+    assert host._peer_addresses == {"::1": "::1", "127.0.0.1": "127.0.0.1"}

@@ -1,4 +1,4 @@
-"""What a trainer host does about a request to stop that finds the hosts in different states."""
+"""What a trainer host tells its ranks, and does about a request to stop that finds the hosts in different states."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from stub_host import FailedError, StubHost
 
 from hetero.cluster import Role
 from hetero.control.membership import Member
+from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import roles
+from hetero.launch.ranks import RanksOptions
 
 MEMBERS = (Member(host="algo-2", role=Role.TRAINER), Member(host="algo-3", role=Role.TRAINER))
 
@@ -27,11 +29,11 @@ def training(on_tick: Callable[[StubHost], None]) -> StubHost:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Replace the rank processes."""
-    fake = SimpleNamespace(status=None, failure=None, killed=0)
+    fake = SimpleNamespace(status=None, failure=None, killed=0, options=None)
 
     class Processes:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
+        def __init__(self, options: RanksOptions, **_: object) -> None:
+            fake.options = options
 
         def poll(self) -> int | None:
             status: int | None = fake.status
@@ -89,3 +91,11 @@ def test_failure_at_the_stop_is_told_once_the_ranks_of_other_hosts_have_saved(ra
     with pytest.raises(FailedError, match="HET-30 algo-2: rank 0: no space"):
         roles._run_ranks(host)  # type: ignore[arg-type]
     assert host.num_ticks == 3
+
+
+def test_ranks_are_given_their_launchers_address_in_brackets_if_it_is_ipv6(ranks: SimpleNamespace) -> None:
+    ranks.status = 0
+    host = training(lambda _: None)
+    host.address = "::1"
+    roles._run_ranks(host)  # type: ignore[arg-type]
+    assert ranks.options.environment[LAUNCHER_VARIABLE] == "[::1]:1"
