@@ -16,6 +16,7 @@ import grpc  # isort: skip
 from hetero.control import security
 from hetero.control.membership import Membership
 from hetero.control.status import Cause, HostStatus, status_from_proto, status_to_proto
+from hetero.control.survival import Survival
 from hetero.errors import ExitCode, HeteroError, ProtocolError
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls, diagnose
@@ -107,24 +108,30 @@ class Link:
 
     def _run(self) -> None:
         options = self._options
+        survival = Survival()
         sent_version = -1
         try:
             while not options.stopping.is_set():
                 interval_s = options.heartbeat_s * _RANDOM.uniform(0.9, 1.1)
-                sent_version, own = options.news(sent_version, interval_s)
-                if options.stopping.is_set():
-                    return
-                self._find(interval_s)
-                if self._channel is None:
-                    self._unreachable(self._name_error)
-                    options.stopping.wait(min(interval_s, 1.0))
-                elif self._heartbeat(self._channel, own):
-                    options.stopping.wait(0.02)  # a burst of changes is one message
-                else:
-                    options.stopping.wait(min(interval_s, 0.5))
+                pause_s = min(interval_s, 0.5)
+                with survival.of(f"telling {self._host} this host's status"):
+                    sent_version, own = options.news(sent_version, interval_s)
+                    if options.stopping.is_set():
+                        return
+                    pause_s = self._tell(own, interval_s)
+                options.stopping.wait(pause_s)
         finally:
             if self._channel is not None:
                 self._channel.close()
+
+    def _tell(self, own: HostStatus, interval_s: float) -> float:
+        """Send a heartbeat, if it is known where to; return how long to wait at least before the next, seconds."""
+        self._find(interval_s)
+        if self._channel is None:
+            self._unreachable(self._name_error)
+            return min(interval_s, 1.0)
+        is_heard = self._heartbeat(self._channel, own)
+        return 0.02 if is_heard else min(interval_s, 0.5)  # a burst of changes is one message
 
     def _find(self, patience_s: float) -> None:
         """See to it that there is a channel to where the name points, unless the one there is works."""
@@ -138,10 +145,10 @@ class Link:
         found, self._look_up = self._look_up, None
         self._name_error = found.error
         if found.target and found.target != self._target:
+            channel = channels.open_channel(found.target, name=self._host, tls=self._options.tls)
             if self._channel is not None:
                 self._channel.close()
-            self._target = found.target
-            self._channel = channels.open_channel(found.target, name=self._host, tls=self._options.tls)
+            self._target, self._channel = found.target, channel
 
     def _heartbeat(self, channel: grpc.Channel, own: HostStatus) -> bool:
         self._is_heard = False

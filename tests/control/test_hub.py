@@ -12,14 +12,15 @@ import pytest
 from hubs import TOKEN, Names, make_hub, wait_for
 
 from hetero.cluster import Role
-from hetero.control import security
+from hetero.control import links, security
 from hetero.control.directory import EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Membership
 from hetero.control.session import RankSession
-from hetero.control.status import Cause, HostState, StopPoint
+from hetero.control.status import Cause, HostState, HostStatus, StopPoint, status_to_proto
 from hetero.errors import AuthenticationError, ExitCode, HeteroError, PortError
 from hetero.metrics import StepSummary, StepTimer
+from hetero.wire.proto import control_pb2 as pb
 
 RECORD = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
 
@@ -148,6 +149,33 @@ def test_hub_replacement_of_a_data_host_with_another_token_does_not_end_the_job(
             with trainer.membership() as membership:
                 assert membership.own.failure is None
     assert [record for record in caplog.records if "goes on without data host data: " in record.getMessage()] != []
+
+
+def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed: list[str] = []
+    is_mended = threading.Event()
+
+    def convert(status: HostStatus) -> pb.HostStatus:
+        if not is_mended.is_set():
+            failed.append(status.host)
+            raise ZeroDivisionError("on purpose")
+        return status_to_proto(status)
+
+    monkeypatch.setattr(links, "status_to_proto", convert)
+    ports: dict[str, int] = {}
+    with make_hub("trainer", ports) as trainer, make_hub("data", ports):
+        wait_for(trainer, lambda _: min(failed.count("trainer"), failed.count("data")) > 1)
+        is_mended.set()
+        wait_for(trainer, lambda membership: len(membership.statuses()) == 2)
+        trainer.update(state=HostState.DONE)
+        wait_for(trainer, lambda membership: membership.final_delivered)
+    said = sorted(record.getMessage() for record in caplog.records if "ZeroDivisionError" in record.getMessage())
+    assert [text.partition(" failed")[0] for text in said] == [
+        "telling data this host's status",
+        "telling trainer this host's status",
+    ]
 
 
 @pytest.mark.fault("F31")
