@@ -32,6 +32,7 @@ from hetero.control.facts import SessionOptions
 from hetero.control.links import Link, LinkOptions
 from hetero.control.membership import Membership
 from hetero.control.status import (
+    CONTROL_PROTOCOL,
     Cause,
     HostStatus,
     RankReport,
@@ -51,8 +52,14 @@ __all__ = ["CONTROL_POLICIES", "Hub"]
 
 logger = logging.getLogger(__name__)
 
+_Message = TypeVar("_Message")
+_Parsed = TypeVar("_Parsed")
+
 _FORWARD_S = 2.0
 """How long a failing rank waits until the arbiter has heard of its failure."""
+_MAX_REFUSALS = 100
+"""Different ones that are logged: strangers, where the job has no token, could think of any number."""
+_MAX_REFUSAL_CHARS = 300
 _CONTROL = "hetero.v1.Control"
 _LAUNCHER = "hetero.v1.Launcher"
 
@@ -108,6 +115,8 @@ class Hub:
         self._session_options = session_options
         self._heartbeat_s = heartbeat_s
         self._stopping = threading.Event()
+        self._refusals: set[str] = set()
+        """What was wrong with messages, as far as it was logged."""
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
         # Each rank holds one for its watch as long as it lives, and one while it reports.
         num_threads = 2 * len(peers) + 2 * num_ranks + 64
@@ -207,7 +216,7 @@ class Hub:
         def received(method: Callable[..., Any], kind: type[Message]) -> Callable[[bytes, grpc.ServicerContext], Any]:
             # Not by gRPC: a request that its deserializer refuses keeps its place among those of the connection, and as
             # many of them as there are places end it.
-            return lambda data, context: method(_parsed(context, functools.partial(parse, kind), data), context)
+            return lambda data, context: method(self._parsed(context, functools.partial(parse, kind), data), context)
 
         def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
             return grpc.unary_unary_rpc_method_handler(
@@ -231,7 +240,12 @@ class Hub:
         )
 
     def _on_heartbeat(self, request: pb.HostStatus, context: grpc.ServicerContext) -> pb.HostStatus:
-        status = _parsed(context, status_from_proto, request)
+        if request.protocol != CONTROL_PROTOCOL:
+            # Answered, not refused, though nothing that it says counts: so whoever called this host by its name learns
+            # that the two disagree. This host learns it by a call of its own: who calls could be anybody.
+            self._say_refused(f"it is of control protocol {request.protocol}, this host speaks {CONTROL_PROTOCOL}")
+            return pb.HostStatus(protocol=CONTROL_PROTOCOL, host=self._membership.own.host)
+        status = self._parsed(context, status_from_proto, request)
         with self.membership() as membership:
             membership.observe(status)
         with self._changed:
@@ -253,7 +267,7 @@ class Hub:
         )
 
     def _on_report(self, request: pb.RankReport, context: grpc.ServicerContext) -> pb.RankReportReply:
-        report = _parsed(context, report_from_proto, request)
+        report = self._parsed(context, report_from_proto, request)
         with self.membership() as membership:
             if report.failure is not None:  # a rank does not know the name of its host
                 failure = dataclasses.replace(report.failure, host=membership.own.host, of_rank=True)
@@ -293,16 +307,20 @@ class Hub:
             stop_at=stop_to_proto(membership.own.stop_at),
         )
 
+    def _parsed(
+        self, context: grpc.ServicerContext, parse: Callable[[_Message], _Parsed], message: _Message
+    ) -> _Parsed:
+        try:
+            return parse(message)
+        except HeteroError as error:
+            # The text, not the error: whoever keeps the record would keep the call, and gRPC its place among others.
+            self._say_refused(str(error))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
 
-_Message = TypeVar("_Message")
-_Parsed = TypeVar("_Parsed")
-
-
-def _parsed(context: grpc.ServicerContext, parse: Callable[[_Message], _Parsed], message: _Message) -> _Parsed:
-    try:
-        return parse(message)
-    except HeteroError as error:
-        # The text, not the error: whoever keeps the record would keep the call, and gRPC its place among the others.
-        logger.warning("refused a message: %s", str(error))
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise AssertionError("abort raises") from error
+    def _say_refused(self, why: str) -> None:
+        """Log once what is wrong with a message: it may come with every heartbeat."""
+        why = why[:_MAX_REFUSAL_CHARS]
+        if why not in self._refusals and len(self._refusals) < _MAX_REFUSALS:
+            self._refusals.add(why)
+            logger.warning("refused a message: %s", why)

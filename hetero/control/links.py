@@ -162,20 +162,22 @@ class Link:
             response_deserializer=pb.HostStatus.FromString,
         )
         try:
-            reply = call(
+            reply: pb.HostStatus = call(
                 status_to_proto(own),
                 timeout=max(1.0, 1.5 * options.heartbeat_s),
                 metadata=security.call_metadata(options.token, options.job_id),
             )
-            status = status_from_proto(reply)
         except grpc.RpcError as error:
             self._refused(error)
             return False
-        except ProtocolError as error:
-            self._fail(ExitCode.DISAGREEMENT, str(error))
+        if reply.host != self._host:
+            self._unreachable(f"{self._target} is {reply.host}, not {self._host}: is its address right?")
             return False
-        if status.host != self._host:
-            self._unreachable(f"{self._target} is {status.host}, not {self._host}: is its address right?")
+        try:
+            status = status_from_proto(reply)
+        except ProtocolError as error:
+            # Another protocol, most likely. Of the host that was called this is known, of one that calls it is not.
+            self._fail(ExitCode.DISAGREEMENT, str(error))
             return False
         self._is_heard = self._was_heard = True
         self._name_error = ""

@@ -229,8 +229,7 @@ class Host:
             ClusterError: If it is not resolved within the start timeout.
             StoppedEarlyError: If this process was asked to stop meanwhile.
         """
-        begin_s = time.monotonic()
-        said_s = begin_s
+        begin_s = said_s = time.monotonic()
         while True:
             try:
                 return resolve_address(host)
@@ -389,12 +388,12 @@ class Host:
     def farewell(self) -> None:
         """Stay until every living peer has heard how this host ended, a few seconds at most.
 
-        A peer with another token counts for none, and learns of it only if it is refused: it gets the time to call.
+        A peer with another token or protocol counts for none, and learns of it only by its own call: it gets the time.
         """
         now_s = time.monotonic()
         with self.hub.membership() as membership:
             decided = membership.own.decided
-        is_refused = decided is not None and decided.exit_code is ExitCode.AUTHENTICATION
+        is_refused = decided is not None and decided.exit_code in (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT)
         leave_s = now_s + 2 * self.timings.heartbeat_s if is_refused else now_s
         while time.monotonic() < now_s + _FAREWELL_S:
             with self.hub.membership() as membership:

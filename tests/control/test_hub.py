@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -17,12 +18,13 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Membership
 from hetero.control.session import RankSession
-from hetero.control.status import Cause, HostState, HostStatus, StopPoint, status_to_proto
+from hetero.control.status import CONTROL_PROTOCOL, Cause, HostState, HostStatus, StopPoint, status_to_proto
 from hetero.errors import AuthenticationError, ExitCode, HeteroError, PortError
 from hetero.metrics import StepSummary, StepTimer
 from hetero.wire.proto import control_pb2 as pb
 
 RECORD = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
+OTHER_PROTOCOL = CONTROL_PROTOCOL + 98
 
 
 @pytest.fixture
@@ -175,6 +177,97 @@ def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
     assert [text.partition(" failed")[0] for text in said] == [
         "telling data this host's status",
         "telling trainer this host's status",
+    ]
+
+
+@contextlib.contextmanager
+def of_another_protocol(port: int) -> Iterator[int]:
+    """Yield a port that leads to the launcher at ``port``; at either end the other seems to speak `OTHER_PROTOCOL`."""
+
+    def translated(data: bytes) -> bytes:
+        status = pb.HostStatus.FromString(data)
+        status.protocol = OTHER_PROTOCOL if status.protocol == CONTROL_PROTOCOL else CONTROL_PROTOCOL
+        return status.SerializeToString()
+
+    def heartbeat(request: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return translated(behind(translated(request), metadata=security.call_metadata(TOKEN, "job-a"), timeout=10))
+        except grpc.RpcError as error:
+            context.abort(error.code(), error.details())
+            raise AssertionError("abort raises") from error
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    handlers = {"Heartbeat": grpc.unary_unary_rpc_method_handler(heartbeat)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hetero.v1.Control", handlers),))
+    with contextlib.closing(grpc.insecure_channel(f"127.0.0.1:{port}")) as channel:
+        behind = channel.unary_unary("/hetero.v1.Control/Heartbeat")
+        relay_port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield relay_port
+        finally:
+            server.stop(0).wait()
+
+
+@pytest.mark.fault("F32")
+def test_hubs_of_two_protocols_end_the_job_on_both_hosts_with_both_values() -> None:
+    peers = {"trainer": "data", "data": "trainer"}
+    names = {host: Names({}) for host in peers}
+    ports: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        hubs = {host: make_hub(host, ports, names=names[host]) for host in peers}
+        for host, peer in peers.items():
+            names[host].ports[peer] = stack.enter_context(of_another_protocol(ports[peer]))
+        for hub in hubs.values():
+            stack.enter_context(hub)
+        for host, peer in peers.items():
+            wait_for(hubs[host], lambda membership: membership.own.decided is not None)
+            decided = hubs[host].decided
+            assert decided is not None
+            text = f"host '{peer}' speaks control protocol {OTHER_PROTOCOL}, this host {CONTROL_PROTOCOL};"
+            assert decided.first_line.startswith(f"HET-11 {host}: {text}")
+
+
+@pytest.mark.fault("F32")
+def test_hub_replacement_of_a_data_host_with_another_protocol_does_not_end_the_job() -> None:
+    ports: dict[str, int] = {}
+    with make_hub("trainer", ports) as trainer:
+        with make_hub("data", ports) as data:
+            serve(trainer, data)
+        with make_hub("data", {}, life=2) as again, of_another_protocol(again.port) as port:
+            ports["data"] = port
+            text = f"host 'data' speaks control protocol {OTHER_PROTOCOL}"
+            wait_for(trainer, lambda membership: text in last_word(membership))
+            with trainer.membership() as membership:
+                assert membership.own.failure is None
+                assert membership.statuses()[-1].incarnation == "data-1"
+
+
+def test_hub_goes_on_after_heartbeats_that_are_no_good_and_says_once_what_is_wrong(
+    hubs: tuple[Hub, Hub], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, _ = hubs
+    wait_for(trainer, lambda membership: len(membership.statuses()) == 2)
+    given_up = pb.Cause(host="data", summary="give up", exit_code=int(ExitCode.SCRIPT_FAILED))
+    forged = pb.HostStatus(protocol=OTHER_PROTOCOL, host="data", incarnation="x", failure=given_up, decided=given_up)
+    unknown = pb.HostStatus(protocol=CONTROL_PROTOCOL, host="data", incarnation="x", failure=given_up)
+    unknown.state = 77
+    with contextlib.closing(grpc.insecure_channel(f"127.0.0.1:{trainer.port}")) as channel:
+        heartbeat = channel.unary_unary("/hetero.v1.Control/Heartbeat")
+        metadata = security.call_metadata(TOKEN, "job-a")
+        for _ in range(3):
+            reply = heartbeat(forged.SerializeToString(), metadata=metadata, timeout=20)
+            assert pb.HostStatus.FromString(reply) == pb.HostStatus(protocol=CONTROL_PROTOCOL, host="trainer")
+            with pytest.raises(grpc.RpcError) as caught:
+                heartbeat(unknown.SerializeToString(), metadata=metadata, timeout=20)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with trainer.membership() as membership:
+        assert membership.own.failure is None
+        assert membership.own.decided is None
+        assert membership.statuses()[-1].incarnation == "data-1"
+    assert [record.getMessage() for record in caplog.records if record.name == "hetero.control.hub"] == [
+        f"refused a message: it is of control protocol {OTHER_PROTOCOL}, this host speaks {CONTROL_PROTOCOL}",
+        "refused a message: host 'data' sent the unknown state 77",
     ]
 
 

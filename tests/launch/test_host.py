@@ -1,7 +1,8 @@
-"""A host: where it finds others, and the order in which it goes down."""
+"""A host: where it finds others, and the order and the time in which it goes down."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from hetero.control.status import Cause
+from hetero.errors import ExitCode
+from hetero.launch import host as host_module
 from hetero.launch.host import Host
 
 _ENDS = """
@@ -55,3 +61,24 @@ def test_launcher_of_a_host_is_looked_for_at_an_address_in_brackets_if_it_is_ipv
         "127.0.0.1:17807",
     ]
     assert host._peer_addresses == {"::1": "::1", "127.0.0.1": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "is_patient"),
+    [(ExitCode.AUTHENTICATION, True), (ExitCode.DISAGREEMENT, True), (ExitCode.SCRIPT_FAILED, False)],
+)
+def test_host_that_ends_gives_a_peer_that_does_not_understand_it_the_time_to_call(
+    monkeypatch: pytest.MonkeyPatch, exit_code: ExitCode, is_patient: bool
+) -> None:
+    now_s = [100.0]
+
+    def wait(timeout_s: float) -> None:
+        now_s[0] += timeout_s
+
+    decided = Cause(host="algo-1", summary="it is over", exit_code=exit_code)
+    membership = SimpleNamespace(own=SimpleNamespace(decided=decided), final_delivered=True)
+    hub = SimpleNamespace(membership=lambda: contextlib.nullcontext(membership), wait=wait)
+    host = SimpleNamespace(hub=hub, timings=SimpleNamespace(heartbeat_s=2.0), publish=lambda: None)
+    monkeypatch.setattr(host_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    Host.farewell(host)  # type: ignore[arg-type]
+    assert (now_s[0] >= 104.0) is is_patient
