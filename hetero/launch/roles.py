@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _SPOT_S = 5.0
 """How long a data host that got SIGTERM waits to learn whether the whole job is to stop."""
+_TOLD_AT = 0.9
+"""Part of the grace after which a stop callback's failure is told though ranks of other hosts have not ended: at its
+end, what is told is that they have not, and the failure that came first would be lost."""
 
 
 def serve(host: Host) -> None:
@@ -160,10 +164,13 @@ def _run_ranks(host: Host) -> None:
     logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)
     interval_s = progress.interval_s(os.environ)
     next_progress_s = time.monotonic() + interval_s
+    stopped_s = math.inf
     ranks = RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
     try:
         while (status := ranks.poll()) is None:
             host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
+            if host.was_stopped:
+                stopped_s = min(stopped_s, time.monotonic())
             if _is_left_alone(host):
                 logger.warning("asked to stop, and another trainer host has started no ranks: ending these")
                 return
@@ -176,7 +183,7 @@ def _run_ranks(host: Host) -> None:
             host.fail(ranks.cause(reported))
         failure = ranks.failure_at_stop()
         if failure is not None:
-            _let_others_end(host)
+            _let_others_end(host, min(stopped_s, time.monotonic()))
             host.fail(failure)
     finally:
         ranks.kill()
@@ -191,16 +198,26 @@ def _is_left_alone(host: Host) -> bool:
         return membership.stop_requested and is_without_ranks and not membership.own.ranks
 
 
-def _let_others_end(host: Host) -> None:
-    """Wait until every rank of the job has ended: some may still be saving what a failure of the job would cut off."""
-    deadline_s = time.monotonic() + host.timings.stop_grace_s
+def _let_others_end(host: Host, stopped_s: float) -> None:
+    """Wait until the ranks of other hosts have ended: some may still be saving what a failure of the job would cut off.
+
+    Those of this host have. What they said last may not be that they finished: one ended itself, or its word was lost.
+
+    Args:
+        host: This one, whose rank processes have ended.
+        stopped_s: When the job was asked to stop, monotonic seconds: the wait ends shortly before the grace does.
+    """
+    deadline_s = stopped_s + _TOLD_AT * host.timings.stop_grace_s
     while (names := _unfinished(host)) and time.monotonic() < deadline_s:
         host.tick(lambda _, names=names: f"the end of rank {names}")  # type: ignore[misc]
 
 
 def _unfinished(host: Host) -> str:
+    """Return which ranks of other hosts may still run: of a host that is done none does, whatever they said last."""
     with host.hub.membership() as membership:
-        reports = [report for status in membership.statuses(Role.TRAINER) for report in status.ranks]
+        others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
+    running = [status for status in others if status.state not in (HostState.DONE, HostState.FAILED)]
+    reports = [report for status in running for report in status.ranks]
     return ", ".join(str(report.rank) for report in reports if not report.finished)
 
 

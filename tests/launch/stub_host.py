@@ -62,6 +62,10 @@ class StubHost:
     def num_ticks(self) -> int:
         return len(self.said)
 
+    @property
+    def was_stopped(self) -> bool:
+        return self.interrupted_s is not None or self.known.stop_requested
+
     def hear(self, host: str, state: HostState, **changes: Any) -> None:
         """Have another host heard in a state."""
         self._revision += 1

@@ -77,13 +77,21 @@ def test_ranks_that_have_begun_are_not_ended_because_others_are_done(ranks: Simp
 
 
 @pytest.mark.fault("F27")
-def test_failure_at_the_stop_is_told_once_the_ranks_of_other_hosts_have_saved(ranks: SimpleNamespace) -> None:
+@pytest.mark.parametrize(
+    ("is_own_word_heard", "is_other_word_heard"),
+    [(True, True), (False, True), (True, False)],
+    ids=["last words heard", "own rank's last word lost", "other rank's last word lost"],
+)
+def test_failure_at_the_stop_is_told_once_the_ranks_of_other_hosts_have_saved(
+    ranks: SimpleNamespace, is_own_word_heard: bool, is_other_word_heard: bool
+) -> None:
     def on_tick(host: StubHost) -> None:
         if host.num_ticks == 1:
-            host.known.store(RankReport(rank=0, finished=True))
+            host.known.store(RankReport(rank=0, finished=is_own_word_heard))
             ranks.status = 0
         if host.num_ticks == 3:
-            host.hear("algo-3", HostState.DONE, stop_requested=True, ranks=(RankReport(rank=1, finished=True),))
+            last = RankReport(rank=1, finished=is_other_word_heard)
+            host.hear("algo-3", HostState.DONE, stop_requested=True, ranks=(last,))
 
     host = training(on_tick)
     host.hear("algo-3", HostState.TRAINING, stop_requested=True, ranks=(RankReport(rank=1),))
@@ -99,3 +107,31 @@ def test_ranks_are_given_their_launchers_address_in_brackets_if_it_is_ipv6(ranks
     host.address = "::1"
     roles._run_ranks(host)  # type: ignore[arg-type]
     assert ranks.options.environment[LAUNCHER_VARIABLE] == "[::1]:1"
+
+
+@pytest.mark.fault("F27")
+@pytest.mark.parametrize("asked", ["algo-2", "algo-3"])
+def test_failure_at_the_stop_is_told_before_ranks_of_another_host_overrun_the_grace(
+    ranks: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    now_s = 0.0
+
+    def on_tick(host: StubHost) -> None:
+        nonlocal now_s
+        now_s += 8.0
+        if host.num_ticks == 1:
+            host.known.store(RankReport(rank=0))
+            host.publish(stop_requested=asked == "algo-2")
+            host.hear("algo-3", HostState.TRAINING, stop_requested=asked == "algo-3", ranks=(RankReport(rank=1),))
+        if host.num_ticks == 2:
+            ranks.status = 0
+        if now_s - 8.0 > host.timings.stop_grace_s:  # as the host that was asked does, whichever it is
+            raise FailedError("HET-41: the ranks did not end")
+
+    monkeypatch.setattr(roles, "time", SimpleNamespace(monotonic=lambda: now_s))
+    host = training(on_tick)
+    ranks.failure = Cause(host="algo-2", summary="rank 0: no space", exit_code=ExitCode.SCRIPT_FAILED)
+    with pytest.raises(FailedError, match="HET-30 algo-2: rank 0: no space"):
+        roles._run_ranks(host)  # type: ignore[arg-type]
+    # Asked at 8 s, seen to be late at 56 s; the grace is 50 s.
+    assert host.num_ticks == 7
