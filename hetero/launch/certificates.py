@@ -68,7 +68,8 @@ def make_certificates(
     """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host; the authority's key is not kept.
 
     All or nothing: the files appear when all of them are there. They can be read by this user alone. The authority's
-    key is on no disk unless it is to be kept; what a call that was killed has left of the others, the next one removes.
+    key is on no disk unless it is to be kept; what a call that was killed has left of the others, the next one removes
+    where the file system has locks.
 
     Args:
         folder: Made if it is not there.
@@ -78,7 +79,8 @@ def make_certificates(
         valid_from: When they begin, an hour ago by default.
 
     Raises:
-        ConfigError: No openssl, a host's name or ``days`` cannot be, or a file is there already.
+        ConfigError: No openssl, a host's name or ``days`` cannot be, a file is there already, or the folder cannot be
+            written to or not kept to this user.
         HeteroError: openssl failed.
     """
     openssl = shutil.which("openssl")
@@ -92,12 +94,13 @@ def make_certificates(
     names = [f"{host}.{kind}" for host in hosts for kind in ("pem", "key")]
     _check(folder, hosts, ["ca.pem", *names])
     begin = datetime.now(timezone.utc) - _EARLIER if valid_from is None else valid_from
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(private_folder(_SCRATCH_PREFIX, parent=str(folder)))
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch = stack.enter_context(private_folder(_SCRATCH_PREFIX, parent=str(folder)))
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"cannot make the folder {folder}, or one in it: {why}") from error
         authority_key = os.memfd_create("hetero-ca-key", os.MFD_CLOEXEC)
         stack.callback(os.close, authority_key)
         maker = _Maker(openssl, scratch, authority_key, begin, begin + timedelta(days=days) + _EARLIER)

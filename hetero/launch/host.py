@@ -85,6 +85,7 @@ class Host:
 
     Raises:
         AuthenticationError: If the token cannot be read, or there is none and it is required; or the certificate.
+        ConfigError: If the folder for temporary files keeps nothing to this user.
         PortError: If the control port cannot be bound.
         ClusterError: If the name of this host is not resolved within the start timeout.
         ResourcesError: If this process may open too few files.

@@ -7,10 +7,11 @@ import fcntl
 import logging
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from hetero.errors import ConfigError
 
 __all__ = ["private_folder"]
 
@@ -24,13 +25,14 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
     """Make a folder for the time of a ``with`` block.
 
     Its owner holds a lock on it, which goes with the process: what an owner that was killed has left is
-    told by that, and removed by the next one that comes along.
+    told by that, and removed by the next one that comes along. Where the file system has no locks it stays.
 
     Args:
         prefix: Of its name; folders with the same one are each other's successors.
         parent: Where to make it; by default the folder for temporary files.
 
     Raises:
+        ConfigError: If the file system does not keep it to this user.
         OSError: If it cannot be made.
     """
     base = Path(parent if parent is not None else tempfile.gettempdir())
@@ -46,8 +48,17 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
 def _make(base: Path, prefix: str) -> tuple[Path, int]:
     for _ in range(_ATTEMPTS):
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        with contextlib.suppress(OSError):  # another process took it for stale before it was locked
-            return path, _lock(path)
+        try:
+            return path, _lock(path, is_new=True)
+        except (FileNotFoundError, BlockingIOError):
+            continue  # another process took it for stale before it was locked, and removes it
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            if not isinstance(error, PermissionError):
+                raise
+            hint = "choose one on another file system; TMPDIR says where temporary ones are made"
+            raise ConfigError(f"a new folder in {base} is not private: {error}\n  {hint}") from error
     raise OSError(f"could not keep a folder {prefix}* in {base}: another process removes them")
 
 
@@ -64,21 +75,40 @@ def _remove_stale(base: Path, prefix: str) -> None:
             os.close(descriptor)
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, *, is_new: bool = False) -> int:
     """Return a descriptor that holds the lock of a folder of this user's.
 
+    Args:
+        path: The folder.
+        is_new: Whether to do without the lock where the file system has none: NFS, Lustre, CIFS may be mounted so.
+
     Raises:
-        OSError: If it is locked, or no such folder is there.
+        BlockingIOError: If it is locked.
+        FileNotFoundError: If no such folder is there.
+        PermissionError: If others have access to it.
+        OSError: If it cannot be opened or locked.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(descriptor, is_needed=not is_new)
         facts = os.fstat(descriptor)
-        if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) != 0o700:
-            raise PermissionError(f"{path} is not a private folder of this user")
+        found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"  # a set group-id bit lets nobody in
+        expected = f"user {os.geteuid()} with mode 700"
+        if found != expected:
+            raise PermissionError(f"it is of {found}, expected {expected}")
         if not os.path.samestat(facts, path.lstat()):
             raise FileNotFoundError(f"{path} was replaced")
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _flock(descriptor: int, *, is_needed: bool) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        if is_needed:
+            raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import shutil
 import signal
@@ -98,6 +100,20 @@ def test_certs_without_openssl_say_what_is_needed(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="openssl is not in the PATH"):
         make_certificates(tmp_path / "certs", ["algo-1"])
+
+
+def test_certs_are_made_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert cli.main(["certs", str(tmp_path), "--host", "algo-1"]) == ExitCode.OK
+    assert names(tmp_path) == ["algo-1.key", "algo-1.pem", "ca.pem"]
+
+
+def test_certs_in_a_folder_that_cannot_be_written_to_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["certs", "/proc", "--host", "algo-1"]) == ExitCode.USAGE
+    assert "cannot make the folder /proc, or one in it" in capsys.readouterr().err
 
 
 def test_certs_show_what_openssl_said_when_it_failed_and_leave_nothing(

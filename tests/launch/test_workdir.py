@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from hetero.errors import ConfigError
 from hetero.launch.workdir import private_folder
 
 
@@ -38,3 +46,60 @@ def test_folder_in_use_and_strange_folders_are_left(tmp_path: Path) -> None:
             assert first != second
         assert first.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"mine-open-to-all", "mine-link"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_folder_is_made_where_there_are_no_locks_and_others_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(_descriptor: int, _operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "mine-other").mkdir(mode=0o700)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with private_folder("mine-", parent=str(tmp_path)) as path:
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in tmp_path.iterdir()] == ["mine-other"]
+
+
+def test_folder_that_the_file_system_does_not_keep_private_is_refused_and_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkdtemp
+
+    def mkdtemp(**options: Any) -> str:
+        path: str = make(**options)
+        Path(path).chmod(0o755)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    with pytest.raises(ConfigError, match="with mode 755, expected"), private_folder("mine-", parent=str(tmp_path)):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_is_made_where_folders_take_over_the_group(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    with private_folder("mine-", parent=str(tmp_path)) as path:
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["while it removes it", "once it is gone"])
+def test_folder_that_another_process_took_for_stale_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    lock = fcntl.flock
+    taken: list[Path] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not taken:
+            taken.extend(tmp_path.iterdir())
+            taken[0].rmdir()
+            if is_held:
+                raise BlockingIOError
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with private_folder("mine-", parent=str(tmp_path)) as path:
+        assert list(tmp_path.iterdir()) == [path]
+    assert len(taken) == 1
