@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             namespace.script_args = script_args
             status: int = namespace.run(namespace)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # else a reader that has gone is noticed at the interpreter's end, with status 120
+            _say("")  # what the parser has written
         return status
     except HeteroError as error:
         _complain(f"hetero: error HET-{int(error.exit_code):02d}: {error}\n")
@@ -45,6 +44,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard(1)
         return 128 + signal.SIGPIPE
+
+
+def _say(text: str) -> None:
+    """Write to standard output, unless that is closed; at once: an error at the interpreter's end gives status 120.
+
+    Raises:
+        BrokenPipeError: If nobody reads it, or it cannot be written to for another reason, which is said.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard(1)
+        _complain(f"hetero: cannot write to standard output: {error.strerror}\n")
+        raise BrokenPipeError from error
 
 
 def _complain(text: str) -> None:
@@ -206,7 +224,7 @@ def _certs(namespace: argparse.Namespace) -> int:
         days=_positive("--days", namespace.days),
         keep_authority_key=namespace.keep_ca_key,
     )
-    sys.stdout.write(f"certificates of {len(hosts)} hosts for {namespace.days} days are in {namespace.directory}\n")
+    _say(f"certificates of {len(hosts)} hosts for {namespace.days} days are in {namespace.directory}\n")
     return int(ExitCode.OK)
 
 
@@ -217,7 +235,7 @@ def _report(namespace: argparse.Namespace) -> int:
         text = commands.show_file(namespace.baseline)
     else:
         text = commands.compare_files(namespace.baseline, namespace.candidate)
-    sys.stdout.write(text.rstrip("\n") + "\n")
+    _say(text.rstrip("\n") + "\n")
     return int(ExitCode.OK)
 
 
@@ -225,7 +243,7 @@ def _audit(namespace: argparse.Namespace) -> int:
     from hetero.audit import commands
 
     is_same, text = commands.audit_paths(namespace.a, namespace.b)
-    sys.stdout.write(text.rstrip("\n") + "\n")
+    _say(text.rstrip("\n") + "\n")
     return int(not is_same)
 
 
@@ -242,7 +260,7 @@ def _prices(namespace: argparse.Namespace) -> int:
         text = pricing.list_text(catalogue)
     else:
         text = pricing.show_text(catalogue, namespace.instance_type)
-    sys.stdout.write(text.rstrip("\n") + "\n")
+    _say(text.rstrip("\n") + "\n")
     return int(ExitCode.OK)
 
 

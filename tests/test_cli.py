@@ -134,3 +134,21 @@ def test_code_of_a_command_whose_reader_has_gone_is_that_of_a_broken_pipe() -> N
     )
     assert done.returncode == 128 + signal.SIGPIPE, done.stderr
     assert done.stderr == b""
+
+
+@pytest.mark.fault("F37")
+@pytest.mark.parametrize(
+    ("arguments", "redirect", "code", "said"),
+    [
+        (["prices", "show", "ml.c5.xlarge"], ">&-", 0, ""),
+        (["prices", "show", "ml.c5.xlarge"], ">/dev/full", 128 + signal.SIGPIPE, "No space left on device"),
+        (["--help"], ">/dev/full", 128 + signal.SIGPIPE, "No space left on device"),
+    ],
+    ids=["closed", "full", "help, full"],
+)
+def test_command_whose_output_goes_nowhere_ends_without_a_traceback(
+    tmp_path: Path, arguments: list[str], redirect: str, code: int, said: str
+) -> None:
+    error = tmp_path / "error"
+    assert run_command(*arguments, redirect=f"{redirect} 2>{shlex.quote(str(error))}") == code
+    assert error.read_text() == (f"hetero: cannot write to standard output: {said}\n" if said else "")
