@@ -17,7 +17,11 @@ logger = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_BYTES = 2**20
 """A disk with less counts as full."""
-_NO_DISKS = ("nfs", "fuse", "cifs", "smb", "9p", "autofs")  # asking for one whose server is gone may take for ever
+_LOCAL = frozenset(
+    {"bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "vfat", "xfs", "zfs"}
+)
+"""Kinds of file systems that may be asked how much is free. Others (Lustre, NFS, Ceph, whatever FUSE holds) may be on
+servers that are gone: asking these may take for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +68,17 @@ def _describe_disks(error: BaseException) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _disks() -> list[str]:
-    """Return where disks are mounted that can be written to."""
+def _disks(mounts: str = "/proc/self/mounts") -> list[str]:
+    """Return where disks of this machine are mounted that can be written to."""
     found = []
     try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return []
     for line in lines:
         _, path, kind, options, *_ = line.split(" ")
         path = path.replace("\\040", " ")
-        size = 0 if kind.startswith(_NO_DISKS) or "rw" not in options.split(",") else _num_bytes(path)
+        size = _num_bytes(path) if kind in _LOCAL and "rw" in options.split(",") else 0
         if size and os.access(path, os.W_OK):
             found.append(path)
     return found

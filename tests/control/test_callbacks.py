@@ -58,3 +58,25 @@ def test_disks_are_those_that_can_be_written_to() -> None:
     found = callbacks._disks()
     assert "/proc" not in found
     assert any(os.path.ismount(path) for path in found)
+
+
+@pytest.mark.fault("F27")
+def test_disks_that_may_be_on_servers_that_are_gone_are_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = ["ext4", "xfs", "tmpfs", "overlay"]
+    remote = ["lustre", "nfs4", "ceph", "glusterfs", "fuse.glusterfs", "beegfs", "gpfs", "cifs", "9p", "autofs"]
+    for kind in local + remote:
+        (tmp_path / kind).mkdir()
+    mounts = tmp_path / "mounts"
+    mounts.write_text("".join(f"server:/a {tmp_path / kind} {kind} rw,relatime 0 0\n" for kind in remote + local))
+    asked: list[str] = []
+
+    def num_bytes(path: str) -> int:
+        asked.append(path)
+        return 2**40
+
+    monkeypatch.setattr(callbacks, "_num_bytes", num_bytes)
+    expected = [str(tmp_path / kind) for kind in local]
+    assert callbacks._disks(str(mounts)) == expected
+    assert asked == expected
