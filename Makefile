@@ -63,7 +63,8 @@ soak: $(DEV)
 
 # The document's own tests come last: they would end the run that is to write it anew.
 reliability: $(DEV)
-	HETERO_TEST_EVIDENCE=$(EVIDENCE) $(ENV)/python -m pytest --ignore=tests/reliability/test_document.py $(PYTEST_FLAGS)
+	rm -f $(EVIDENCE)
+	HETERO_TEST_EVIDENCE=$(EVIDENCE) $(ENV)/python tests/run_halves.py --ignore=tests/reliability/test_document.py $(PYTEST_FLAGS)
 	$(ENV)/python tests/reliability/reliability_document.py $(EVIDENCE)
 	$(ENV)/python -m pytest -q tests/reliability/test_document.py
 

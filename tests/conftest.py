@@ -20,7 +20,7 @@ settings.register_profile("hetero", deadline=None)  # a loaded machine is no fai
 settings.load_profile("hetero")
 
 EVIDENCE_VARIABLE = "HETERO_TEST_EVIDENCE"
-"""Names the file that receives, in a line of JSON per test, which rows of the fault and attack tables this run has
+"""Names the file to which is added, in a line of JSON per test, which rows of the fault and attack tables a run has
 shown, and how fast. A line is there once its test is done: a test that hangs ends the whole run (`timeout_method`)."""
 
 _EVIDENCE_PATH = Path(os.environ[EVIDENCE_VARIABLE]).resolve() if os.environ.get(EVIDENCE_VARIABLE) else None
@@ -125,11 +125,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     count = metafunc.config.getoption("--repeat", 1)
     if count > 1 and next(metafunc.definition.iter_markers("fault"), None) is not None:
         metafunc.parametrize("_repetition", range(count), indirect=True, ids=lambda number: f"run {number + 1}")
-
-
-def pytest_configure() -> None:
-    if _EVIDENCE_PATH is not None:
-        _EVIDENCE_PATH.write_text("", encoding="utf-8")
 
 
 @pytest.hookimpl(wrapper=True)

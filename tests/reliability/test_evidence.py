@@ -46,7 +46,8 @@ def test_tests_that_were_done_are_in_the_evidence_of_a_run_that_broke_off(tmp_pa
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    fault(row)\n    attack(row)\n")
     (tmp_path / "test_some.py").write_text(textwrap.dedent(TESTS))
     path = tmp_path / "evidence.jsonl"
-    path.write_text("of an earlier run\n")
+    other = '{"test": "by_the_other_half", "rows": ["F9"], "outcome": "passed", "measured": {}}\n'
+    path.write_text(other)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path)],
         cwd=tmp_path,
@@ -60,6 +61,7 @@ def test_tests_that_were_done_are_in_the_evidence_of_a_run_that_broke_off(tmp_pa
     found: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
     outcomes = [(entry["test"].partition("::")[2], entry["outcome"], entry["rows"]) for entry in found]
     assert outcomes == [
+        ("", "passed", ["F9"]),
         ("test_shown", "passed", ["A1", "F1"]),
         ("test_failing", "failed", ["F2"]),
         ("test_skipped", "skipped", ["F3"]),
