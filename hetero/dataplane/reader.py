@@ -47,7 +47,7 @@ class Reader(Iterator[Any]):
         requests: What to fetch; may be endless.
         prefetch_factor: Batches on their way per endpoint slot; this rank's share of them, at least 2, is the window.
             It has a third place, and up to 8 times as many while one batch holds up those that came after it, for at
-            most 32 MiB more: see `hetero.dataplane.stretch`.
+            most 24 MiB more: see `hetero.dataplane.stretch`.
         window_bytes: Bound of what the window holds; default 1 GiB or this rank's share of a quarter of the
             host's memory, whichever is less. One batch is always allowed.
         data_timeout_s: Bound of one call, and of the time without any endpoint; default the fleet's.

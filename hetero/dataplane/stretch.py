@@ -13,7 +13,7 @@ class Stretch:
     place to each that waits, up to eight times the size in all, so that as many as before are on their way. Every
     sixteenth delivery takes a place back: at once would leave the endpoints idle while the consumer takes what waited.
     A window whose batches take about as long seldom gets there, nor does one whose consumer is the slow part. All
-    places beyond the plan (`hetero.dataplane.window`: two for an endpoint) hold at most 32 MiB.
+    places beyond the plan (`hetero.dataplane.window`: two for an endpoint) hold at most 24 MiB.
 
     With 5 % of batches 20 times slower, throughput in order over that in order of arrival, simulated with three seeds
     for 2, 4, 8 and 16 endpoints and consumers from infinitely fast to 1.25 times slower than they: 0.91 to 1.05 (a
@@ -22,7 +22,7 @@ class Stretch:
 
     MAX_FACTOR = 8
     DELIVERIES_PER_PLACE = 16
-    MAX_BYTES = 32 * 2**20
+    MAX_BYTES = 24 * 2**20
 
     def __init__(self) -> None:
         self._places = 0.0  # sixteenths are exact

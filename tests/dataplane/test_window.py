@@ -233,7 +233,7 @@ def test_request_that_an_endpoint_failed_at_goes_to_another_one(stage: Stage, to
     assert len(list(reader)) == 1
 
 
-@pytest.mark.parametrize(("nbytes", "num_asked"), [(32 * 2**20, 3), (32 * 2**20 + 1, 2)])
+@pytest.mark.parametrize(("nbytes", "num_asked"), [(24 * 2**20, 3), (24 * 2**20 + 1, 2)])
 def test_window_of_one_endpoint_has_a_third_place_if_that_is_small(
     stage: Stage, tools: Any, nbytes: int, num_asked: int
 ) -> None:
