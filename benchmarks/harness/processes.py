@@ -15,7 +15,6 @@ from typing import IO, Any
 import psutil
 
 from harness import usage
-
 from hetero.process import is_resource_tracker, kill_all
 
 HERE = Path(__file__).resolve().parents[1]

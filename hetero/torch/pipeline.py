@@ -188,9 +188,9 @@ class Pipeline:
             if not start.may_skip:
                 return start, iter(())
             start = self.progress.skip_to_next_epoch()
-        start = replace(start, num_samples=num_samples := self.num_samples())
+        num_samples = self.num_samples()
         self.progress.note_length(num_samples)
-        return start, plan(start)
+        return replace(start, num_samples=num_samples), plan(start)
 
     def note_delivered(self, number: int, planned: PlannedBatch) -> None:
         """Tell the user's sampler that the next batch of a pass was delivered."""

@@ -159,9 +159,7 @@ class Progress:
 
     def resume(self, state: LoaderState) -> None:
         """Continue from ``state`` with the next pass."""
-        self._resume = Start(
-            state.epoch, state.batches, state.sampler, state.num_drawn, num_samples=state.num_samples
-        )
+        self._resume = Start(state.epoch, state.batches, state.sampler, state.num_drawn, num_samples=state.num_samples)
         self._has_warned = False
         self._named = None
         self._tool_offset = 0
