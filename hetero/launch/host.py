@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hetero import logs
-from hetero.cluster import ClusterSpec, Role, resolve_address, slug
+from hetero.cluster import ClusterSpec, Role, slug
 from hetero.config import LaunchOptions, Timings
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
@@ -26,8 +26,9 @@ from hetero.control.membership import Member, Membership
 from hetero.control.session import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus
 from hetero.dataplane.pool import EndpointPool
-from hetero.errors import AuthenticationError, ClusterError, ExitCode, HeteroError, first_line
+from hetero.errors import AuthenticationError, ExitCode, HeteroError, first_line
 from hetero.launch import placement
+from hetero.launch.addresses import Addresses
 from hetero.launch.relay import LineRelay
 from hetero.launch.summary import output_folder, write_report
 from hetero.launch.watchdog import Watchdog
@@ -35,7 +36,6 @@ from hetero.launch.workdir import private_folder
 from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.version import __version__
-from hetero.wire.channels import join_address
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
 
@@ -48,7 +48,6 @@ WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 
 _TICK_S = 0.2
 _FAREWELL_S = 5.0
-_RESOLVE_INTERVAL_S = 0.5
 _DESCRIPTORS_PER_PEER = 4
 _OTHER_DESCRIPTORS = 96
 _SHORT_S = 86_400.0
@@ -114,7 +113,7 @@ class Host:
         self._base_dir = base_dir
         self._num_signals = 0
         self._num_ticks = 0
-        self._peer_addresses: dict[str, str] = {}
+        self._addresses = Addresses(options.port, self.timings, self._check_stop)
         self._started_epoch_s = time.time()
         self._started_s = time.monotonic()
         self._next_words_s = self._started_s + self.timings.patience_s
@@ -136,7 +135,7 @@ class Host:
             stack.callback(os.close, descriptor)
             self.child_environment[security.TOKEN_FILE_VARIABLE] = token_path
         tls = self._load_tls()
-        self.address = self.resolve(self.name)
+        self.address = self.address_of(self.name)
         self.hub = stack.enter_context(self._make_hub(token, tls))
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
         # Whatever the script has started and left; what this process itself starts is stopped in order before. The
@@ -188,7 +187,7 @@ class Host:
             Membership(members, own, timings=self.timings, clock=time.monotonic, max_restarts=options.job_restarts),
             address=self.address,
             port=options.port,
-            resolve=self._resolve_peer,
+            resolve=self._addresses.launcher_of,
             peers=tuple(member.host for member in members if member.host != self.name),
             token=token,
             job_id=self.job_id,
@@ -223,38 +222,13 @@ class Host:
         decided = self.hub.decided
         return int(ExitCode.INTERNAL if decided is None else decided.exit_code)
 
-    def resolve(self, host: str) -> str:
-        """Return the address of a host; waits for its name, which on the platform may appear minutes after the start.
-
-        Raises:
-            ClusterError: If it is not resolved within the start timeout.
-            StoppedEarlyError: If this process was asked to stop meanwhile.
-        """
-        begin_s = said_s = time.monotonic()
-        while True:
-            try:
-                return resolve_address(host)
-            except ClusterError as error:
-                now_s = time.monotonic()
-                if now_s - begin_s > self.timings.start_timeout_s:
-                    raise
-                if now_s - said_s >= (self.timings.patience_s if said_s > begin_s else _RESOLVE_INTERVAL_S):
-                    said_s = now_s
-                    logger.info("waiting for the address of %s: %s", host, error)
-            if self._num_signals:
-                raise StoppedEarlyError
-            time.sleep(_RESOLVE_INTERVAL_S)
-
-    def _resolve_peer(self, host: str) -> str:
-        """Return where the launcher of another host listens, as the name says now."""
-        address = self._peer_addresses[host] = resolve_address(host)
-        return join_address(address, self.options.port)
-
     def address_of(self, host: str) -> str:
-        """Return the address by which a host is reached; needs no name service where it was reached before."""
-        if host == self.name:
-            return self.address
-        return self._peer_addresses.get(host) or self.resolve(host)
+        """Return the address by which a host is reached; see `Addresses.of`."""
+        return self._addresses.of(host)
+
+    def _check_stop(self) -> None:
+        if self._num_signals:
+            raise StoppedEarlyError
 
     def _on_endpoints(self, records: tuple[EndpointRecord, ...]) -> None:
         if len(records) == self.placement.num_endpoints:

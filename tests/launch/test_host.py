@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetero.config import Timings
 from hetero.control.status import Cause
-from hetero.errors import ExitCode
+from hetero.errors import ClusterError, ExitCode
 from hetero.launch import host as host_module
-from hetero.launch.host import Host
+from hetero.launch.addresses import Addresses
+from hetero.launch.host import Host, StoppedEarlyError
 
 _ENDS = """
 import os, sys, threading
@@ -55,12 +57,30 @@ def test_watchdog_watches_until_the_descendants_are_gone(tmp_path: Path) -> None
 
 
 def test_launcher_of_a_host_is_looked_for_at_an_address_in_brackets_if_it_is_ipv6() -> None:
-    host = SimpleNamespace(_peer_addresses={}, options=SimpleNamespace(port=17807))
-    assert [Host._resolve_peer(host, address) for address in ("::1", "127.0.0.1")] == [  # type: ignore[arg-type]
-        "[::1]:17807",
-        "127.0.0.1:17807",
-    ]
-    assert host._peer_addresses == {"::1": "::1", "127.0.0.1": "127.0.0.1"}
+    addresses = Addresses(17807, Timings(), lambda: None)
+    assert addresses.launcher_of("::1") == "[::1]:17807"
+    assert addresses.launcher_of("127.0.0.1") == "127.0.0.1:17807"
+
+
+def test_address_that_was_found_needs_no_name_service_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["127.9.0.1"]
+
+    def resolve(name: str) -> str:
+        if not found:
+            raise ClusterError(f"no address of {name}")
+        return found.pop()
+
+    def check_stop() -> None:
+        raise StoppedEarlyError
+
+    monkeypatch.setattr("hetero.launch.addresses.resolve_address", resolve)
+    addresses = Addresses(17807, Timings(), check_stop)
+    assert addresses.launcher_of("algo-2") == "127.9.0.1:17807"
+    assert addresses.of("algo-2") == "127.9.0.1"
+    with pytest.raises(ClusterError, match="no address of algo-2"):
+        addresses.launcher_of("algo-2")
+    with pytest.raises(StoppedEarlyError):
+        addresses.of("algo-3")
 
 
 @pytest.mark.parametrize(
