@@ -84,8 +84,9 @@ class Misbehaving:
         self.num_fetches = 0
         self._ended = threading.Event()
         self._listener = Listener(self._serve)
+        self._threads = ThreadPoolExecutor(8)
         self._server = grpc.server(
-            ThreadPoolExecutor(8),
+            self._threads,
             [
                 grpc.method_handlers_generic_handler(
                     "hetero.v1.Data",
@@ -109,7 +110,8 @@ class Misbehaving:
 
     def _attend(self, _request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         ended = threading.Event()
-        context.add_callback(ended.set)
+        if not context.add_callback(ended.set):
+            ended.set()
         reply = pb.AttendReply(port=self._listener.place[1], ticket=bytes(TICKET_BYTES))
         yield reply.SerializeToString()
         ended.wait(60)
@@ -134,6 +136,7 @@ class Misbehaving:
         self._ended.set()
         self._listener.stop()
         self._server.stop(0).wait()
+        self._threads.shutdown()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_progress_resume_continues_and_then_goes_on() -> None:
     progress = Progress()
     progress.resume(STATE)
     assert progress.position().batches == 5
-    assert progress.begin()[1] == Start(3, 5, may_skip=True)
+    assert progress.begin()[1] == Start(3, 5, may_skip=True, num_samples=100)
     assert progress.begin()[1] == Start(4)
 
 
@@ -49,7 +49,7 @@ def test_progress_resume_with_set_epoch_of_the_same_epoch_continues_even_if_noth
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch(3)
-    assert progress.begin()[1] == Start(3, 5)
+    assert progress.begin()[1] == Start(3, 5, num_samples=100)
 
 
 def test_progress_resume_with_set_epoch_of_another_epoch_starts_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +72,7 @@ def test_progress_tool_that_restored_its_count_is_taken_at_its_word() -> None:
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch_by_tool(3)
-    assert progress.begin()[1] == Start(3, 5)
+    assert progress.begin()[1] == Start(3, 5, num_samples=100)
     progress.set_epoch_by_tool(4)
     assert progress.begin()[1] == Start(4)
 
