@@ -84,8 +84,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if sum(other.directory == job.directory for other in jobs) == 1:  # else the file may be the other one's
             check_end(job)
     killed = [job for job in jobs if job.process.returncode == -signal.SIGKILL]
-    # A killed script cannot remove what Python's own multiprocessing made for it (pymp-*).
-    left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith("pymp-"))
+    # A killed script cannot remove what Python's own multiprocessing made for it; torch keeps a cache, in some runs.
+    others = ("pymp-", "torchinductor_")
+    left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(others))
     assert killed or left_names == [], "temporary files are left"
     assert set(Path("/dev/shm").iterdir()) - shared_before == set(), "shared memory or semaphores are left"
     assert listening_ports() - ports_before == set(), "ports are left open on addresses of simulated hosts"
