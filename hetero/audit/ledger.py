@@ -228,6 +228,8 @@ class Ledger:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OSError("another process is writing it") from None
+            except OSError as error:  # a file system without locks
+                logger.info("ledger %s: cannot be locked (%s)", self.path, error)
             self._size, self._chain = _resume(descriptor)
         except BaseException:
             os.close(descriptor)

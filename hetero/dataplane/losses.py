@@ -41,8 +41,10 @@ class Losses:
         self.num_calls += 1
         if fault is Fault.UNSENT:
             return
-        self.endpoints.append(connection)
-        self.is_suspect = was_first or len(self.endpoints) > 1
+        is_repeated = connection in self.endpoints  # it served again meanwhile: it can die only once
+        if not is_repeated:
+            self.endpoints.append(connection)
+        self.is_suspect = was_first or is_repeated or len(self.endpoints) > 1
 
     def may_be_deaths(self, spec: DatasetSpec) -> bool:
         """Tell whether one loss more could be one death too many: forget what by now is known to be none.

@@ -362,6 +362,8 @@ class EndpointPool:
         )
 
     def _fail(self, error: HeteroError) -> None:
+        if self._failure is None:
+            logger.error("the endpoints of %s are given up: %s", self._options.host, error)
         with self._changed:
             if self._failure is None:
                 self._failure = error

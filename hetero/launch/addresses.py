@@ -33,6 +33,10 @@ class Addresses:
         self._check_stop = check_stop
         self._known: dict[str, str] = {}
 
+    def has(self, host: str) -> bool:
+        """Whether the address of a host was found."""
+        return host in self._known
+
     def of(self, host: str) -> str:
         """Return the address of a host; needs no name service where one was found before, else waits for its name.
 

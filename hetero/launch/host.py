@@ -226,6 +226,10 @@ class Host:
         """Return the address by which a host is reached; see `Addresses.of`."""
         return self._addresses.of(host)
 
+    def has_address(self, host: str) -> bool:
+        """Whether the address of a host was found; the link to it goes on looking until it is."""
+        return self._addresses.has(host)
+
     def _check_stop(self) -> None:
         if self._num_signals:
             raise StoppedEarlyError

@@ -128,6 +128,8 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
             stop_requested = membership.stop_requested
         words = _words(data + trainers)
+        if not words and not host.has_address(first := host.trainer_hosts[0]):
+            words = f"the address of {first}, where ranks meet"
         if stop_requested:
             # The others learn of the request with or before this host's DONE, and start no ranks either.
             host.publish(stop_requested=True)

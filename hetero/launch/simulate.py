@@ -151,9 +151,11 @@ def _lock_folder(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(f"another simulation writes to {path}; wait for it, or give another --output-dir") from None
+    except OSError as error:  # a file system without locks, or NFS, which locks no folders
+        logger.info("cannot lock %s (%s): that nobody else writes there is not checked", path, error)
     return descriptor
 
 

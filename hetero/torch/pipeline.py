@@ -189,6 +189,11 @@ class Pipeline:
                 return start, iter(())
             start = self.progress.skip_to_next_epoch()
         num_samples = self.num_samples()
+        if start.batches and start.num_samples not in (None, num_samples):
+            raise ConfigError(
+                f"the loaded state is of the middle of an epoch of {start.num_samples} samples, the data set has "
+                f"{num_samples} now\n  Change it between epochs only."
+            )
         self.progress.note_length(num_samples)
         return replace(start, num_samples=num_samples), plan(start)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -96,6 +97,15 @@ def test_ledger_is_not_written_through_a_link(tmp_path: Path, caplog: pytest.Log
     Ledger(tmp_path, WRITER).close()
     assert target.read_bytes() == b""
     assert "cannot be opened" in caplog.text
+
+
+def test_ledger_on_a_file_system_without_locks_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    Ledger(tmp_path, WRITER).close()
+    assert (tmp_path / "ledger-rank-0.jsonl").read_text()
 
 
 def test_ledger_that_another_process_writes_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane.connection import EndpointConnection
 from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.losses import Losses
 from hetero.dataplane.reader import Reader
 from hetero.errors import DatasetError, EndpointUnavailableError, ExitCode
 
@@ -37,6 +38,19 @@ def leave(reader: Reader, lost: list[EndpointConnection], *, hosts: set[str]) ->
     records, known = directory.contents()
     gone = {connection.record for connection in lost}
     directory.replace([record for record in records if record not in gone], hosts=known - hosts)
+
+
+def test_endpoint_that_was_lost_again_has_died_once() -> None:
+    with Fleet(Directory([RECORD]), None, job_id="x") as fleet:
+        fleet._roster.follow(*fleet._directory.contents())
+        (connection,) = fleet._roster
+        losses = Losses()
+        for _ in range(3):  # reset, reset after it served again, and dead
+            losses.add(connection, Fault.UNREACHABLE, 1.0, was_first=False)
+        assert losses.is_suspect
+        connection.has_died = True
+        assert not losses.are_deaths
+        assert (losses.endpoints, losses.num_calls) == ([connection], 3)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_pool_with_a_bad_token_file_or_address_fails(job: Any, tools: Any) -> No
     assert isinstance(failure_of(job, tools, host="algo-2", address="192.0.2.1"), PortError)
 
 
-def test_pool_gives_up_after_its_restarts(job: Any, tools: Any) -> None:
+def test_pool_gives_up_after_its_restarts_and_says_so(job: Any, tools: Any, caplog: pytest.LogCaptureFixture) -> None:
     pool = job.pool(endpoint_restarts=1)
     for _ in range(2):
         (pid,) = pool.pids
@@ -82,6 +82,7 @@ def test_pool_gives_up_after_its_restarts(job: Any, tools: Any) -> None:
     assert "algo-1/0 killed by SIGSEGV: a crash in native code" in str(pool.failure)
     assert "most recent call first" in str(pool.failure)
     assert pool.num_restarts == 1
+    assert "the endpoints of algo-1 are given up: " in caplog.text
 
 
 @pytest.mark.fault("F1")

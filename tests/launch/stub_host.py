@@ -36,6 +36,8 @@ class StubHost:
     relay = None
     run_dir = Path()
     timings = Timings()
+    has_addresses = True
+    """Whether the names of hosts are resolved."""
 
     def __init__(
         self, members: tuple[Member, ...], name: str, state: HostState, on_tick: Callable[[StubHost], None]
@@ -70,6 +72,9 @@ class StubHost:
         """Have another host heard in a state."""
         self._revision += 1
         self.known.observe(_status(host, state, revision=self._revision, **changes))
+
+    def has_address(self, _host: str) -> bool:
+        return self.has_addresses
 
     def address_of(self, _host: str) -> str:
         return self.address

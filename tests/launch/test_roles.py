@@ -12,6 +12,7 @@ from stub_host import StubHost
 from hetero.cluster import Role
 from hetero.control.membership import Member
 from hetero.control.status import HostState
+from hetero.launch import roles
 from hetero.launch.roles import serve
 
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
@@ -32,6 +33,19 @@ def trainer(state: HostState, **changes: Any) -> Happens:
 
 def interrupt(host: StubHost) -> None:
     host.interrupted_s = time.monotonic()
+
+
+@pytest.mark.fault("F15")
+def test_trainer_host_waits_for_the_name_of_the_first_one_before_its_ranks_start() -> None:
+    def resolve(host: StubHost) -> None:
+        host.has_addresses = host.num_ticks == 2
+
+    members = (Member(host="first", role=Role.TRAINER), Member(host="second", role=Role.TRAINER))
+    host = StubHost(members, "second", HostState.WAIT_PEERS, resolve)
+    host.has_addresses = False
+    host.hear("first", HostState.TRAINING)
+    assert roles._wait_for_peers(host, time.monotonic() + 60)  # type: ignore[arg-type]
+    assert host.said == ["the address of first, where ranks meet"] * 2
 
 
 @pytest.mark.fault("F13")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from hetero import cli
 from hetero.errors import ConfigError, ExitCode
-from hetero.launch.simulate import parse_group
+from hetero.launch.simulate import _lock_folder, parse_group
 
 
 @pytest.fixture
@@ -92,3 +94,15 @@ def test_channel_without_folder_is_named(tmp_path: Path, script: str, capsys: py
     flags = ["--group", "dnn=ml.p3.2xlarge:1", "--channel", "training=/no/such/folder"]
     assert simulate(tmp_path, *flags, script) == ExitCode.USAGE
     assert "/no/such/folder" in capsys.readouterr().err
+
+
+def test_folder_of_a_run_is_locked_where_the_file_system_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    first = _lock_folder(tmp_path)
+    with pytest.raises(ConfigError, match="another simulation writes to "):
+        _lock_folder(tmp_path)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    os.close(_lock_folder(tmp_path))
+    os.close(first)

@@ -246,6 +246,11 @@ def test_loader_state_of_an_epoch_in_which_the_data_set_grew_is_refused() -> Non
     assert state["num_samples"] == 3
     with pytest.raises(ConfigError, match="num_samples 3, this loader has 5"):
         DataLoader(growing, batch_size=2, shuffle=True).load_state_dict(state)
+    del growing.items[3:]
+    loader.load_state_dict(state)
+    growing.items += [3, 4]
+    with pytest.raises(ConfigError, match="an epoch of 3 samples, the data set has 5 now"):
+        next(iter(loader))
 
 
 def test_loader_prefetch_factor_without_workers_is_fine_and_torch_can_rebuild() -> None:
