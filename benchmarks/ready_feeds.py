@@ -80,9 +80,9 @@ class Hetero(Feed):
     def _allocate(self) -> Any:
         if not self.pin_memory:
             return None
-        from hetero.torch import remote
+        from hetero.torch.pinned import allocate_pinned
 
-        return remote.allocate_pinned
+        return allocate_pinned
 
 
 class HeteroLoader(Feed):

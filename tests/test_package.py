@@ -28,6 +28,7 @@ LAYERS = (
     {"audit", "wire", "pricing", "metrics"},
     {"control"},
     {"dataplane"},
+    {"loaders"},
     {"torch", "tf", "report"},
     {"launch", "sagemaker"},
     {"cli"},

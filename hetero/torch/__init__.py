@@ -1,7 +1,7 @@
 """The PyTorch face: a `DataLoader` that is torch's, with batches from endpoints where the job has some."""
 
+from hetero.loaders.pipeline import answer_lengths, is_remote
 from hetero.torch.loader import DataLoader
-from hetero.torch.pipeline import answer_lengths, is_remote
 
 if is_remote():  # the script may ask before it makes a loader
     answer_lengths()

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.utils.data
 
-from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
-from hetero.dataplane.script import SCRIPT_MODULE
 from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError
+from hetero.loaders.checks import check_seed
+from hetero.loaders.pipeline import is_remote
 from hetero.torch.local import has_same_code
-from hetero.torch.pipeline import is_remote
-from hetero.wire.compression import compression_to_proto, load_codec
 
-__all__ = [
-    "check_compression",
-    "check_functions",
-    "check_not_importing",
-    "check_sample_errors",
-    "check_subject",
-    "effective_seed",
-    "user_collate_fn",
-]
+__all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_fn"]
 
 
 def check_subject(subject: Any) -> None:
@@ -45,48 +34,6 @@ def check_subject(subject: Any) -> None:
             "  This job has endpoints. Build it in a function decorated with @hetero.dataset at the top level of the "
             "script,\n  and pass what calling that function returns. Or run without data hosts."
         )
-
-
-def check_not_importing() -> None:
-    """Refuse batches to a script that is only being imported: it would train on data hosts and in loader processes.
-
-    Raises:
-        ConfigError: It is; names the line.
-    """
-    frame = sys._getframe()
-    while (caller := frame.f_back) is not None:
-        frame = caller
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") in (SCRIPT_MODULE, "__mp_main__"):
-            raise ConfigError(
-                f"line {frame.f_lineno} of {frame.f_code.co_filename} trains while the script is only being imported\n"
-                "  Data hosts and loader processes import it for its data sets. "
-                'Put the training behind if __name__ == "__main__":'
-            )
-
-
-def check_compression(compression: str | None) -> None:
-    """Refuse what is none, and one whose package is missing here if batches come from endpoints.
-
-    Raises:
-        ConfigError: It is one of them.
-    """
-    compression_to_proto(compression)
-    if compression is not None and is_remote():
-        load_codec(compression)
-
-
-def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: bool) -> SampleErrorPolicy:
-    """Return the policy; refuse what is none, and to skip where there is no other sample."""
-    if on_sample_error not in SAMPLE_ERROR_POLICIES:
-        raise ConfigError(f"on_sample_error is {on_sample_error!r}, expected 'raise' or 'skip'")
-    if type(max_skips) is not int or max_skips < 0:
-        raise ConfigError(f"max_skips is {max_skips!r}, expected an integer of at least 0")
-    if on_sample_error == "skip" and not makes_batches:
-        raise ConfigError(
-            "on_sample_error='skip' with batch_size=None: no other sample of a batch could stand in\n"
-            "  Pass a batch_size, or catch exceptions in the data set's __getitem__."
-        )
-    return cast("SampleErrorPolicy", on_sample_error)
 
 
 def check_functions(
@@ -129,8 +76,7 @@ def effective_seed(seed: int, generator: torch.Generator | None) -> int:
     Raises:
         ConfigError: If ``seed`` is no signed 64-bit integer, or both were passed.
     """
-    if type(seed) is not int or not -(2**63) <= seed < 2**63:
-        raise ConfigError(f"seed is {seed!r}, expected a signed 64-bit integer")
+    check_seed(seed)
     if generator is None:
         return seed
     if seed:

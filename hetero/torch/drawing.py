@@ -20,7 +20,7 @@ import torch.utils.data.distributed
 from hetero.batches.request import Indices, as_indices
 from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.datasets import Index
-from hetero.torch.sampling import PlannedBatch
+from hetero.loaders.sampling import PlannedBatch
 
 __all__ = ["OccurrenceCounter", "SamplerOrder"]
 

@@ -12,20 +12,15 @@ import torch.utils.data
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.loaders.checks import check_compression, check_sample_errors
+from hetero.loaders.pipeline import answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import StepTimer
-from hetero.torch.checks import (
-    check_compression,
-    check_functions,
-    check_sample_errors,
-    check_subject,
-    effective_seed,
-    user_collate_fn,
-)
+from hetero.torch.checks import check_functions, check_subject, effective_seed, user_collate_fn
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
 from hetero.torch.passes import Pass
-from hetero.torch.pipeline import Pipeline, answer_lengths, is_remote
+from hetero.torch.pipeline import Pipeline
 from hetero.torch.views import (
     BatchSamplerView,
     CollateView,

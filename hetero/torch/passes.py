@@ -8,11 +8,11 @@ from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.control import session as control
-from hetero.torch import auditing
-from hetero.torch.checks import check_not_importing
+from hetero.loaders import auditing
+from hetero.loaders.checks import check_not_importing
+from hetero.loaders.sampling import PlannedBatch
+from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline
-from hetero.torch.sampling import PlannedBatch
-from hetero.torch.state import Start
 
 __all__ = ["Pass"]
 

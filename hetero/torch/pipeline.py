@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,33 +11,31 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from hetero.audit.ledger import LoaderFacts
+from hetero.batches.fetch import describe
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control import session as control
-from hetero.datasets import DatasetSpec, set_describer
+from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.loaders.pipeline import LoaderPipeline, is_remote, shard_of_environment
+from hetero.loaders.sampling import PlannedBatch, Shard
+from hetero.loaders.state import LoaderState, Start
 from hetero.metrics.skips import SkipLog
-from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
-from hetero.torch.sampling import BuiltInOrder, PlannedBatch, Shard
-from hetero.torch.state import LoaderState, Progress, Start
 
-__all__ = ["Pipeline", "answer_lengths", "current_shard", "is_remote"]
+__all__ = ["Pipeline", "current_shard"]
 
 logger = logging.getLogger(__name__)
 
-_OBJECT_SPEC = DatasetSpec("object")  # what a request names where the data set is an object at hand
 _RANK_BLIND = (
     torch.utils.data.RandomSampler,
     torch.utils.data.SequentialSampler,
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
 )
-_num_verified = 0  # purity checks asked for by this process
 
 
-class Pipeline:
+class Pipeline(LoaderPipeline):
     """The parts of one loader, shared with the views that tools rebuild loaders from.
 
     Picklable: what lives (timer, workers, connections) stays behind.
@@ -76,47 +73,41 @@ class Pipeline:
         skips: SkipLog,
         name: str,
     ) -> None:
-        self.subject = subject
+        super().__init__(
+            subject,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            padding=padding,
+            seed=seed,
+            compression=compression,
+            on_sample_error=on_sample_error,
+            skips=skips,
+            name=name,
+        )
         self.sampler_order = sampler_order
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.padding = padding
-        self.seed = seed
         self.local = local
         self.workers = workers
-        self.compression = compression
-        self.on_sample_error: SampleErrorPolicy = on_sample_error
-        self.skips = skips
-        self.name = name
-        self.progress = Progress()
         self.consumed_elsewhere = False
         """Whether the latest pass was a view's, whose place this side cannot know."""
         self.stride: int | None = None
         """What part of the views' batches the tool on top of them takes: every n-th, once known."""
-        self.audited_as: LoaderFacts | None = None
-        """What the ledger knows this loader by; made with its first entry."""
-        self._num_requested = 0
         self._has_warned = False
-        self._timer: StepTimer | None = None
-        self._timed: object = None
         self._fetcher: LocalFetcher | None = None
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether there is no sampler of the user's."""
+        return self.sampler_order is None
 
     @property
     def collate(self) -> bool:
         """Whether samples are made into batches."""
         return self.batch_size is not None or (self.sampler_order is not None and self.sampler_order.is_batch_sampler)
 
-    def order(self) -> BuiltInOrder:
-        """Return the loader's own order; asks for the length of the data set."""
-        return BuiltInOrder(
-            num_samples=self.num_samples(),
-            batch_size=self.batch_size or 1,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-            padding=self.padding,
-        )
+    def shard(self) -> Shard:
+        """Return this process's rank and world size, see `current_shard`."""
+        return current_shard()
 
     def num_samples(self) -> int:
         """Return the length of the data set; of the very one that is fetched from, where this process builds it."""
@@ -125,6 +116,14 @@ class Pipeline:
             return len(self.subject)
         _ = self.local.built
         return len(self.local)
+
+    def fingerprint(self) -> str | None:
+        """Return what tells the data set's content, None if this process cannot tell without building it."""
+        if is_remote() and isinstance(self.subject, DatasetSpec):
+            from hetero.loaders import remote  # the data plane, of no use locally
+
+            return remote.fingerprint(self.subject)
+        return describe(self.local.built).fingerprint if "built" in self.local.__dict__ else None
 
     def num_batches(self) -> int:
         """Return the batches of an epoch on this rank."""
@@ -207,34 +206,18 @@ class Pipeline:
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()
 
-    def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
-        """Return the request for a planned batch."""
-        self._num_requested += 1
-        return BatchRequest(
-            spec=self.subject if isinstance(self.subject, DatasetSpec) else _OBJECT_SPEC,
-            indices=planned.indices,
-            occurrences=planned.occurrences,
-            seed=self.seed,
-            epoch=epoch,
-            position=planned.position,
-            collate=self.collate,
-            step=self._num_requested,
-            verify=_wants_purity_check(),
-            on_sample_error=self.on_sample_error,
-            compression=self.compression,
-        )
-
     def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
         """Yield the batches of ``requests``, in order, prefetched from where this loader fetches."""
         session = control.current()
         if session is not None and session.remote:
-            from hetero.torch import remote  # the data plane, of no use locally
+            from hetero.loaders import remote  # the data plane, of no use locally
+            from hetero.torch.pinned import allocate_pinned
 
             return remote.open_reader(
                 session,
                 requests,
                 window=self.workers.prefetch_factor,
-                pin_memory=self.workers.pin_memory,
+                allocate=allocate_pinned if self.workers.pin_memory else None,
                 on_skips=self.skips.note,
             )
         if self._fetcher is None:
@@ -243,38 +226,10 @@ class Pipeline:
             )
         return self._fetcher.open(requests)
 
-    @property
-    def timer(self) -> StepTimer:
-        """Measures this loader's steps; made and registered at the first use."""
-        if self._timer is None:
-            session = control.current()
-            options = None if session is None else session.options
-            self._timer = StepTimer(
-                self.name,
-                warmup_steps=DEFAULT_WARMUP_STEPS if options is None else options.warmup_steps,
-                step_wait_s=None if options is None else options.emulate_step_s,
-            )
-            self._timer.skips = self.skips
-            if session is not None:
-                session.register_timer(self._timer)
-        return self._timer
-
-    def begin_wait(self, owner: object) -> StepTimer:
-        """Begin a data wait of the pass that ``owner`` stands for."""
-        self._timed = owner
-        self.timer.begin_wait()
-        return self.timer
-
-    def end_timing(self, owner: object) -> None:
-        """Stop the clock if no other pass has begun a wait since; idempotent."""
-        if self._timed is owner:
-            self._timed = None
-            self.timer.pause()
-
     def state(self) -> LoaderState:
         """Return the place of this loader; the sampler's own state included."""
         position = self.progress.position()
-        facts = self._facts()
+        facts = self.facts()
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
         left = None
         if self.sampler_order is not None and position.sampler is None and self.progress.is_between_passes:
@@ -298,7 +253,7 @@ class Pipeline:
             ConfigError: If it is no state, or of another loader.
         """
         state = LoaderState.from_dict(value)
-        here = self._facts()
+        here = self.facts()
         self._at_its_new_length(state, here).check_fits(here)
         self.progress.resume(state)
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
@@ -309,7 +264,7 @@ class Pipeline:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None}
 
-    def _facts(self) -> LoaderState:
+    def facts(self) -> LoaderState:
         """Return a state of this loader at no place in particular."""
         sampler_order = self.sampler_order
         own = sampler_order is None
@@ -376,36 +331,9 @@ class Pipeline:
 def current_shard() -> Shard:
     """Return this process's rank and world size.
 
-    From the initialised process group, else the launcher's session, else both of ``RANK`` and ``WORLD_SIZE``.
+    From the initialised process group, else as `shard_of_environment`.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Shard(distributed.get_rank(), distributed.get_world_size())
-    session = control.current()
-    if session is not None:
-        return Shard(session.rank, session.world_size)
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return Shard(int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else Shard()
-
-
-def is_remote() -> bool:
-    """Whether batches come from endpoints in this job."""
-    session = control.current()
-    return session is not None and session.remote
-
-
-def answer_lengths() -> None:
-    """Have the endpoints answer ``len(spec)``: this host needs no data."""
-    from hetero.torch import remote
-
-    set_describer(remote.num_samples)
-
-
-def _wants_purity_check() -> bool:
-    """Whether the next request belongs to the few of the job that are computed twice."""
-    global _num_verified
-    session = control.current()
-    if session is None or session.rank != 0 or _num_verified >= session.options.purity_checks:
-        return False
-    _num_verified += 1
-    return True
+    return shard_of_environment()

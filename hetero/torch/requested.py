@@ -12,10 +12,10 @@ import numpy as np
 from hetero.batches.request import BatchRequest, as_indices
 from hetero.control import session as control
 from hetero.errors import ConfigError
-from hetero.torch import auditing
+from hetero.loaders import auditing
+from hetero.loaders.sampling import PlannedBatch
+from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline, current_shard
-from hetero.torch.sampling import PlannedBatch
-from hetero.torch.state import Start
 
 __all__ = ["RequestedBatch", "ViewPass"]
 

@@ -9,7 +9,7 @@ from loaders import FakeSession
 
 import hetero
 from hetero.control import session as control
-from hetero.torch import pipeline
+from hetero.loaders import pipeline
 
 
 @pytest.fixture

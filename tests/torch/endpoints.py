@@ -14,7 +14,7 @@ from typing import Any
 from hetero.control.directory import Directory
 from hetero.control.security import Token, write_token
 from hetero.dataplane.pool import EndpointPool, PoolOptions
-from hetero.torch import remote
+from hetero.loaders import remote
 
 
 class ServedJob:

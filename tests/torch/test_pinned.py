@@ -19,7 +19,9 @@ from endpoints import ServedJob, imported_script
 import hetero
 from hetero.batches.leaves import Leaf, _owner, restore
 from hetero.control import session as control
-from hetero.torch import DataLoader, loader, pipeline, remote
+from hetero.loaders import pipeline
+from hetero.torch import DataLoader, loader
+from hetero.torch import pinned as pinned_memory
 
 needs_accelerator = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -102,7 +104,7 @@ def job(session: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def pinned(job: None, monkeypatch: pytest.MonkeyPatch) -> Pinned:
     pinned = Pinned()
     monkeypatch.setattr(loader, "accelerator_is_available", lambda: True)
-    monkeypatch.setattr(remote, "torch", SimpleNamespace(empty=pinned.empty, uint8=torch.uint8))
+    monkeypatch.setattr(pinned_memory, "torch", SimpleNamespace(empty=pinned.empty, uint8=torch.uint8))
     return pinned
 
 
@@ -200,7 +202,7 @@ def test_tensors_on_an_accelerator_host_are_pinned_once(script: Any, job: None) 
 @needs_accelerator
 def test_pinned_memory_that_is_being_copied_is_not_given_away() -> None:
     nbytes = 2**24
-    room = remote.allocate_pinned(nbytes)
+    room = pinned_memory.allocate_pinned(nbytes)
     room[:] = bytes(nbytes)
     batch = restore(Leaf(container="tensor", dtype="u8", shape=(nbytes,), nbytes=nbytes, data=room))
     address = batch.data_ptr()

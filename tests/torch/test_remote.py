@@ -17,7 +17,8 @@ from waiting import wait_for
 import hetero
 from hetero.control import session as control
 from hetero.errors import ConfigError, DatasetError
-from hetero.torch import DataLoader, pipeline, remote
+from hetero.loaders import pipeline, remote
+from hetero.torch import DataLoader
 from hetero.wire import compression
 
 SCRIPT = """

@@ -21,7 +21,8 @@ from waiting import wait_for
 import hetero
 from hetero.control import session as control
 from hetero.errors import ConfigError
-from hetero.torch import DataLoader, remote
+from hetero.loaders import remote
+from hetero.torch import DataLoader
 
 State = dict[str, object]
 

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control import session as control
@@ -19,7 +17,7 @@ from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
 from hetero.wire.limits import Limits
 
-__all__ = ["allocate_pinned", "fingerprint", "fleet_for", "num_samples", "open_reader"]
+__all__ = ["fingerprint", "fleet_for", "num_samples", "open_reader"]
 
 _lock = threading.Lock()
 _fleet: tuple[int, RankSession, Fleet] | None = None
@@ -74,7 +72,7 @@ def open_reader(
     requests: Iterator[BatchRequest],
     *,
     window: int | None,
-    pin_memory: bool,
+    allocate: Callable[[int], memoryview] | None,
     on_skips: Callable[[Skips], object],
 ) -> Iterator[Any]:
     """Return an iterator over the batches of ``requests``, in order; it has ``close``.
@@ -83,25 +81,15 @@ def open_reader(
         session: Of the job.
         requests: Taken in the calling thread.
         window: Batches in flight per active endpoint; None: the reader's default.
-        pin_memory: Receive into pinned memory: no copy later on.
+        allocate: Where batches go (pinned memory), given a size in bytes; None: ordinary memory.
         on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
     """
     options: dict[str, Any] = {} if window is None else {"prefetch_factor": window}
     return Reader(
         fleet_for(session),
         requests,
-        allocate=allocate_pinned if pin_memory else None,
+        allocate=allocate,
         on_skips=on_skips,
         on_wait=session.check_wait,
         **options,
     )
-
-
-def allocate_pinned(nbytes: int) -> memoryview:
-    """Return pinned memory for a batch; it lives as long as the last tensor over it.
-
-    Raises:
-        RuntimeError: If there is none, as torch says it.
-    """
-    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    return memoryview(pinned.numpy())  # type: ignore[arg-type]

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from hashlib import blake2b
 from typing import Any
 
 from hetero.audit import ledger as ledgers
 from hetero.audit.indices import indices_digest, samples_sum
-from hetero.audit.ledger import BatchEntry, LoaderFacts, Writer
-from hetero.batches.fetch import describe
+from hetero.audit.ledger import BatchEntry, Ledger, LoaderFacts, Writer
 from hetero.batches.purity import digest
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import HeteroError
-from hetero.torch.pipeline import Pipeline, current_shard, is_remote
-from hetero.torch.sampling import PlannedBatch
+from hetero.loaders.pipeline import LoaderPipeline
+from hetero.loaders.sampling import PlannedBatch
 
-__all__ = ["enter", "note_unseen"]
+__all__ = ["add", "enter", "entry_of", "note_unseen"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_NAME_LENGTH = 200
 
 
-def enter(pipeline: Pipeline, planned: PlannedBatch, epoch: int, batch: Any) -> None:
+def enter(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch: Any) -> None:
     """Enter a batch that is about to be delivered; costs a lookup where no ledger is asked for.
 
     Args:
@@ -33,43 +33,61 @@ def enter(pipeline: Pipeline, planned: PlannedBatch, epoch: int, batch: Any) -> 
         epoch: Its epoch.
         batch: What came, before it moves to a device.
     """
-    ledger = ledgers.current(_identify)
+    entry = entry_of(pipeline, planned, epoch, batch)
+    if entry is not None:
+        add(pipeline, entry)
+
+
+def entry_of(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch: Any) -> BatchEntry | None:
+    """Return what `add` takes, as `enter` would; None where no ledger is asked for, or it ends here."""
+    ledger = _ledger(pipeline)
     if ledger is None:
-        return
+        return None
     try:
-        entry = BatchEntry(
+        return BatchEntry(
             epoch=epoch,
             position=planned.position,
             size=len(planned.indices),
             indices=indices_digest(planned.indices, planned.occurrences),
-            samples=samples_sum(planned.indices, planned.occurrences, leave_out_repeats=pipeline.sampler_order is None),
+            samples=samples_sum(planned.indices, planned.occurrences, leave_out_repeats=pipeline.has_own_order),
             content=digest(batch),
         )
     except Exception as error:  # noqa: BLE001 - objects of the user's that do not let themselves be looked at
         what = f"it ends before loader {pipeline.name}, epoch {epoch}, position {planned.position}"
         ledger.give_up(f"cannot take a batch: {type(error).__name__}: {error}", what)
+        return None
+
+
+def add(pipeline: LoaderPipeline, entry: BatchEntry) -> None:
+    """Enter what `entry_of` returned."""
+    ledger = _ledger(pipeline)
+    if ledger is None:
         return
     if pipeline.audited_as is None:
         pipeline.audited_as = _facts(pipeline)
     ledger.add(pipeline.audited_as, entry)
 
 
-def note_unseen(pipeline: Pipeline) -> None:
+def note_unseen(pipeline: LoaderPipeline) -> None:
     """Say that a tool has its own processes fetch batches, where no ledger sees them."""
-    ledger = ledgers.current(_identify)
+    ledger = _ledger(pipeline)
     if ledger is not None:
         what = f"batches of loader {pipeline.name} are missing in it"
         ledger.give_up("does not see what the processes of a tool's loader fetch", what)
 
 
-def _identify() -> Writer:
+def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
+    return ledgers.current(functools.partial(_identify, pipeline))
+
+
+def _identify(pipeline: LoaderPipeline) -> Writer:
     session = control.current()
-    shard = current_shard()
+    shard = pipeline.shard()
     return Writer(job="" if session is None else session.job_id, rank=shard.rank, world_size=shard.world_size)
 
 
-def _facts(pipeline: Pipeline) -> LoaderFacts:
-    state = pipeline.state()
+def _facts(pipeline: LoaderPipeline) -> LoaderFacts:
+    state = pipeline.facts()
     subject = pipeline.subject
     is_spec = isinstance(subject, DatasetSpec)
     return LoaderFacts(
@@ -84,16 +102,9 @@ def _facts(pipeline: Pipeline) -> LoaderFacts:
     )
 
 
-def _fingerprint(pipeline: Pipeline) -> str | None:
-    """Return what tells the data set's content, None if this process cannot tell without building it."""
-    subject = pipeline.subject
+def _fingerprint(pipeline: LoaderPipeline) -> str | None:
     try:
-        if is_remote() and isinstance(subject, DatasetSpec):
-            from hetero.torch import remote  # the data plane, of no use locally
-
-            return remote.fingerprint(subject)
-        local = pipeline.local
-        return describe(local.built).fingerprint if "built" in local.__dict__ else None
+        return pipeline.fingerprint()
     except HeteroError as error:
-        logger.warning("the ledger has no fingerprint of %s: %s", subject, error)
+        logger.warning("the ledger has no fingerprint of %s: %s", pipeline.subject, error)
         return None

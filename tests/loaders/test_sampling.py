@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.errors import ConfigError
-from hetero.torch.sampling import BuiltInOrder, PlannedBatch, Shard, epoch_permutation
+from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard, epoch_permutation
 
 SIZES = st.integers(0, 60)
 ORDERS = st.builds(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.torch.state import LoaderState, Progress, Start
+from hetero.loaders.state import LoaderState, Progress, Start
 
 STATE = LoaderState(epoch=3, batches=5, order="shuffled", seed=1, num_samples=100, global_batch=8)
 

@@ -1,0 +1,11 @@
+"""What a loader is made of that no framework has a part in.
+
+sampling.py   its own order: which samples make batch k of an epoch on a rank
+state.py      its place in it: epochs, batches delivered, and both as a checkpoint
+pipeline.py   data set, order, place, requests and step timer of one loader
+remote.py     this process's fleet of endpoints, and readers of it
+auditing.py   enters what is delivered into this rank's ledger
+checks.py     what arguments may be, whatever the framework
+
+`hetero.torch` and `hetero.tf` are built on it; neither torch nor TensorFlow is imported here.
+"""
