@@ -1,8 +1,9 @@
 """Train on accelerators, preprocess on cheap CPU machines of the same job.
 
 A training script needs three names: `dataset` registers what can be served,
-`hetero.torch.DataLoader` reads it, and `on_stop` saves a checkpoint when the
-platform stops the job. Everything else here is what they raise and return.
+`hetero.torch.DataLoader` or `hetero.tf.from_dataset` reads it, and `on_stop`
+saves a checkpoint when the platform stops the job. `collate_arrays` makes
+batches without torch. Everything else here is what they raise and return.
 
 Names are resolved when they are first used, so that ``import hetero`` loads
 neither NumPy nor gRPC nor a deep learning framework.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from hetero.version import __version__
 
 if TYPE_CHECKING:
+    from hetero.batches.collation import collate_arrays
     from hetero.control.session import on_stop
     from hetero.datasets import DatasetSpec, dataset
     from hetero.errors import (
@@ -48,11 +50,17 @@ __all__ = [
     "ProtocolError",
     "ShutdownError",
     "__version__",
+    "collate_arrays",
     "dataset",
     "on_stop",
 ]
 
-_HOMES = {"DatasetSpec": "hetero.datasets", "dataset": "hetero.datasets", "on_stop": "hetero.control.session"}
+_HOMES = {
+    "DatasetSpec": "hetero.datasets",
+    "collate_arrays": "hetero.batches.collation",
+    "dataset": "hetero.datasets",
+    "on_stop": "hetero.control.session",
+}
 
 
 if not TYPE_CHECKING:  # a type checker would take it as a licence for any name

@@ -9,6 +9,7 @@
     purity.py     bit-exact comparison and digest of nested batches
     imported.py   modules that only the user's code imports
     failures.py   the user's exceptions as records that can travel
+    collation.py  batches of NumPy arrays, without torch
     structure.py  nested batch <-> tree and flat leaves
     leaves.py     arrays, tensors and long lists <-> bytes with dtype and shape
 

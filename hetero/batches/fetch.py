@@ -191,7 +191,8 @@ def _default_function(*, collate: bool) -> Callable[[Any], Any]:
         if not collate:
             return lambda sample: sample
         raise ConfigError(
-            "torch is not installed, so there is no default_collate; pass @hetero.dataset(collate_fn=...)"
+            "torch is not installed, so there is no default_collate; pass @hetero.dataset(collate_fn=...),\n"
+            "  for example hetero.collate_arrays, which makes NumPy arrays."
         ) from None
     return cast("Callable[[Any], Any]", torch_data.default_collate if collate else torch_data.default_convert)
 

@@ -1,0 +1,51 @@
+"""Batches of NumPy arrays, for data sets that have nothing to do with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["collate_arrays"]
+
+_NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
+
+
+def collate_arrays(samples: Sequence[Any]) -> Any:
+    """Return a batch of NumPy arrays: what torch's ``default_collate`` makes as tensors, and without torch.
+
+    Arrays and NumPy scalars are stacked along a new first dimension; Python's numbers become one array (bool, int64,
+    float64), text a list; dictionaries, lists, tuples and namedtuples are collated item by item and keep their type.
+
+    Args:
+        samples: At least one; all of the same structure.
+
+    Raises:
+        TypeError: If a sample holds anything else.
+        ValueError: If shapes, lengths or keys differ.
+    """
+    first = samples[0]
+    kind = type(first)
+    if isinstance(first, np.ndarray | np.generic):
+        return np.stack([np.asarray(sample) for sample in samples])
+    if kind in _NUMBERS:
+        # A float among integers makes floats of all; of other types NumPy would make texts or objects.
+        kinds = {type(sample) for sample in samples}
+        if not kinds <= _NUMBERS.keys():
+            raise TypeError(f"numbers and {', '.join(sorted(other.__name__ for other in kinds))} in one batch")
+        return np.array(samples, dtype=_NUMBERS[kind] if len(kinds) == 1 else None)
+    if kind in (str, bytes):
+        return list(samples)
+    if isinstance(first, dict):
+        if any(set(sample) != set(first) for sample in samples):
+            raise ValueError(f"samples differ in their keys; the first has {sorted(map(str, first))}")
+        return {key: collate_arrays([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, list | tuple):
+        if any(len(sample) != len(first) for sample in samples):
+            raise ValueError(f"samples differ in their number of parts; the first has {len(first)}")
+        parts = [collate_arrays(column) for column in zip(*samples, strict=True)]
+        return parts if isinstance(first, list) else tuple.__new__(kind, parts)
+    raise TypeError(
+        f"cannot make an array of {kind.__name__}; samples consist of arrays, numbers, text, dicts, lists and tuples"
+    )
