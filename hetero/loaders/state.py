@@ -185,10 +185,14 @@ class Progress:
     def begin(self) -> tuple[int, Start]:
         """Begin a pass; return its number, which `advance` takes, and where it starts."""
         start = self.next_start()
+        return self.begin_at(start), start
+
+    def begin_at(self, start: Start) -> int:
+        """Begin a pass that was given its start before; return its number."""
         self._named = self._resume = None
         self._passes += 1
         self._place(start)
-        return self._passes, start
+        return self._passes
 
     def note_length(self, num_samples: int) -> None:
         """Note the length that the pass that just began was planned for."""

@@ -1,0 +1,25 @@
+"""The TensorFlow face: batches of the data plane as a `tf.data.Dataset`.
+
+How `from_dataset` works:
+
+1. A batch is what it is for `hetero.torch`: a pure function of data set, indices, seed and epoch. TensorFlow moves it.
+2. `feed.py` owns order, place and passes, and knows no TensorFlow. `dataset.py` makes a `tf.data.Dataset` of it.
+3. Batches always come from endpoints over a reader: the job's, or this process's own (`local.py`) where the job has
+   none. Never from this process: TensorFlow asks in its own threads, while the script draws from the generators here.
+4. The element specification comes from two batches of different sizes, fetched before the first epoch and not counted:
+   what differs between them is None. A later batch that does not fit it is an error that names leaf and shapes.
+5. TensorFlow begins passes, and prefetches over their ends, when it likes. So a pass is *begun* and *produced* in its
+   threads, and *taken* where the script says so: by a loop over the dataset itself, by the Keras callback, or by
+   `mark_taken`. Only what is taken moves the state, the ledger and the steps of the report.
+6. A pass that was produced to its end, or of which a batch was taken, is followed by the next epoch. One that was
+   dropped before that did not happen: Keras looks at a batch to build a model, and its epoch begins again.
+7. Taking is also where the job may stop and what measures data wait, on the thread that trains. TensorFlow's threads
+   raise what the data set raised; a loop over the dataset gets the original exception, Keras a tf.errors.OpError.
+8. The state is that of hetero.torch: under 1 KiB, the same on all ranks, and either loads the other's.
+
+Nothing here imports TensorFlow before `from_dataset` is called: data hosts import the script too, and need none.
+"""
+
+from hetero.tf.api import from_dataset
+
+__all__ = ["from_dataset"]

@@ -1,0 +1,130 @@
+"""What a script calls; TensorFlow is imported when it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hetero.datasets import DatasetSpec
+from hetero.errors import ConfigError
+from hetero.loaders.checks import check_compression, check_not_importing, check_sample_errors, check_seed
+from hetero.loaders.pipeline import answer_lengths, is_remote
+from hetero.metrics.skips import DEFAULT_MAX_SKIPS
+
+if TYPE_CHECKING:
+    from hetero.tf.dataset import FedDataset
+
+__all__ = ["from_dataset"]
+
+
+def from_dataset(
+    spec: DatasetSpec,
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    seed: int = 0,
+    padding: bool = True,
+    num_workers: int = 1,
+    prefetch_factor: int | None = None,
+    element_spec: Any = None,
+    compression: str | None = None,
+    on_sample_error: str = "raise",
+    max_skips: int = DEFAULT_MAX_SKIPS,
+    name: str | None = None,
+) -> FedDataset:
+    """Return a registered data set as a `tf.data.Dataset` of batches: in order, exactly once, resumable.
+
+    ::
+
+        data = hetero.tf.from_dataset(photos(root=args.data), batch_size=64, shuffle=True)
+        model.fit(data, epochs=3, shuffle=False, callbacks=[data.callback()])
+
+    The same ``spec``, arguments, order, random draws and bytes as ``hetero.torch.DataLoader``: Python transforms that
+    tf.data.service cannot run. Blocks until two batches of it are there, from which the element specification comes.
+
+    **Elements.** Batches as ``collate_fn`` makes them: arrays and tensors of rank and dtype that do not vary; Python's
+    numbers become scalars of int64, float64 or bool, text becomes tf.string. Dictionaries, tuples and namedtuples stay;
+    a list of numbers, and a list or tuple of text, is one tensor, any other list a tuple. Refused, with the path inside
+    the batch, are None, dataclasses, and lists whose length varies. Dimensions that vary are None; the one that grows
+    with the batch is ``batch_size`` with ``drop_last=True`` and None without. Ragged tensors are not made: pad in
+    ``collate_fn``.
+
+    **Epochs.** Each pass is the next epoch, with an order of its own; `FedDataset.set_epoch` chooses another. With
+    ``steps_per_epoch`` pass ``data.repeat()``: epochs follow each other without a gap, whatever Keras counts as one.
+    Other transformations (``map``, ``prefetch``, ``take``) may follow as for any dataset; what they ask for ahead does
+    not count. ``cache`` and ``shuffle`` of tf.data after it give up what this is for.
+
+    **What counts as taken.** Batches of a loop ``for batch in data``; in Keras those of steps that the callback saw;
+    elsewhere those that `FedDataset.mark_taken` names. State, ledger and the steps of the report are made of them, and
+    a job that is asked to stop ends there. Use one dataset for training and another one for validation.
+
+    **Ranks** are the launcher's, else those of ``RANK`` and ``WORLD_SIZE``: every rank gets its own part, so automatic
+    sharding is off. In a ``tf.distribute`` strategy over several processes use ``distribute_datasets_from_function``.
+
+    Args:
+        spec: What a function decorated with ``@hetero.dataset`` returned. Its batches need no torch with
+            ``@hetero.dataset(collate_fn=hetero.collate_arrays)``.
+        batch_size: Per rank.
+        shuffle: Permute the samples of every epoch.
+        drop_last: Drop the last incomplete global batch.
+        seed: Signed 64-bit; order and random draws depend on it and the epoch only.
+        padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
+        num_workers: Processes of this rank that fetch where the job has no endpoints; they import the script. At least
+            1: TensorFlow asks for batches in its own threads, where a fetch would draw from this process's generators.
+        prefetch_factor: Batches in flight per endpoint; None: the reader's default.
+        element_spec: Nested `tf.TensorSpec`, instead of looking at batches.
+        compression: Of batches from data hosts: ``"lz4"`` or ``"zstd"``, see ``hetero.torch.DataLoader``.
+        on_sample_error: ``"raise"``, or ``"skip"``: the next sample of the batch that works stands in.
+        max_skips: With ``"skip"``, how many are borne on this rank.
+        name: For reports; the data set's name by default.
+
+    Raises:
+        ImportError: There is no TensorFlow.
+        ConfigError: Arguments cannot work in this job, or batches cannot be elements.
+        DatasetError: The data set raises.
+        DataPlaneError: No endpoint answers.
+    """
+    if not isinstance(spec, DatasetSpec):
+        raise ConfigError(
+            f"from_dataset was given a {type(spec).__name__}, expected what a registered data set returns\n"
+            "  Build it in a function decorated with @hetero.dataset at the top level of the script, and pass what "
+            "calling that function returns."
+        )
+    for argument, value in (("batch_size", batch_size), ("num_workers", num_workers)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{argument} is {value!r}, expected an integer of at least 1")
+    check_not_importing()
+    check_seed(seed)
+    check_compression(compression)
+    policy = check_sample_errors(on_sample_error, max_skips, makes_batches=True)
+    _check_tensorflow()
+    if is_remote():
+        answer_lengths()
+    from hetero.tf.dataset import FedDataset
+    from hetero.tf.feed import Feed
+
+    feed = Feed(
+        spec,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        padding=padding,
+        seed=seed,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        compression=compression,
+        on_sample_error=policy,
+        max_skips=max_skips,
+        name=name,
+    )
+    return FedDataset(feed, element_spec)
+
+
+def _check_tensorflow() -> None:
+    try:
+        import tensorflow as tf  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        missing = "hetero.tf needs TensorFlow, which is not installed: pip install 'hetero[tensorflow]'"
+        raise ImportError(missing) from None

@@ -1,0 +1,182 @@
+"""`FedDataset`: a `tf.data.Dataset` that knows how much of it the training has taken."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # what iter() of a dataset returns; has no other name
+
+from hetero.metrics.steps import StepTimer
+from hetero.tf.elements import check_element, check_spec, derive_spec, to_element
+from hetero.tf.feed import Feed
+from hetero.tf.passes import Claim
+
+__all__ = ["FedDataset"]
+
+_KERAS = ("keras", "tf_keras")
+
+
+class FedDataset(tf.data.Dataset):  # type: ignore[misc]
+    """Batches of a registered data set; see `hetero.tf.from_dataset`, which makes it.
+
+    A `tf.data.Dataset` by ``isinstance``: transformations return ordinary datasets over it. ``len`` and
+    ``cardinality`` are the batches of a whole epoch on this rank, also where a loaded state makes the next pass
+    shorter; of datasets made of it TensorFlow does not know them.
+
+    Not for several threads.
+
+    Args:
+        feed: Where its elements come from.
+        element_spec: Nested `tf.TensorSpec`; None: from two batches.
+
+    Raises:
+        ConfigError: The specification is none, or batches cannot be elements.
+    """
+
+    def __init__(self, feed: Feed, element_spec: Any = None) -> None:
+        if element_spec is None:
+            probes = [(num_samples, to_element(batch)) for num_samples, batch in feed.probe()]
+            assert feed.batch_size is not None
+            spec = derive_spec(probes, batch_size=feed.batch_size, drop_last=feed.drop_last)
+        else:
+            spec = check_spec(element_spec)
+            feed.num_samples()  # what is wrong with the data set is to be raised here, and not in TensorFlow's thread
+
+        def convert(batch: Any) -> Any:
+            element = to_element(batch)
+            check_element(element, spec)
+            return element
+
+        feed.convert = convert
+        self._feed = feed
+        options = tf.data.Options()
+        # Every rank has its own part of the data already.
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        self._elements = tf.data.Dataset.from_generator(feed.produce, output_signature=spec).with_options(options)
+        super().__init__(self._elements._variant_tensor)
+
+    @property
+    def element_spec(self) -> Any:
+        """Nested `tf.TensorSpec` of a batch."""
+        return self._elements.element_spec
+
+    def cardinality(self) -> Any:
+        """Return the batches of a whole epoch on this rank, an int64 scalar."""
+        return tf.constant(self._feed.num_batches(), tf.int64)
+
+    def __iter__(self) -> Any:
+        """Return an iterator over the next epoch; what a loop of the script takes from it counts as taken."""
+        if not tf.executing_eagerly():
+            return super().__iter__()
+        return _CountingIterator(self, self._feed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass; passes after it go on from there.
+
+        Passes that have begun, which ``repeat`` and ``prefetch`` do early, go on as they are, and no longer count.
+
+        Raises:
+            ConfigError: If ``epoch`` is no integer of at least 0.
+        """
+        self._feed.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the place behind the last batch that was taken: the same on every rank, plain values, under 1 KiB.
+
+        Valid at any time, and for any world size with the same ``batch_size`` x world size. ``hetero.torch.DataLoader``
+        takes it too.
+
+        Raises:
+            ConfigError: Nobody said which batches were taken, see `mark_taken`.
+        """
+        return self._feed.state().to_dict()
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Continue with the batch after the last one that was taken when the state was.
+
+        A state taken at the end of an epoch continues with the next one. Living iterators are not affected. Where the
+        next pass is shorter than others, ``fit`` without ``steps_per_epoch`` warns at its end and goes on.
+
+        Raises:
+            ConfigError: If it is no state, or of another seed, data set length, order or global batch.
+        """
+        self._feed.load_state(state_dict)
+
+    def callback(self) -> Any:
+        """Return a Keras callback that says which batches training has taken; put it first in ``callbacks=``.
+
+        Make it just before `fit`: what Keras looks at to build a model is told apart by being asked for after that.
+
+        Lets the job stop between steps, and measures step time and data wait. With ``steps_per_execution`` an
+        execution counts as a step, and what is measured is the wait for its first batch.
+        """
+        from hetero.tf.callback import TakenCallback
+
+        self._feed.promise_to_take()
+        return TakenCallback(self._feed)
+
+    def mark_taken(self, num_batches: int = 1) -> None:
+        """Say that the training has the next ``num_batches``, in loops over a dataset made of this one.
+
+        Call it after each step, with one iterator at a time; call `set_epoch` before each epoch that may be left early.
+        The job may end in it. A loop over the dataset itself and the Keras callback do all this by themselves.
+
+        Raises:
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        self._feed.mark_taken(num_batches)
+
+    @property
+    def step_timer(self) -> StepTimer:
+        """Measures step time and data wait."""
+        return self._feed.timer
+
+    def _inputs(self) -> list[Any]:
+        return [self._elements]
+
+
+class _CountingIterator(OwnedIterator):  # type: ignore[misc]
+    """An iterator over a `FedDataset`, for the script and for Keras.
+
+    Keras hands it to graphs, which take from the resource that it stands for and not by ``next``; or calls ``next``
+    from its own code, to build a model or to run eagerly. In all of these cases the callback counts.
+    """
+
+    def __init__(self, dataset: FedDataset, feed: Feed) -> None:
+        super().__init__(dataset)
+        self._feed = feed
+        self._claim = Claim()
+
+    def __next__(self) -> Any:
+        """Return the next batch; blocks until it is there.
+
+        Raises:
+            DatasetError: If the user's code raises.
+            DataPlaneError: If no endpoint answers.
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        if not tf.executing_eagerly() or _is_keras(sys._getframe(1)):
+            return super().__next__()
+        feed, claim = self._feed, self._claim
+        feed.begin_step(is_counted=True)
+        if claim.found is None:
+            feed.passes.expect(claim)
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            feed.pause()
+            raise
+        except tf.errors.OpError:
+            feed.pause()
+            if claim.found is not None and claim.found.failure is not None:
+                raise claim.found.failure from None  # whose text is all that TensorFlow's has of it
+            raise
+        feed.take(found=claim.found)
+        return batch
+
+
+def _is_keras(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _KERAS

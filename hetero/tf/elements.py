@@ -1,0 +1,182 @@
+"""Batches as TensorFlow takes them: nested arrays, and one specification that all of them fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hetero.batches.imported import imported
+from hetero.batches.structure import type_name
+from hetero.errors import ConfigError
+
+__all__ = ["check_element", "check_spec", "derive_spec", "to_element"]
+
+_NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
+_TEXTS = (str, bytes)
+_ADVICE = "  Pad in collate_fn; or pass element_spec= with None for every dimension that varies."
+
+
+def to_element(batch: Any) -> Any:
+    """Return a batch as dictionaries, tuples and namedtuples of arrays; shares the memory of its arrays and tensors.
+
+    Python's numbers become arrays without dimensions (int64, float64, bool), text becomes UTF-8 bytes in arrays of
+    objects, a list of one kind of number, and a list or tuple of text, an array of one dimension; any other list
+    becomes a tuple: TensorFlow would take a list for a tensor.
+
+    Raises:
+        ConfigError: It holds None or something else that is no tensor; names the path.
+    """
+    return _element(batch, "batch")
+
+
+def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int, drop_last: bool) -> Any:
+    """Return the `tf.TensorSpec`s that batches fit.
+
+    A dimension is what both probes have. Where they differ it is None; but if it grows with the number of samples, and
+    no batch is smaller than the others, it is that of a whole batch.
+
+    Args:
+        probes: Two elements of different numbers of samples, each after its number.
+        batch_size: Samples of a whole batch.
+        drop_last: Whether all batches are whole.
+
+    Raises:
+        ConfigError: The elements differ in structure, rank or dtype; names the path.
+    """
+    (num_first, first), (num_second, second) = probes
+
+    def dimension(one: int, other: int) -> int | None:
+        if one == other:
+            return one
+        grows = one * num_second == other * num_first
+        return one * batch_size // num_first if drop_last and grows else None
+
+    def leaf(path: str, one: Any, other: Any) -> Any:
+        if one.dtype != other.dtype:
+            raise ConfigError(f"{path} has dtype {one.dtype} in one batch and {other.dtype} in another")
+        if one.ndim != other.ndim:
+            raise ConfigError(
+                f"{path} has shape {one.shape} in a batch of {num_first} samples and {other.shape} in one of "
+                f"{num_second}\n  A tensor has one number of dimensions: give it the same in every batch."
+            )
+        shape = [dimension(*pair) for pair in zip(one.shape, other.shape, strict=True)]
+        return tf.TensorSpec(shape, tf.as_dtype(one.dtype))
+
+    return _merge(first, second, "batch", leaf)
+
+
+def check_spec(spec: Any) -> Any:
+    """Return a user's specification; refuse what is none.
+
+    Raises:
+        ConfigError: It holds something else than dictionaries, tuples, namedtuples and `tf.TensorSpec`; names the path.
+    """
+
+    def leaf(path: str, one: Any, _: Any) -> Any:
+        if not isinstance(one, tf.TensorSpec):
+            found = type_name(type(one))
+            raise ConfigError(f"element_spec, {path}: expected tf.TensorSpec, or dicts or tuples of it; found {found}")
+        return one
+
+    return _merge(spec, spec, "batch", leaf)
+
+
+def check_element(element: Any, spec: Any) -> None:
+    """Refuse an element that does not fit the specification.
+
+    Raises:
+        ConfigError: It does not; names the path, what came and what was expected.
+    """
+    _merge(element, spec, "batch", _check_leaf)
+
+
+def _check_leaf(path: str, array: Any, spec: Any) -> None:
+    if not isinstance(spec, tf.TensorSpec):
+        raise _other_structure(path, array, spec)
+    if spec.dtype != tf.as_dtype(array.dtype):
+        raise ConfigError(f"{path} has dtype {array.dtype}, expected {spec.dtype.name} as in the batches before")
+    if not spec.shape.is_compatible_with(array.shape):
+        raise ConfigError(f"{path} has shape {array.shape}, expected {spec.shape} as in the first batches\n{_ADVICE}")
+
+
+def _element(value: Any, path: str) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    torch = imported("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _tensor_array(torch, value)
+    kind = type(value)
+    if kind in _NUMBERS:
+        return np.asarray(value, _NUMBERS[kind])
+    if kind in _TEXTS:
+        return _text_array([value]).reshape(())
+    if isinstance(value, dict):
+        if len({type(key) for key in value}) > 1:  # TensorFlow sorts them
+            raise ConfigError(f"{path} has keys of several types; make them all str")
+        return {key: _element(item, f"{path}[{key!r}]") for key, item in value.items()}
+    if kind in (list, tuple):
+        kinds = {type(item) for item in value}
+        only = kinds.pop() if len(kinds) == 1 else None
+        if only in _TEXTS:  # torch collates the texts of samples that are tuples to a tuple
+            return _text_array(value)
+        if kind is list and only in _NUMBERS:
+            return np.array(value, _NUMBERS[only])
+        return tuple(_element(item, f"{path}[{place}]") for place, item in enumerate(value))
+    if isinstance(value, tuple) and (names := getattr(kind, "_fields", None)) is not None:
+        steps = [f".{name}" for name in names]
+        return tuple.__new__(kind, [_element(item, path + step) for item, step in zip(value, steps, strict=True)])
+    if value is None:
+        raise ConfigError(f"{path} is None, which is no tensor; leave it out in collate_fn")
+    raise ConfigError(
+        f"{path} is a {type_name(kind)}, which tf.data does not know; return dicts, tuples or namedtuples of arrays"
+    )
+
+
+def _text_array(texts: Sequence[Any]) -> np.ndarray[Any, Any]:
+    array = np.empty(len(texts), object)
+    array[:] = [text.encode() if isinstance(text, str) else text for text in texts]
+    return array
+
+
+def _tensor_array(torch: Any, tensor: Any) -> Any:
+    if tensor.dtype is torch.bfloat16:  # which NumPy has not
+        return tensor.view(torch.int16).numpy().view(tf.bfloat16.as_numpy_dtype)
+    return tensor.numpy()
+
+
+def _merge(one: Any, other: Any, path: str, leaf: Callable[[str, Any, Any], Any]) -> Any:
+    """Return a structure of what ``leaf`` returns for every path of two structures.
+
+    Raises:
+        ConfigError: They are not the same.
+    """
+    if isinstance(one, dict):
+        if not isinstance(other, dict) or set(one) != set(other):
+            raise _other_structure(path, one, other)
+        return {key: _merge(one[key], other[key], f"{path}[{key!r}]", leaf) for key in one}
+    if isinstance(one, tuple):
+        if type(one) is not type(other) or len(one) != len(other):
+            raise _other_structure(path, one, other)
+        pairs = enumerate(zip(one, other, strict=True))
+        return tuple.__new__(type(one), [_merge(*pair, f"{path}[{place}]", leaf) for place, pair in pairs])
+    if isinstance(other, dict | tuple):
+        raise _other_structure(path, one, other)
+    return leaf(path, one, other)
+
+
+def _other_structure(path: str, one: Any, other: Any) -> ConfigError:
+    return ConfigError(
+        f"{path} is {_outline(one)} in one batch, and {_outline(other)} was expected\n"
+        "  All batches must have one structure. Lists whose length varies have none: pad and stack them in collate_fn."
+    )
+
+
+def _outline(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(repr, value))}"[:200]
+    if isinstance(value, tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "a tensor"

@@ -1,0 +1,309 @@
+"""What lies behind one dataset: its order, its place, and the passes over it that TensorFlow makes. No TensorFlow.
+
+Passes are begun and produced in TensorFlow's threads, as early as it likes; taken by the thread that trains. One lock
+guards what both touch; nobody waits for an endpoint, or for the user's code, while holding it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from hetero.audit.ledger import BatchEntry
+from hetero.batches.request import BatchRequest, SampleErrorPolicy
+from hetero.control import session as control
+from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.reader import Reader
+from hetero.datasets import DatasetSpec
+from hetero.errors import ConfigError
+from hetero.loaders import auditing, remote
+from hetero.loaders.pipeline import LoaderPipeline
+from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
+from hetero.loaders.state import LoaderState, Start
+from hetero.metrics.skips import SkipLog
+from hetero.tf.local import local_endpoints
+from hetero.tf.passes import PassLog, TensorFlowPass
+
+__all__ = ["Feed"]
+
+
+class Feed(LoaderPipeline):
+    """Order, place and batches of one dataset.
+
+    Args:
+        spec: The data set.
+        batch_size: Per rank.
+        shuffle: Permute the samples of every epoch.
+        drop_last: Leave out the last incomplete global batch.
+        padding: Whether ranks get equally many samples.
+        seed: Signed 64-bit.
+        num_workers: Endpoints of this process's own, where the job has none.
+        prefetch_factor: Batches in flight per endpoint; None: the reader's default.
+        compression: Of batches from endpoints; None: none.
+        on_sample_error: Whether others of a batch stand in for samples that raise.
+        max_skips: How many of them are borne.
+        name: For reports; None: the data set's.
+    """
+
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        padding: bool,
+        seed: int,
+        num_workers: int,
+        prefetch_factor: int | None,
+        compression: str | None,
+        on_sample_error: SampleErrorPolicy,
+        max_skips: int,
+        name: str | None,
+    ) -> None:
+        super().__init__(
+            spec,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            padding=padding,
+            seed=seed,
+            compression=compression,
+            on_sample_error=on_sample_error,
+            skips=SkipLog(name or spec.name, spec.name, max_skips=max_skips),
+            name=name or spec.name,
+        )
+        self.num_workers = num_workers
+        self.prefetch_factor = prefetch_factor
+        self.convert: Callable[[Any], Any] = _as_it_is
+        """Makes an element of a batch; raises what the script is to see."""
+        self.passes = PassLog(self.progress)
+        self._is_waiting = False
+
+    # What the script asks for
+
+    def num_samples(self) -> int:
+        """Return the length of the data set, as endpoints describe it; blocks at first.
+
+        Raises:
+            ConfigError: It has none.
+            DatasetError: The factory raises.
+        """
+        count = self._fleet().describe(self.subject).num_samples
+        if count is None:
+            raise ConfigError(f"data set {self.subject.name!r} has no len()\n  Give it a method __len__.")
+        return count
+
+    def fingerprint(self) -> str:
+        """Return what tells the data set's content."""
+        return self._fleet().describe(self.subject).fingerprint
+
+    def num_batches(self) -> int:
+        """Return the batches of a whole epoch on this rank."""
+        return self.order().num_batches(self.shard())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass; passes after it go on from there.
+
+        Raises:
+            ConfigError: If ``epoch`` is no integer of at least 0.
+        """
+        with self.passes.lock:
+            self.progress.set_epoch(epoch)
+            self.passes.forget()
+
+    def state(self) -> LoaderState:
+        """Return the place behind the last batch that was taken.
+
+        Raises:
+            ConfigError: Batches went out, and nobody says which of them were taken.
+        """
+        facts = self.facts()
+        with self.passes.lock:
+            self.passes.check_is_told()
+            position = self.progress.position()
+        return dataclasses.replace(facts, epoch=position.epoch, batches=position.batches)
+
+    def load_state(self, value: object) -> None:
+        """Continue from a state with the next pass.
+
+        Raises:
+            ConfigError: If it is no state, or of another loader.
+        """
+        state = LoaderState.from_dict(value)
+        state.check_fits(self.facts())
+        with self.passes.lock:
+            self.progress.resume(state)
+            self.passes.forget()
+
+    def probe(self) -> list[tuple[int, Any]]:
+        """Return two batches of different sizes, each after its number of samples; neither is one of an epoch's.
+
+        They are the same on every rank: from the data set's beginning a whole one, from its end half of one, or two
+        samples.
+
+        Raises:
+            ConfigError: The data set has no samples.
+            DatasetError: It raises.
+        """
+        num_samples = self.num_samples()
+        if not num_samples:
+            raise ConfigError(f"data set {self.subject} has no samples to look at\n  Pass element_spec=.")
+        assert self.batch_size is not None
+        num_first = min(self.batch_size, num_samples)
+        num_second = num_first // 2 or 2
+        indices = [np.arange(num_first), (num_samples - 1 - np.arange(num_second)) % num_samples]
+        requests = [
+            BatchRequest(
+                spec=self.subject,
+                indices=each.astype(np.int64),
+                seed=self.seed,
+                epoch=0,
+                position=0,
+                on_sample_error=self.on_sample_error,
+                compression=self.compression,
+            )
+            for each in indices
+        ]
+        with self._open(iter(requests), on_skips=None) as reader:
+            return [(len(each), batch) for each, batch in zip(indices, reader, strict=True)]
+
+    # Producing: in TensorFlow's threads
+
+    def produce(self) -> Iterator[Any]:
+        """Yield the elements of one pass, as TensorFlow's generator; what it raises is kept in the pass too."""
+        order, shard = self.order(), self.shard()
+        found = self.passes.begin(order, shard)
+        planned: deque[PlannedBatch] = deque()
+        reader: Reader | None = None
+        try:
+            reader = self._open(self._requests(found, order, shard, planned), on_skips=self.skips.note)
+            for batch in reader:
+                of_batch = planned.popleft()
+                entry = auditing.entry_of(self, of_batch, found.start.epoch, batch)
+                element = self.convert(batch)
+                self._note_produced(found, len(of_batch.indices), entry)
+                yield element
+        except Exception as error:
+            found.failure = error
+            raise
+        finally:
+            self.passes.end(found)
+            if reader is not None:
+                reader.close()
+
+    def _requests(
+        self, found: TensorFlowPass, order: BuiltInOrder, shard: Shard, planned: deque[PlannedBatch]
+    ) -> Iterator[BatchRequest]:
+        start: Start = found.start
+        for batch in order.batches(start.epoch, shard, start=start.batches):
+            planned.append(batch)
+            yield self.request(batch, start.epoch)
+
+    def _note_produced(self, found: TensorFlowPass, size: int, entry: BatchEntry | None) -> None:
+        with self.passes.lock:
+            found.produced(size, entry)
+            if self._is_waiting and not found.is_counted:
+                self._is_waiting = False
+                self.timer.end_wait(size)
+
+    def _open(self, requests: Iterator[BatchRequest], *, on_skips: Callable[[Any], object] | None) -> Reader:
+        # In the job's case nothing is asked meanwhile about its end: stop callbacks belong on the thread that trains.
+        session = control.current()
+        is_remote = session is not None and session.remote
+        options: dict[str, Any] = {} if self.prefetch_factor is None else {"prefetch_factor": self.prefetch_factor}
+        return Reader(
+            self._fleet(),
+            requests,
+            on_skips=on_skips,
+            on_wait=None if is_remote else local_endpoints(self.num_workers).check,
+            **options,
+        )
+
+    def _fleet(self) -> Fleet:
+        session = control.current()
+        if session is not None and session.remote:
+            return remote.fleet_for(session)
+        return local_endpoints(self.num_workers).fleet
+
+    # Taking: on the thread that trains
+
+    def begin_step(self, *, is_counted: bool) -> None:
+        """Begin to wait for the next batch; the job may end here.
+
+        Args:
+            is_counted: Whether the caller waits for a pass of its own, and says `take` with it.
+
+        Raises:
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        timer = self.begin_wait(self)
+        try:
+            control.check_stop(timer)
+        except BaseException:
+            self.pause()
+            raise
+        if is_counted:
+            return
+        with self.passes.lock:
+            self.passes.is_told = True
+            ready = self.passes.oldest_untaken()
+            if ready is None:
+                self._is_waiting = True  # until it is produced
+            else:
+                timer.end_wait(ready.next_size)
+
+    def take(self, num_batches: int = 1, *, found: TensorFlowPass | None = None) -> None:
+        """Note that the training has the next batches.
+
+        Args:
+            num_batches: More than were produced are none: Keras says so of the last ones of an epoch.
+            found: Of which pass; None: of the oldest from which some are left. Its wait ends here.
+        """
+        entries: list[BatchEntry] = []
+        with self.passes.lock:
+            self.passes.is_told = self.passes.is_told or found is None
+            for _ in range(num_batches):
+                taken = self.passes.oldest_untaken() if found is None else found
+                if taken is None:
+                    break
+                if found is not None:
+                    self.timer.end_wait(found.next_size)
+                entry = self.passes.take(taken)
+                if entry is not None:
+                    entries.append(entry)
+        for entry in entries:
+            auditing.add(self, entry)
+
+    def promise_to_take(self) -> None:
+        """Note that of passes that begin from now on, what is taken will be told."""
+        with self.passes.lock:
+            self.passes.is_promised = True
+
+    def mark_taken(self, num_batches: int) -> None:
+        """Note a step of which nobody told the beginning; the job may end here.
+
+        Raises:
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        self.take(num_batches)
+        control.check_stop(self.timer)
+
+    def begin_training(self) -> None:
+        """Note that what was begun before belongs to nobody who will say `take` without a pass."""
+        with self.passes.lock:
+            self.passes.leave_behind()
+
+    def pause(self) -> None:
+        """Stop the clock: what follows is no step. Idempotent."""
+        with self.passes.lock:
+            self._is_waiting = False
+            self.end_timing(self)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,217 @@
+"""The passes that TensorFlow has begun over one dataset: where each starts, and how far it was produced and taken.
+
+What a pass is for the next one:
+
+- *begun*: TensorFlow made an iterator and asks it for a batch;
+- *complete*: its last batch was produced;
+- *taken from*: the training has a batch of it.
+
+The pass after one that is complete or taken from is the next epoch. One that ends before both did not happen, and the
+next one begins where it did.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from hetero.audit.ledger import BatchEntry
+from hetero.errors import ConfigError
+from hetero.loaders.sampling import BuiltInOrder, Shard
+from hetero.loaders.state import Progress, Start
+
+__all__ = ["Claim", "PassLog", "TensorFlowPass"]
+
+
+class TensorFlowPass:
+    """One pass, begun by TensorFlow.
+
+    Args:
+        start: Where it begins.
+        num_batches: Of this rank from there on.
+        num_global_batches: Of the whole epoch.
+        previous: The one before.
+    """
+
+    def __init__(
+        self, start: Start, *, num_batches: int, num_global_batches: int, previous: TensorFlowPass | None
+    ) -> None:
+        self.start = start
+        self.num_batches = num_batches
+        self.num_global_batches = num_global_batches
+        self.previous = previous
+        """Whose place the next pass takes if this one is void; kept as long as that can be."""
+        self.num_produced = 0
+        self.num_taken = 0
+        self.number: int | None = None
+        """What `Progress` knows it by, once something of it was taken."""
+        self.is_counted = False
+        """Whether one iterator of the script's counts what it takes, so that nobody else does."""
+        self.is_promised = False
+        """Whether somebody said, before it began, that he would say what is taken of it."""
+        self.is_void = False
+        self.failure: Exception | None = None
+        """What ended it."""
+        self._last_size = 0
+        self._size = 0
+        self._entries: deque[BatchEntry] = deque()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its last batch was produced."""
+        return self.num_produced >= self.num_batches
+
+    @property
+    def has_happened(self) -> bool:
+        """Whether the next pass is the next epoch."""
+        return self.num_taken > 0 or self.is_complete
+
+    @property
+    def next_size(self) -> int:
+        """Samples of the next batch to be taken: only the last one of an epoch may have fewer than the others."""
+        return self._last_size if self.num_taken + 1 >= self.num_produced else self._size
+
+    def produced(self, size: int, entry: BatchEntry | None) -> None:
+        """Note that a batch of ``size`` samples goes to TensorFlow; ``entry`` is for the ledger, once it is taken."""
+        self.num_produced += 1
+        self._size = self._size or size
+        self._last_size = size
+        if entry is not None:
+            self._entries.append(entry)
+
+    def taken(self) -> BatchEntry | None:
+        """Note that the next batch was taken; return what the ledger is to have of it."""
+        self.num_taken += 1
+        self.previous = None
+        return self._entries.popleft() if self._entries else None
+
+
+class Claim:
+    """An iterator's on the pass that its first batch begins."""
+
+    def __init__(self) -> None:
+        self.found: TensorFlowPass | None = None
+
+
+class PassLog:
+    """The passes whose batches may yet be taken, and where the next one starts. The caller holds the lock.
+
+    `begin` and `end` take it themselves.
+
+    Args:
+        progress: What was taken; changes with it.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.lock = threading.Lock()
+        self.is_told = False
+        """Whether anybody says what is taken, of passes that no iterator counts."""
+        self.is_promised = False
+        """Whether anybody will, from now on."""
+        self._progress = progress
+        self._open: list[TensorFlowPass] = []
+        """Those of which something is left to be taken, in the order of their beginnings."""
+        self._latest: TensorFlowPass | None = None
+        """The last one that has happened, or may; None: `Progress` knows where the next one starts."""
+        self._claim: Claim | None = None
+
+    def expect(self, claim: Claim) -> None:
+        """Have the next pass that begins belong to ``claim``; takes the lock."""
+        with self.lock:
+            self._claim = claim
+
+    def begin(self, order: BuiltInOrder, shard: Shard) -> TensorFlowPass:
+        """Begin a pass; takes the lock."""
+        num_global_batches = order.num_global_batches(shard.world_size)
+        with self.lock:
+            start = self._next_start(num_global_batches)
+            begun = TensorFlowPass(
+                start,
+                num_batches=max(0, order.num_batches(shard) - start.batches),
+                num_global_batches=num_global_batches,
+                previous=self._latest,
+            )
+            if self._claim is not None:
+                self._claim.found = begun
+                begun.is_counted = True
+                self._claim = None
+            begun.is_promised = self.is_promised
+            self._latest = begun
+            self._open.append(begun)
+        return begun
+
+    def end(self, found: TensorFlowPass) -> None:
+        """Note that TensorFlow asks no more of a pass; takes the lock."""
+        with self.lock:
+            if found.failure is not None and found.num_taken < found.num_produced:
+                return  # what was produced before is still to be taken
+            if not found.has_happened:
+                self._void(found)
+            elif found in self._open and not (found.is_complete and found.num_taken < found.num_produced):
+                self._open.remove(found)
+
+    def oldest_untaken(self) -> TensorFlowPass | None:
+        """Return the pass of which the next batch is taken by whom no iterator counts; None: nothing was produced."""
+        waiting = (each for each in self._open if not each.is_counted and each.num_taken < each.num_produced)
+        return next(waiting, None)
+
+    def take(self, found: TensorFlowPass) -> BatchEntry | None:
+        """Note that the next batch of a pass was taken; return what the ledger is to have of it."""
+        entry = found.taken()
+        if found not in self._open:  # begun before another place was chosen
+            return entry
+        if found.number is None:
+            found.number = self._progress.begin_at(found.start)
+        is_over = found.num_taken >= found.num_batches  # without padding with a batch less than others, perhaps
+        batches = found.num_global_batches if is_over else found.start.batches + found.num_taken
+        self._progress.advance(found.number, batches=batches)
+        if is_over:
+            self._open.remove(found)
+        return entry
+
+    def forget(self) -> None:
+        """Let the next pass start where `Progress` says; what is taken of those begun before changes nothing there."""
+        self._open.clear()
+        self._latest = None
+
+    def leave_behind(self) -> None:
+        """Let nothing be taken any more of passes that no iterator counts; those that have not happened are void.
+
+        So are, of passes that somebody would count, those that are complete and nothing was taken of: looked at only.
+        """
+        self.is_told = self.is_promised = True
+        for each in reversed(self._open[:]):
+            if each.is_counted:
+                continue
+            if each.num_taken or (each.is_complete and not each.is_promised):
+                self._open.remove(each)
+            else:
+                self._void(each)
+
+    def check_is_told(self) -> None:
+        """Refuse to tell a place that nobody knows.
+
+        Raises:
+            ConfigError: Batches went out, and no iterator counts them, nor does anybody else.
+        """
+        if self.is_told or not any(each.num_produced and not each.is_counted for each in self._open):
+            return
+        raise ConfigError(
+            "nobody said which batches the training has taken: TensorFlow asks for more than that\n"
+            "  Pass callbacks=[data.callback()] to fit; or iterate over the dataset itself, not over one made of it;\n"
+            "  or call data.mark_taken() after each step."
+        )
+
+    def _next_start(self, num_global_batches: int) -> Start:
+        if self._latest is not None:
+            return Start(self._latest.start.epoch + 1)
+        start = self._progress.next_start()
+        is_over = start.may_skip and start.batches >= num_global_batches > 0
+        return Start(start.epoch + 1) if is_over and start.batches else start
+
+    def _void(self, found: TensorFlowPass) -> None:
+        found.is_void = True
+        if found in self._open:
+            self._open.remove(found)
+        while self._latest is not None and self._latest.is_void:
+            self._latest = self._latest.previous

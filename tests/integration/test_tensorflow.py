@@ -1,0 +1,93 @@
+"""TensorFlow in a simulated job: our guarantees do not depend on who trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import MARKER, StartJob, sweep
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import fetch
+from hetero.batches.request import BatchRequest
+from hetero.batches.seeds import preserved_generators
+from hetero.loaders.sampling import BuiltInOrder, Shard
+
+SCRIPT = Path(__file__).parent / "scripts" / "tf_chain.py"
+NUM_SAMPLES = 800
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
+)
+
+
+@pytest.fixture
+def script() -> Iterator[Any]:
+    """The job's script: its data set, in this process too."""
+    spec = importlib.util.spec_from_file_location("tf_chain_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def wanted(script: Any, num_samples: int) -> dict[str, Any]:
+    """Return what two epochs must consist of: indices and digests of their batches."""
+    spec = script.tf_augmented(num_samples)
+    built = BuiltDataset.build(spec)
+    found: dict[str, Any] = {"indices": [], "digests": []}
+    order = BuiltInOrder(num_samples=num_samples, batch_size=8, seed=17, shuffle=True)
+    for epoch in range(2):
+        for planned in order.batches(epoch, Shard()):
+            request = BatchRequest(spec=spec, indices=planned.indices, seed=17, epoch=epoch, position=planned.position)
+            with preserved_generators():
+                batch = fetch(built, request)
+            found["indices"].append(batch["index"].tolist())
+            found["digests"].append(script.digest(batch))
+    return found
+
+
+def test_endpoint_killed_under_tensorflow_loses_and_repeats_nothing(
+    start_job: StartJob, script: Any, tmp_path: Path
+) -> None:
+    groups = ["data_group=ml.c5.9xlarge:2", "dnn_group=ml.p3.2xlarge:1"]
+    args = ["--output", str(tmp_path), "--num-samples", str(NUM_SAMPLES), "--sleep-s", "0.005"]
+    job = start_job(groups, "--endpoints-per-host", "1", script=SCRIPT, args=args)
+    job.wait_line("step 20")
+    forker = job.find("hetero.dataplane.forker", host="algo-1")[0]
+    forker.children()[0].send_signal(signal.SIGKILL)
+    assert not any("step 100" in line for line in job.lines), "the machine is too slow: the kill came late"
+    assert job.wait() == 0, job.output
+    result = json.loads((tmp_path / "rank-0.json").read_text())
+    expected = wanted(script, NUM_SAMPLES)
+    assert result["indices"] == expected["indices"]  # each once, in this order: none lost, none repeated
+    assert result["digests"] == expected["digests"]
+    assert [(state["epoch"], state["batches"]) for state in result["states"]] == [(0, 100), (1, 100)]
+    assert result["has_torch"] is False
+    assert job.report()["run"]["events"]["endpoint restarts"] == 1
+
+
+def test_script_without_a_launcher_gets_the_same_from_processes_of_its_own_and_leaves_none(
+    script: Any, tmp_path: Path
+) -> None:
+    marker = uuid.uuid4().hex
+    command = [sys.executable, str(SCRIPT), "--output", str(tmp_path), "--num-samples", "40"]
+    done = subprocess.run(command, env={**os.environ, MARKER: marker}, capture_output=True, text=True, check=False)
+    sweep(marker, done.stderr)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "rank-0.json").read_text())
+    expected = wanted(script, 40)
+    assert (result["indices"], result["digests"]) == (expected["indices"], expected["digests"])
+    assert [(state["epoch"], state["batches"]) for state in result["states"]] == [(0, 5), (1, 5)]

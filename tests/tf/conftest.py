@@ -1,0 +1,94 @@
+"""Data sets without torch, served to this process as a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoints import ServedJob, imported_script
+
+import hetero
+from hetero.control import session as control
+from hetero.loaders import pipeline
+
+SCRIPT = """
+    import random
+
+    import numpy as np
+
+    import hetero
+
+    class Drawn:
+        def __init__(self, num_samples, kind):
+            self.num_samples = num_samples
+            self.kind = kind
+
+        def __len__(self):
+            return self.num_samples
+
+        def __getitem__(self, index):
+            if self.kind == "broken" and index == 11:
+                raise KeyError("no such file")
+            noise = np.random.rand(3).astype(np.float32) + np.float32(random.random())
+            image = np.full((4, 4, 3), index, np.uint8)
+            if self.kind == "longer":
+                return np.zeros(3 + index // 12, np.int64)
+            if self.kind == "pair":
+                return image.astype(np.float32), noise[:1]
+            if self.kind == "none":
+                return index, None
+            return {"index": index, "image": image, "noise": noise, "name": f"sample {index}"}
+
+    def collate(samples):
+        if samples[0] is None or (isinstance(samples[0], tuple) and samples[0][1] is None):
+            return {"index": [index for index, _ in samples], "mask": None}
+        return hetero.collate_arrays(samples)
+
+    @hetero.dataset(collate_fn=collate)
+    def tf_test_drawn(num_samples=23, kind="plain"):
+        return Drawn(num_samples, kind)
+"""
+
+
+@pytest.fixture(scope="session")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The script's data sets, in this process too."""
+    with imported_script(tmp_path_factory.mktemp("script"), "tf_test_script", SCRIPT) as module:
+        yield module
+
+
+class StoppingJob(ServedJob):
+    """A job that may be asked to stop: ``stop_at`` is the step before which it ends, counted from 1; 0: never."""
+
+    stop_at = 0
+    num_steps = 0
+
+    def check_stop(self, timer: object) -> None:
+        self.num_steps += 1
+        if self.num_steps == self.stop_at:
+            raise SystemExit(143)
+
+
+@pytest.fixture(scope="module")
+def served(script: Any) -> Iterator[StoppingJob]:
+    """Two endpoints, for all tests of a module."""
+    path = Path(script.__file__)
+    job = StoppingJob(path.parent, path)
+    try:
+        job.start(2)
+        yield job
+    finally:
+        job.stop()
+
+
+@pytest.fixture
+def job(served: StoppingJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoppingJob]:
+    """This process is the only rank of a job with endpoints."""
+    monkeypatch.setattr(control, "_session", served)
+    monkeypatch.setattr(pipeline, "_num_verified", 0)
+    served.timers.clear()
+    served.stop_at = served.num_steps = 0
+    yield served
+    hetero.datasets.set_describer(None)

@@ -1,0 +1,56 @@
+"""What needs no TensorFlow: what is imported, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import hetero.tf
+from hetero.datasets import DatasetSpec
+from hetero.errors import ConfigError
+
+SPEC = DatasetSpec("tf_test_nothing")
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_import_of_the_package_imports_no_framework() -> None:
+    code = "import sys, hetero.tf; print(sorted({'keras', 'tensorflow', 'torch'} & set(sys.modules)))"
+    assert run(code) == "[]"
+
+
+def test_missing_tensorflow_is_told_in_one_line_that_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["tensorflow"] = None
+import hetero.tf
+from hetero.datasets import DatasetSpec
+try:
+    hetero.tf.from_dataset(DatasetSpec("some"), batch_size=1)
+except ImportError as error:
+    print(error)
+"""
+    assert run(code) == "hetero.tf needs TensorFlow, which is not installed: pip install 'hetero[tensorflow]'"
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "words"),
+    [
+        (range(3), {}, "was given a range, expected what a registered data set returns"),
+        (SPEC, {"batch_size": 0}, "batch_size is 0, expected an integer of at least 1"),
+        (SPEC, {"batch_size": None}, "batch_size is None"),
+        (SPEC, {"num_workers": 0}, "num_workers is 0, expected an integer of at least 1"),
+        (SPEC, {"seed": 0.5}, "seed is 0.5"),
+        (SPEC, {"compression": "gzip"}, "compression is 'gzip'"),
+        (SPEC, {"on_sample_error": "ignore"}, "on_sample_error is 'ignore'"),
+        (SPEC, {"max_skips": -1}, "max_skips is -1"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(spec: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        hetero.tf.from_dataset(spec, **{"batch_size": 2, **options})

@@ -1,0 +1,361 @@
+"""Passes begun, produced and taken; TensorFlow is played by the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import expected
+import pytest
+
+from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
+from hetero.audit.reading import read_ledger
+from hetero.datasets import DatasetSpec
+from hetero.errors import ConfigError
+from hetero.loaders.sampling import Shard
+from hetero.tf.feed import Feed
+from hetero.tf.passes import Claim
+
+
+class PlainReader:
+    """Answers requests with their indices."""
+
+    def __init__(self, requests: Iterator[Any]) -> None:
+        self._requests = requests
+        self.is_closed = False
+
+    def __iter__(self) -> PlainReader:
+        return self
+
+    def __next__(self) -> list[int]:
+        return [int(index) for index in next(self._requests).indices]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def __enter__(self) -> PlainReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PlainFeed(Feed):
+    """A feed whose batches are their indices."""
+
+    def __init__(self, num_samples: int = 10, **options: Any) -> None:
+        defaults: dict[str, Any] = {
+            "batch_size": 2,
+            "shuffle": True,
+            "drop_last": False,
+            "padding": True,
+            "seed": 3,
+            "num_workers": 1,
+            "prefetch_factor": None,
+            "compression": None,
+            "on_sample_error": "raise",
+            "max_skips": 0,
+            "name": None,
+        }
+        super().__init__(DatasetSpec("feed_test"), **{**defaults, **options})
+        self._num_samples = num_samples
+        self.readers: list[PlainReader] = []
+
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    def fingerprint(self) -> str:
+        return "plain"
+
+    def _open(self, requests: Iterator[Any], *, on_skips: Any) -> Any:
+        self.readers.append(PlainReader(requests))
+        return self.readers[-1]
+
+    def place(self) -> tuple[int, int]:
+        state = self.state()
+        return state.epoch, state.batches
+
+
+def epochs(first: int, last: int, num_samples: int = 10, **options: Any) -> list[list[int]]:
+    """Return the batches of epochs, one after the other."""
+    options = {"batch_size": 2, "seed": 3, "shuffle": True, **options}
+    return [
+        batch for epoch in range(first, last + 1) for batch in expected.indices(num_samples, epoch=epoch, **options)
+    ]
+
+
+def take(feed: Feed, iterator: Iterator[Any], count: int) -> list[Any]:
+    """Be a training loop of ``count`` steps without any prefetching."""
+    found = []
+    for _ in range(count):
+        feed.begin_step(is_counted=False)
+        found.append(next(iterator))
+        feed.take()
+    return found
+
+
+def test_each_pass_is_the_next_epoch_whether_or_not_anybody_counts() -> None:
+    feed = PlainFeed()
+    assert [*feed.produce(), *feed.produce()] == epochs(0, 1)
+    assert [reader.is_closed for reader in feed.readers] == [True, True]
+    counted = PlainFeed()
+    assert take(counted, counted.produce(), 5) + take(counted, counted.produce(), 5) == epochs(0, 1)
+
+
+def test_pass_of_which_nothing_was_taken_did_not_happen() -> None:
+    feed = PlainFeed()
+    for _ in range(3):
+        looked_at = feed.produce()
+        assert [next(looked_at), next(looked_at)] == epochs(0, 0)[:2]
+        looked_at.close()
+    assert list(feed.produce()) == epochs(0, 0)
+    again = feed.produce()
+    next(again)
+    again.close()
+    assert list(feed.produce()) == epochs(1, 1)
+
+
+def test_pass_that_was_left_after_a_step_is_followed_by_the_next_epoch() -> None:
+    feed = PlainFeed()
+    iterator = feed.produce()
+    assert take(feed, iterator, 1) == epochs(0, 0)[:1]
+    iterator.close()
+    assert feed.readers[0].is_closed
+    assert feed.place() == (0, 1)
+    assert take(feed, feed.produce(), 2) == epochs(1, 1)[:2]
+    assert feed.place() == (1, 2)
+
+
+def test_state_is_what_was_taken_however_far_ahead_batches_are_produced() -> None:
+    feed = PlainFeed()
+    feed.begin_training()
+    passes = [feed.produce(), feed.produce()]
+    ahead = [*passes[0], next(passes[1]), next(passes[1])]  # over the end of an epoch
+    assert ahead == epochs(0, 1)[:7]
+    places = []
+    for _ in ahead:
+        places.append(feed.place())
+        feed.take()
+    assert places == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]
+    assert feed.place() == (1, 2)
+    feed.take(9)  # there are no more
+    assert feed.place() == (1, 2)
+
+
+@pytest.mark.parametrize("num_taken", range(11))
+def test_resumed_feed_goes_on_with_the_batch_after_the_last_one_taken(num_taken: int) -> None:
+    feed = PlainFeed()
+    iterator = feed.produce()
+    found = take(feed, iterator, min(num_taken, 5))
+    next(iterator, None)  # asked for, and never taken
+    if num_taken > 5:
+        iterator = feed.produce()
+        found += take(feed, iterator, num_taken - 5)
+    feed.passes.is_told = True
+    state = feed.state().to_dict()
+    assert len(json.dumps(state)) < 1024
+    resumed = PlainFeed()
+    resumed.load_state(state)
+    assert resumed.state() == feed.state()
+    rest = [*resumed.produce(), *resumed.produce()]
+    assert len(rest) > 5
+    assert found + rest == epochs(0, 3)[: num_taken + len(rest)]
+
+
+def test_loaded_state_outlasts_a_look_at_the_first_batch() -> None:
+    feed = PlainFeed()
+    feed.load_state({**PlainFeed().state().to_dict(), "epoch": 4, "batches": 3})
+    looked_at = feed.produce()
+    next(looked_at)
+    looked_at.close()
+    feed.passes.is_told = True
+    assert feed.place() == (4, 3)
+    assert [*feed.produce(), *feed.produce()] == epochs(4, 5)[3:]
+
+
+def test_chosen_epoch_is_that_of_the_next_pass_and_older_passes_no_longer_count() -> None:
+    feed = PlainFeed()
+    older = feed.produce()
+    take(feed, older, 2)
+    feed.set_epoch(7)
+    assert feed.place() == (7, 0)
+    assert take(feed, older, 1) == epochs(0, 0)[2:3]
+    assert feed.place() == (7, 0)
+    assert list(feed.produce()) == epochs(7, 7)
+    with pytest.raises(ConfigError, match="epoch is -1"):
+        feed.set_epoch(-1)
+
+
+def test_batches_asked_for_before_another_epoch_was_chosen_no_longer_count() -> None:
+    feed, claim = PlainFeed(), Claim()
+    feed.passes.expect(claim)
+    counted, ahead = feed.produce(), feed.produce()
+    assert [next(counted), next(ahead)] == [epochs(0, 0)[0], epochs(1, 1)[0]]
+    feed.set_epoch(7)
+    feed.begin_step(is_counted=True)
+    feed.take(found=claim.found)
+    assert feed.place() == (7, 0)
+    assert take(feed, feed.produce(), 1) == epochs(7, 7)[:1]
+    assert feed.place() == (7, 1)
+
+
+def test_pass_that_its_iterator_counts_is_nobody_elses() -> None:
+    feed, claim = PlainFeed(), Claim()
+    feed.passes.expect(claim)
+    counted, other = feed.produce(), feed.produce()
+    next(counted)
+    assert take(feed, other, 1) == epochs(1, 1)[:1]
+    assert feed.place() == (1, 1)
+    feed.begin_step(is_counted=True)
+    feed.take(found=claim.found)
+    assert feed.place() == (0, 1)  # of two that live, that of which the first batch was taken last
+
+
+def test_training_that_begins_leaves_behind_what_was_begun_before() -> None:
+    feed = PlainFeed()
+    list(feed.produce())  # an epoch that nobody counted
+    looked_at = feed.produce()
+    next(looked_at)
+    feed.begin_training()
+    iterator = feed.produce()
+    assert take(feed, iterator, 2) == epochs(1, 1)[:2]
+    assert feed.place() == (1, 2)
+    looked_at.close()  # late
+    assert take(feed, iterator, 3) == epochs(1, 1)[2:]
+    assert list(feed.produce()) == epochs(2, 2)
+
+
+def test_whole_epoch_that_was_only_looked_at_after_a_promise_did_not_happen() -> None:
+    feed = PlainFeed()
+    feed.promise_to_take()
+    looked_at = [feed.produce(), feed.produce()]
+    assert [*looked_at[0], next(looked_at[1])] == epochs(0, 1)[:6]
+    feed.begin_training()
+    iterator, ahead = feed.produce(), feed.produce()
+    assert take(feed, iterator, 5) == epochs(0, 0)
+    assert list(ahead) == epochs(1, 1)  # prefetched, and not trained on
+    feed.begin_training()
+    assert take(feed, feed.produce(), 1) == epochs(1, 1)[:1]
+    assert feed.place() == (1, 1)
+
+
+def test_place_that_nobody_counts_is_not_told() -> None:
+    feed = PlainFeed()
+    assert feed.place() == (0, 0)
+    iterator = feed.produce()
+    next(iterator)
+    with pytest.raises(ConfigError, match=r"nobody said(.|\n)*callbacks=\[data.callback\(\)\]"):
+        feed.state()
+    feed.take()
+    assert feed.place() == (0, 1)
+
+
+def test_state_of_another_dataset_is_refused() -> None:
+    state = PlainFeed().state().to_dict()
+    for other, words in (
+        (PlainFeed(seed=4), "seed 3, this loader has 4"),
+        (PlainFeed(num_samples=11), "num_samples 10"),
+        (PlainFeed(shuffle=False), "order shuffled"),
+        (PlainFeed(batch_size=4), "global_batch 2"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            other.load_state(state)
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_ranks_share_an_epoch_and_a_state(monkeypatch: pytest.MonkeyPatch, padding: bool) -> None:
+    found, places = [], set()
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        feed = PlainFeed(num_samples=9, padding=padding)
+        iterator = feed.produce()
+        batches = take(feed, iterator, feed.num_batches())
+        assert next(iterator, None) is None
+        found += [index for batch in batches for index in batch]
+        places.add(feed.place())
+    assert sorted(set(found)) == list(range(9))
+    assert len(found) == (10 if padding else 9)
+    assert places == {(0, 3)}
+
+
+def test_rank_that_has_a_batch_less_than_others_has_their_state_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    feed = PlainFeed(num_samples=5, batch_size=2, padding=False)  # the second global batch is a sample of rank 0
+    of_rank = expected.indices(5, epoch=0, batch_size=2, seed=3, shuffle=True, shard=Shard(1, 2))
+    assert take(feed, feed.produce(), 1) == of_rank[:1]
+    assert feed.num_batches() == 1
+    assert feed.place() == (0, 2)
+
+
+def test_ledger_has_what_was_taken_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_current()
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    feed = PlainFeed()
+    feed.begin_training()
+    ahead = list(feed.produce())
+    feed.take(3)
+    close_current()
+    monkeypatch.delenv(DIRECTORY_VARIABLE)
+    assert len(ahead) == 5
+    entries = read_ledger(tmp_path / "ledger-rank-0.jsonl").entries
+    assert entries["position"].tolist() == [0, 1, 2]
+
+
+def test_steps_are_measured_from_the_question_to_the_batch() -> None:
+    feed = PlainFeed(num_samples=5)
+    iterator = feed.produce()
+    take(feed, iterator, 3)
+    feed.pause()
+    feed.begin_training()
+    ahead = feed.produce()
+    list(ahead)  # there before they are asked for
+    for _ in range(3):
+        feed.begin_step(is_counted=False)
+        feed.take()
+    summary = feed.timer.summary()
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (6, 10, 2)
+
+
+def test_failure_is_kept_for_the_script() -> None:
+    feed = PlainFeed()
+
+    def refuse(batch: Any) -> Any:
+        raise ConfigError(f"no element: {batch}")
+
+    feed.convert = refuse
+    with pytest.raises(ConfigError, match="no element") as caught:
+        next(feed.produce())
+    assert feed.readers[0].is_closed
+    assert str(caught.value).startswith("no element")
+
+
+def test_batches_before_one_that_fails_may_be_taken_after_the_failure() -> None:
+    feed = PlainFeed(shuffle=False)
+
+    def refuse_the_third(batch: list[int]) -> list[int]:
+        if batch == [4, 5]:
+            raise ConfigError("no element")
+        return batch
+
+    feed.convert = refuse_the_third
+    iterator = feed.produce()
+    assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
+    with pytest.raises(ConfigError, match="no element"):
+        next(iterator)
+    feed.take()
+    feed.take()
+    assert feed.place() == (0, 2)
+
+
+def test_two_batches_to_look_at_differ_in_size_and_are_no_pass() -> None:
+    feed = PlainFeed(batch_size=4)
+    assert feed.probe() == [(4, [0, 1, 2, 3]), (2, [9, 8])]
+    assert PlainFeed(batch_size=1).probe() == [(1, [0]), (2, [9, 8])]
+    assert PlainFeed(num_samples=1, batch_size=8).probe() == [(1, [0]), (2, [0, 0])]
+    assert list(feed.produce()) == epochs(0, 0, batch_size=4)
+    with pytest.raises(ConfigError, match="has no samples"):
+        PlainFeed(num_samples=0).probe()

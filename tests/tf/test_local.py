@@ -1,0 +1,94 @@
+"""Jobs without endpoints: processes of this one's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import expected
+import numpy as np
+import psutil
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.tf import local
+from hetero.tf.feed import Feed
+
+pytestmark = pytest.mark.integration
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local.LocalEndpoints]:
+    """Two of them; afterwards none."""
+    monkeypatch.setattr(local, "script_path", lambda: str(Path(script.__file__)))
+    monkeypatch.setattr(local, "_started", {})
+    made = local.local_endpoints(2)
+    pids = made.pids
+    assert len(pids) == 2
+    yield made
+    made.close()
+    made.close()
+    assert not any(map(lives, pids))
+
+
+def make(script: Any) -> Feed:
+    return Feed(
+        script.tf_test_drawn(num_samples=200),
+        batch_size=4,
+        shuffle=True,
+        drop_last=False,
+        padding=True,
+        seed=5,
+        num_workers=2,
+        prefetch_factor=None,
+        compression=None,
+        on_sample_error="raise",
+        max_skips=0,
+        name=None,
+    )
+
+
+def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
+    script: Any, endpoints: local.LocalEndpoints
+) -> None:
+    feed = make(script)
+    assert local.local_endpoints(2) is endpoints
+    found, killed = [], endpoints.pids[0]
+    for number, batch in enumerate(feed.produce()):
+        found.append(batch)
+        if number == 10:
+            os.kill(killed, signal.SIGKILL)
+    wanted = expected.batches(feed.subject, epoch=0, batch_size=4, seed=5, shuffle=True)
+    assert len(found) == len(wanted) == 50
+    for one, other in zip(found, wanted, strict=True):
+        assert one["name"] == other["name"]
+        np.testing.assert_array_equal(one["noise"], other["noise"])
+    deadline_s = time.monotonic() + 30.0
+    while killed in endpoints.pids or len(endpoints.pids) < 2:  # it is started again, for the next pass
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_script_that_registers_nothing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import hetero\n")
+    monkeypatch.setattr(local, "script_path", lambda: str(script))
+    with pytest.raises(ConfigError, match="registers no data set"):
+        local.LocalEndpoints(1)
+
+
+def test_session_without_a_script_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("__main__.__file__")
+    with pytest.raises(ConfigError, match="there is no script"):
+        local.script_path()
