@@ -158,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         accuracy = evaluate(network.eval(), validation_loader, device)
         if rank == 0:
             print(f"epoch {epoch} step {step} validation accuracy {accuracy:.3f}", flush=True)
+    del model  # before the group: if it held the group's last reference, its end could wait for the group's for ever
     dist.destroy_process_group()
 
 

@@ -202,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"epoch {epoch} step {step} validation accuracy {accuracy:.3f}", flush=True)
         epoch += 1
         save_checkpoint()
+    del model  # before the group: if it held the group's last reference, its end could wait for the group's for ever
     dist.destroy_process_group()
 
 
