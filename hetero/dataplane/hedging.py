@@ -74,7 +74,7 @@ class Budget:
         self._credit = self.FREE * self.REQUESTS_PER_HEDGE  # in twentieths: integers do not drift
 
     def earn(self) -> None:
-        """A request was issued that is no hedge."""
+        """A request came: once each, however often it is refused or lost, and has to be asked for again."""
         self._credit = min(self._credit + 1, self.MAX_SAVED * self.REQUESTS_PER_HEDGE)
 
     @property

@@ -104,6 +104,7 @@ class Window:
 
     def add(self, item: Item) -> None:
         """Put a request into the window, and see that a lane is there for it."""
+        self.fleet.hedging.budget.earn()  # once, however often it has to be asked for
         self._insert(item)
         self._ensure_lane()
         self.work.notify()
@@ -279,7 +280,6 @@ class Window:
                 self._missing.remove(item)
                 attempt = Attempt(item, connection, self.fleet.clock(), is_alone=item.losses.is_suspect)
                 self._attempts.add(attempt)
-                self.fleet.hedging.budget.earn()
                 return attempt
             if not item.losses.is_suspect:
                 passed.add(item.agreement)

@@ -11,6 +11,7 @@ from hetero.batches.failures import dataset_error
 from hetero.batches.skips import Skip, Skips
 from hetero.dataplane.connection import ConnectionState, EndpointConnection
 from hetero.dataplane.failures import CallFailedError, Fault
+from hetero.dataplane.hedging import Budget
 from hetero.dataplane.reader import Reader
 from hetero.errors import DatasetError, EndpointUnavailableError, ProtocolError
 
@@ -328,6 +329,23 @@ def test_many_overdue_batches_stay_within_the_budget(stage: Stage, tools: Any) -
     assert fleet.stats.hedges == 2 + num_batches // 20
     assert fleet.stats.hedges_won == 0
     stage.settled(reader)
+
+
+def test_request_that_is_refused_and_asked_for_again_earns_its_part_of_a_hedge_once(stage: Stage, tools: Any) -> None:
+    reader = stage.read(tools.requests(tools.spec(), num_batches=1))
+    (call,) = stage.pending(0)
+    for _ in range(Budget.REQUESTS_PER_HEDGE):
+        call.end(CallFailedError(Fault.UNPREPARED, ""))
+        (call,) = stage.pending(0)
+    budget = reader._fleet.hedging.budget
+    with reader._fleet.lock:
+        for _ in range(Budget.FREE):
+            budget.spend()
+        assert not budget.allows
+    call.answer()
+    next(reader)
+    stage.settled(reader)
+    assert counters(reader) == {"retries": Budget.REQUESTS_PER_HEDGE}
 
 
 def test_batch_that_holds_up_the_others_stretches_the_window_and_order_is_kept(stage: Stage, tools: Any) -> None:
