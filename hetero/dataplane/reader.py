@@ -15,6 +15,7 @@ from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
+from hetero.cgroups import memory_use
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.attempts import Item
 from hetero.dataplane.fleet import Fleet
@@ -48,8 +49,7 @@ class Reader(Iterator[Any]):
         prefetch_factor: Batches on their way per endpoint slot; this rank's share of them, at least 2, is the window.
             It has a third place, and up to 8 times as many while one batch holds up those that came after it, for at
             most 24 MiB more: see `hetero.dataplane.stretch`.
-        window_bytes: Bound of what the window holds; default 1 GiB or this rank's share of a quarter of the
-            host's memory, whichever is less. One batch is always allowed.
+        window_bytes: Bound of what the window holds; default `default_window_bytes`. One batch is always allowed.
         data_timeout_s: Bound of one call, and of the time without any endpoint; default the fleet's.
         allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
         on_skips: Given the samples of a batch that others stand in for, in the consuming thread, just before it returns
@@ -205,11 +205,15 @@ class Reader(Iterator[Any]):
 
 
 def default_window_bytes() -> int:
-    """Return the default bound of a window: 1 GiB, or a rank's share of a quarter of the host's memory.
+    """Return the default bound of a window: 1 GiB, or a rank's share of a quarter of the memory, if that is less.
 
-    The ranks of this host are ``LOCAL_WORLD_SIZE``, else 1.
+    The memory is the host's, or what this process's control group may use (a container's limit), if that is less. The
+    ranks of this host are ``LOCAL_WORLD_SIZE``, else 1.
     """
     given = os.environ.get("LOCAL_WORLD_SIZE", "1")
     num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    use = memory_use()
+    if use is not None and use.limit_bytes is not None:
+        memory_bytes = min(memory_bytes, use.limit_bytes)
     return min(_MAX_WINDOW_BYTES, memory_bytes // 4 // num_local_readers)

@@ -17,6 +17,7 @@ import pytest
 from calls import Measured
 
 from hetero.batches.request import BatchRequest
+from hetero.cgroups import MemoryUse
 from hetero.dataplane.reader import Reader, default_window_bytes
 from hetero.errors import AuthenticationError, ConfigError, EndpointUnavailableError, HeteroError
 
@@ -255,14 +256,29 @@ def test_reader_with_unusable_bounds_is_refused(job: Any) -> None:
         Reader(job.fleet(), iter([]), window_bytes=-1)
 
 
+def limited(limit_gib: int | None) -> MemoryUse:
+    """Return what a control group says of itself."""
+    return MemoryUse(peak_bytes=0, limit_bytes=None if limit_gib is None else limit_gib * 2**30, is_own=True)
+
+
 @pytest.mark.parametrize(
-    ("num_ranks", "memory_gib", "expected"), [("1", 64, 2**30), ("64", 64, 2**28), ("", 2, 2**29), ("-3", 2, 2**29)]
+    ("num_ranks", "memory_gib", "use", "expected"),
+    [
+        ("1", 64, None, 2**30),
+        ("64", 64, limited(None), 2**28),
+        ("", 2, None, 2**29),
+        ("-3", 2, None, 2**29),
+        ("1", 64, limited(2), 2**29),
+        ("4", 64, limited(2), 2**27),
+        ("1", 2, limited(64), 2**29),
+    ],
 )
 def test_window_is_this_ranks_share_of_a_quarter_of_memory_and_at_most_a_gibibyte(
-    monkeypatch: pytest.MonkeyPatch, num_ranks: str, memory_gib: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, num_ranks: str, memory_gib: int, use: MemoryUse | None, expected: int
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory_gib * 2**18}.__getitem__)
+    monkeypatch.setattr("hetero.dataplane.reader.memory_use", lambda: use)
     assert default_window_bytes() == expected
 
 
