@@ -89,6 +89,15 @@ def test_pipelines_count_those_ahead_of_every_remote_peer(load: Load) -> None:
     assert pipelines.report(rows).count("**MISSED**") == 2  # 0.95 of torch and 0.99 of Ray Data for jpeg; 0.9 elsewhere
 
 
+def test_pipeline_in_which_a_remote_peer_has_failed_does_not_count_as_ahead(load: Load) -> None:
+    harness, pipelines = load("harness"), load("bench_pipelines")
+    rows = [make_row(load, "hetero", "text", 100), make_row(load, "rpc", "text", 50)]
+    assert pipelines.is_ahead(rows)
+    failed = harness.Row(trial=harness.Trial(competitor="ray", group="text"), runs=(), error="it did not start")
+    assert not pipelines.is_ahead([*rows, failed])
+    assert not pipelines.is_ahead(rows[:1])
+
+
 def test_pipelines_first_batch_is_compared_with_spawned_workers(load: Load) -> None:
     rows = [make_row(load, "hetero", "jpeg", 100, first_batch_s=2.5), make_row(load, "torch-spawn", "jpeg", 100)]
     (line,) = load("bench_pipelines").figures(rows)
