@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
-from hetero.loaders.checks import check_compression, check_not_importing, check_sample_errors, check_seed
+from hetero.loaders.checks import check_compression, check_name, check_not_importing, check_sample_errors, check_seed
 from hetero.loaders.pipeline import answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 
@@ -76,7 +76,7 @@ def from_dataset(
         compression: Of batches from data hosts: ``"lz4"`` or ``"zstd"``, see ``hetero.torch.DataLoader``.
         on_sample_error: ``"raise"``, or ``"skip"``: the next sample of the batch that works stands in.
         max_skips: With ``"skip"``, how many are borne on this rank.
-        name: For reports; the data set's name by default.
+        name: For reports, at most 200 printable characters; the data set's name by default.
 
     Raises:
         ImportError: There is no TensorFlow.
@@ -96,6 +96,7 @@ def from_dataset(
     check_not_importing()
     check_seed(seed)
     check_compression(compression)
+    check_name(name or spec.name)
     policy = check_sample_errors(on_sample_error, max_skips, makes_batches=True)
     _check_tensorflow()
     if is_remote():

@@ -12,7 +12,7 @@ import torch.utils.data
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
-from hetero.loaders.checks import check_compression, check_sample_errors
+from hetero.loaders.checks import check_compression, check_name, check_sample_errors
 from hetero.loaders.pipeline import answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import StepTimer
@@ -96,7 +96,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed: Signed 64-bit.
         padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
             False gives uneven ends, for validation without collectives.
-        name: For reports; the data set's name by default.
+        name: For reports, at most 200 printable characters; the data set's name by default.
         compression: Of batches on their way from endpoints, bit for bit the same afterwards: ``"lz4"`` or ``"zstd"``,
             which need ``hetero[compression]`` on every host. For networks slower than the codec; without effect where
             fetching is local. A data host without the package sends as it is, with a warning.
@@ -153,6 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         policy = check_sample_errors(on_sample_error, max_skips, makes_batches=makes_batches)
         pin_memory = pin_memory and accelerator_is_available()
         data_name = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
+        check_name(name or data_name)
         skips = SkipLog(name or data_name, data_name, max_skips=max_skips)
         view = DatasetView(LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn), skips)
         key = effective_seed(seed, generator)

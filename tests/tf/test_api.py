@@ -49,6 +49,8 @@ except ImportError as error:
         (SPEC, {"compression": "gzip"}, "compression is 'gzip'"),
         (SPEC, {"on_sample_error": "ignore"}, "on_sample_error is 'ignore'"),
         (SPEC, {"max_skips": -1}, "max_skips is -1"),
+        (SPEC, {"name": "tr\ud800in"}, r"name is 'tr\\ud800in', expected at most 200 printable characters"),
+        (SPEC, {"name": "x" * 201}, "of 201 characters"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(spec: Any, options: dict[str, Any], words: str) -> None:

@@ -278,11 +278,19 @@ def test_loader_generator_gives_the_seed() -> None:
         ({"seed": 2**63}, ConfigError, "signed 64-bit"),
         ({"seed": "1"}, ConfigError, "signed 64-bit"),
         ({"seed": 1, "generator": torch.Generator()}, ConfigError, "pass one"),
+        ({"name": "tr\ud800in"}, ConfigError, r"name is 'tr\\ud800in', expected at most 200 printable characters\n"),
+        ({"name": "two\nlines"}, ConfigError, r"name is 'two\\nlines', expected"),
+        ({"name": "x" * 201}, ConfigError, r"name is 'x{20}'\.\.\. of 201 characters, expected"),
+        ({"name": 5}, ConfigError, "name is 5, expected"),
     ],
 )
 def test_loader_contradicting_arguments_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DataLoader(range(4), **options)
+
+
+def test_loader_name_of_200_characters_is_taken() -> None:
+    assert DataLoader(range(4), name="x" * 200).step_timer.name == "x" * 200
 
 
 def test_loader_iterable_data_set_raises() -> None:
