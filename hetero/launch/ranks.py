@@ -176,31 +176,47 @@ class RankProcesses:
         )
 
     def kill(self) -> None:
-        """End torch's agent, the ranks and everything that they started; idempotent."""
+        """End torch's agent, the ranks and everything that they started; idempotent.
+
+        What cannot be killed, because it waits for a device, say, is named in the log after 5 s, and left.
+        """
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # the ranks die with it
-        self._process.wait()
         deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_TIMEOUT_S)
         while left := self._living():
             kill_all(left)
-            psutil.wait_procs(left, timeout=0.05)
+            others = [process for process in left if process.pid != self._process.pid]
+            psutil.wait_procs(others, timeout=0.05)  # of the agent it would take the exit status
             if time.monotonic() > deadline_s:
-                logger.warning("killed, but not gone: %s", ", ".join(str(process.pid) for process in left))
+                names = ", ".join(map(self._name_of, left))
+                logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
                 break
         for log in self._logs:
             self._relay.discard(log)
         self._logs.clear()
 
     def _living(self) -> list[psutil.Process]:
-        """Return what lives of the ranks and their children, told by the environment that they inherit."""
+        """Return what lives of the agent, the ranks and their children, told by the environment that they inherit."""
         found = []
+        agent_pid = self._process.pid if self._process.poll() is None else None
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                is_theirs = process.environ().get(LOG_VARIABLE) == self._log_prefix
-                if is_theirs and not is_resource_tracker(process):
-                    found.append(process)
+                if process.pid != agent_pid:
+                    is_theirs = process.environ().get(LOG_VARIABLE) == self._log_prefix
+                    if not is_theirs or is_resource_tracker(process):
+                        continue
+                found.append(process)
         return found
+
+    def _name_of(self, process: psutil.Process) -> str:
+        """Return which process it is, and its state: in disk-sleep it waits for a device."""
+        with contextlib.suppress(psutil.Error):
+            name = AGENT_NAME if process.pid == self._process.pid else process.name()
+            return f"process {process.pid} ({name}, {process.status()})"
+        return f"process {process.pid}"
 
     def _note(self, rank: int) -> Cause | None:
         """Return why a rank of this host says that it fails."""

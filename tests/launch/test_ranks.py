@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,18 +67,11 @@ def test_echo_is_a_broken_process_group_only(error: Exception, expected: bool) -
     assert is_echo(error) is expected
 
 
-@pytest.mark.fault("F9")
-@pytest.mark.parametrize(
-    ("number", "is_echo"),
-    [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGABRT, True), (signal.SIGTERM, True)],
-)
-def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_echo: bool
-) -> None:
-    code = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {int(number)})"
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relay: LineRelay, command: list[str]) -> RankProcesses:
+    """Return a rank whose agent is another command."""
     monkeypatch.setattr(
         "hetero.launch.ranks.start_child",
-        lambda _command, **options: subprocess.Popen([sys.executable, "-c", code], **options),
+        lambda _command, **options: subprocess.Popen(command, **options),
     )
     options = RanksOptions(
         script="train.py",
@@ -91,8 +85,20 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
         num_cpus=1,
         environment={},
     )
+    return RankProcesses(options, host="algo-1", relay=relay, run_dir=tmp_path)
+
+
+@pytest.mark.fault("F9")
+@pytest.mark.parametrize(
+    ("number", "is_echo"),
+    [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGABRT, True), (signal.SIGTERM, True)],
+)
+def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_echo: bool
+) -> None:
+    code = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {int(number)})"
     relay = LineRelay(lambda _source, _line: None)
-    ranks = RankProcesses(options, host="algo-1", relay=relay, run_dir=tmp_path)
+    ranks = start(tmp_path, monkeypatch, relay, [sys.executable, "-c", code])
     try:
         os.waitid(os.P_PID, ranks.pid, os.WEXITED | os.WNOWAIT)
         assert ranks.poll() == -number
@@ -101,6 +107,27 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
         ranks.kill()
         relay.close()
     assert (cause.by_signal, cause.is_echo) == (True, is_echo)
+
+
+def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hetero.launch.ranks._KILL_TIMEOUT_S", 0.1)
+    relay = LineRelay(lambda _source, _line: None)
+    ranks = start(tmp_path, monkeypatch, relay, ["sleep", "60"])
+    try:
+        with monkeypatch.context() as device:  # as if it waited for one
+            device.setattr("hetero.launch.ranks.os.killpg", lambda *_: None)
+            device.setattr("hetero.launch.ranks.kill_all", lambda _: None)
+            ranks.kill()
+        assert ranks.poll() is None
+        words = rf"killed, but not gone after 0 s: process {ranks.pid} \(torchrun, [\w-]+\); going on without"
+        assert re.search(words, caplog.text)
+    finally:
+        monkeypatch.setattr("hetero.launch.ranks._KILL_TIMEOUT_S", 30.0)
+        ranks.kill()
+        relay.close()
+    assert ranks.poll() == -signal.SIGKILL
 
 
 def ended(tmp_path: Path, exit_status: int, note: dict[str, object] | None) -> RankProcesses:
