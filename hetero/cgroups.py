@@ -1,11 +1,11 @@
-"""What the control group of a process has used of memory, and may use."""
+"""What the control group of a process has used of memory, and what it may use of memory and CPUs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["MemoryUse", "memory_use"]
+__all__ = ["MemoryUse", "cpu_quota", "memory_use"]
 
 _FILES = {
     "cgroup2": ("memory.peak", "memory.max"),
@@ -46,13 +46,26 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     return min(bounded, key=lambda use: use.limit_bytes or 0, default=own)
 
 
+def cpu_quota(process: Path = Path("/proc/self")) -> float | None:
+    """Return how many CPUs a process may use at a time by the quota of its control group.
+
+    Those above it share theirs among all that is below them: the smallest counts.
+
+    Args:
+        process: Its folder under ``/proc``.
+
+    Returns:
+        None if none of the groups that are to be seen has a quota, or they cannot be read.
+    """
+    version, folders = _groups(process, "cpu")
+    read = _read_quota if version == "cgroup2" else _read_old_quota
+    quotas = [quota for folder in folders if (quota := read(folder)) is not None]
+    return min(quotas, default=None)
+
+
 def _figures(process: Path) -> list[MemoryUse | None]:
     """Return the figures of a process's group and of those above it; None for those that cannot be read."""
-    try:
-        version, group = _group(_read(process / "cgroup"))
-        folders = _folders(_read(process / "mountinfo"), version, group)
-    except (OSError, LookupError, ValueError):
-        return []
+    version, folders = _groups(process, "memory")
     found: list[MemoryUse | None] = []
     for folder in folders:
         peak, limit = (_read_number(folder / name) for name in _FILES[version])
@@ -64,8 +77,20 @@ def _figures(process: Path) -> list[MemoryUse | None]:
     return found
 
 
-def _group(listing: str) -> tuple[str, str]:
-    """Return the version of control groups that counts memory, and the process's group in it.
+def _groups(process: Path, controller: str) -> tuple[str, list[Path]]:
+    """Return the version of control groups that has a controller, and the folders of a process's group and those above.
+
+    There are none if they cannot be read.
+    """
+    try:
+        version, group = _group(_read(process / "cgroup"), controller)
+        return version, _folders(_read(process / "mountinfo"), version, group, controller)
+    except (OSError, LookupError, ValueError):
+        return "", []
+
+
+def _group(listing: str, controller: str) -> tuple[str, str]:
+    """Return the version of control groups that has a controller, and the process's group in it.
 
     Raises:
         LookupError: If none does.
@@ -73,12 +98,12 @@ def _group(listing: str) -> tuple[str, str]:
     fields = [line.split(":", 2) for line in listing.splitlines()]
     groups = {controllers: path for _, controllers, path in fields}
     for controllers, path in groups.items():
-        if "memory" in controllers.split(","):
+        if controller in controllers.split(","):
             return "cgroup", path
     return "cgroup2", groups[""]
 
 
-def _folders(mounts: str, version: str, group: str) -> list[Path]:
+def _folders(mounts: str, version: str, group: str, controller: str) -> list[Path]:
     """Return the folders of a group and of those above it, as far as they are mounted.
 
     A container may see its own group where the machine has that of all: what is mounted there does not begin at the
@@ -91,7 +116,7 @@ def _folders(mounts: str, version: str, group: str) -> list[Path]:
         place, _, kind = line.partition(" - ")
         root, top = place.split(" ")[3:5]
         file_system, _, options = kind.split(" ")[:3]
-        if file_system != version or (version == "cgroup" and "memory" not in options.split(",")):
+        if file_system != version or (version == "cgroup" and controller not in options.split(",")):
             continue
         names = PurePosixPath(group).parts
         hidden = PurePosixPath(root).parts
@@ -100,6 +125,21 @@ def _folders(mounts: str, version: str, group: str) -> list[Path]:
         below = names[len(hidden) :]
         return [Path(top).joinpath(*below[:length]) for length in range(len(below), -1, -1)]
     raise LookupError(group)
+
+
+def _read_quota(folder: Path) -> float | None:
+    """Return the CPUs of one group of version 2."""
+    try:
+        quota, period = _read(folder / "cpu.max").split()
+        return int(quota) / int(period) if quota != "max" else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _read_old_quota(folder: Path) -> float | None:
+    """Return the CPUs of one group of version 1, which says -1 for no quota."""
+    quota, period = (_read_number(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return quota / period if quota and period and quota > 0 else None
 
 
 def _read(path: Path) -> str:

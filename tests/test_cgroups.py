@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cgroups import MemoryUse, memory_use
+from hetero.cgroups import MemoryUse, cpu_quota, memory_use
 
 GIB = 2**30
 UNLIMITED = 9223372036854771712
@@ -34,6 +34,16 @@ class Machine:
         (folder / peak_file).write_text(f"{peak}\n")
         if limit is not None:
             (folder / limit_file).write_text(f"{limit}\n")
+
+    def shares(self, group: str, quota: int | str, period: int = 100_000) -> None:
+        """Have a group with a quota of CPU time, in microseconds."""
+        folder = self.top / group
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._version == 2:
+            (folder / "cpu.max").write_text(f"{quota} {period}\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (folder / "cpu.cfs_period_us").write_text(f"{period}\n")
 
     def is_whole(self) -> None:
         """Have what is mounted begin with the group of the whole machine."""
@@ -103,6 +113,33 @@ def test_group_that_is_not_to_be_seen_has_no_figures(tmp_path: Path, group: str,
     machine = Machine(tmp_path, 2, group=group, root=root)
     machine.has(".", GIB, 2 * GIB)
     assert memory_use(machine.process) is None
+
+
+@pytest.mark.parametrize(("version", "unlimited"), [(1, -1), (2, "max")])
+def test_smallest_quota_of_a_group_and_those_above_counts(tmp_path: Path, version: int, unlimited: int | str) -> None:
+    machine = Machine(tmp_path, version, group="/pod/container/scope")
+    machine.shares("pod/container/scope", unlimited)
+    assert cpu_quota(machine.process) is None
+    machine.shares("pod", 800_000)
+    machine.shares("pod/container", 175_000, 50_000)
+    assert cpu_quota(machine.process) == 3.5
+    machine.shares("pod/container/scope", 150_000)
+    assert cpu_quota(machine.process) == 1.5
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_quota_of_a_container_is_at_the_top_of_what_it_sees(tmp_path: Path, version: int) -> None:
+    machine = Machine(tmp_path, version, group="/docker/abc", root="/docker/abc")
+    machine.shares(".", 200_000)
+    assert cpu_quota(machine.process) == 2.0
+
+
+@pytest.mark.parametrize(("version", "quota", "period"), [(1, "x", 100_000), (1, 100_000, 0), (2, "x", 1), (2, 1, 0)])
+def test_quota_that_says_nothing_is_none(tmp_path: Path, version: int, quota: int | str, period: int) -> None:
+    machine = Machine(tmp_path, version, group="/one")
+    machine.shares("one", quota, period)
+    assert cpu_quota(machine.process) is None
+    assert cpu_quota(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize(("file", "text"), [("cgroup", ""), ("cgroup", "x\n"), ("mountinfo", "a b c\n")])

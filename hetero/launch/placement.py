@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero.cgroups import cpu_quota
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings
 from hetero.dataplane.pool import PoolOptions
@@ -93,15 +94,10 @@ def pool_options(
 
 
 def usable_cpus() -> int:
-    """Return the CPUs that this process may use: affinity, and the quota of its control group."""
+    """Return the CPUs that this process may use: affinity, and the quota of its control group and those above."""
     count = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return count
+    quota = cpu_quota()
+    return count if quota is None else min(count, max(1, int(quota)))
 
 
 def num_gpus() -> int:

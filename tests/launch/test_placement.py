@@ -38,6 +38,15 @@ def test_data_host_gets_an_endpoint_per_usable_cpu() -> None:
     assert (found.num_slots, found.num_ranks, found.remote) == (1, 0, True)
 
 
+@pytest.mark.parametrize(("quota", "expected"), [(None, 8), (0.5, 1), (2.0, 2), (3.9, 3), (64.0, 8)])
+def test_usable_cpus_are_those_of_the_affinity_within_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
+) -> None:
+    monkeypatch.setattr(placement, "cpu_quota", lambda: quota)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert placement.usable_cpus() == expected
+
+
 def test_trainer_host_gets_a_rank_per_gpu_and_no_endpoint() -> None:
     found = plan("algo-9")
     assert (found.num_endpoints, found.num_ranks, found.remote) == (0, 2, True)
