@@ -68,6 +68,7 @@ class EndpointPool:
         self._num_restarts = 0
         self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
         self._num_stuck = 0
+        self._has_served = False
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
@@ -76,6 +77,7 @@ class EndpointPool:
         self._forker_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._num_forker_crashes = 0
         self._forker_start_at_s: float | None = 0.0
+        self._forker_awaits_restart = False
         self._outputs: dict[int, Output] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -210,6 +212,9 @@ class EndpointPool:
     def _start_what_is_due(self) -> None:
         now_s = time.monotonic()
         if self._forker is None:
+            if self._forker_awaits_restart and self._may_restart():
+                self._forker_awaits_restart, self._forker_start_at_s = False, now_s
+                logger.warning("%s starts over: a restart has been given back", self._options.host)
             if self._forker_start_at_s is not None and now_s >= self._forker_start_at_s:
                 self._forker_start_at_s = None
                 with self._open_output(f"{self._options.host}/script", self._forker_lines) as write_end:
@@ -288,13 +293,12 @@ class EndpointPool:
             with self._changed:
                 self._num_stuck += 1
         if not self._may_restart():
-            if not any(other.is_started or other.start_at_s is not None for other in self._slots):
+            is_last = not any(other.is_started or other.start_at_s is not None for other in self._slots)
+            if is_last and not self._may_wait():
                 self._give_up(slot.name, status, explanation, slot.last_lines)
             else:
                 slot.awaits_restart = True
-                back_s = self._budget.next_s - time.monotonic()
-                when = f", the next one in {back_s:.0f} s" if back_s < math.inf else ""
-                logger.error("endpoint %s %s; no restarts are left%s", slot.name, explanation, when)
+                logger.error("endpoint %s %s; no restarts are left%s", slot.name, explanation, self._next_restart())
             return
         slot.num_crashes += 1
         wait_s = backoff_s(slot.num_crashes)
@@ -316,7 +320,12 @@ class EndpointPool:
             return
         explanation = describe_exit_status(status)
         if not self._may_restart():
-            self._give_up(f"the process that imports {self._options.script!r}", status, explanation, self._forker_lines)
+            name = f"the process that imports {self._options.script!r}"
+            if not self._may_wait():
+                self._give_up(name, status, explanation, self._forker_lines)
+            else:
+                self._forker_awaits_restart = True
+                logger.error("%s %s; no restarts are left%s", name, explanation, self._next_restart())
             return
         self._num_forker_crashes += 1
         wait_s = backoff_s(self._num_forker_crashes)
@@ -329,6 +338,15 @@ class EndpointPool:
         with self._changed:
             self._num_restarts += 1
         return True
+
+    def _may_wait(self) -> bool:
+        """Tell whether this host may be without any endpoint until a restart is given back."""
+        return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
+
+    def _next_restart(self) -> str:
+        """Return when there will be one, for the log."""
+        back_s = self._budget.next_s - time.monotonic()
+        return f", the next one in {back_s:.0f} s" if back_s < math.inf else ""
 
     def _is_stable(self, since_s: float | None) -> bool:
         """Tell whether a process that has worked since then, if at all, did so for long."""
@@ -351,6 +369,7 @@ class EndpointPool:
             if records == self._published:
                 return
             self._published = records
+            self._has_served |= len(records) == len(self._slots)
             self._changed.notify_all()
         self._on_change(records)
 
@@ -367,6 +386,7 @@ class EndpointPool:
         with self._changed:
             if self._failure is None:
                 self._failure = error
+            self._forker_awaits_restart = False
             self._forker_start_at_s = None
             for slot in self._slots:
                 slot.awaits_restart, slot.start_at_s = False, None

@@ -55,6 +55,8 @@ class PoolOptions:
     """What endpoints send at most, whatever is asked of them; >= 1."""
     endpoint_restarts: int = 10
     """Restarts of crashed processes on this host before it gives up, >= 0; one is given back per 60 ``stable_s``."""
+    gives_up: bool = True
+    """Once no endpoint and no restart is left, for good; else a host that has served waits for the next restart."""
     grace_s: float = 5.0
     """What calls in flight get when an endpoint is told to end, seconds."""
     stuck_s: float = 15.0

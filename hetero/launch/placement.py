@@ -85,6 +85,7 @@ def pool_options(
         job_id=job_id,
         max_batch_bytes=options.max_batch_bytes,
         endpoint_restarts=options.endpoint_restarts,
+        gives_up=False,  # the others compute its batches meanwhile, and ranks bound how long there may be none
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,
         stable_s=timings.stable_s,

@@ -61,6 +61,11 @@ def crash(pool: Any, tools: Any) -> None:
     tools.wait_for(lambda: pool.failure or (pool.pids and pid not in pool.pids))
 
 
+def forker_of(pid: int) -> int:
+    """Return the process that started an endpoint."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @pytest.mark.parametrize(("stable_s", "expected"), [(OFTEN, ["0.2 s"] * 3), (60.0, ["0.2 s", "0.4 s", "0.8 s"])])
 def test_endpoint_that_was_stable_is_restarted_at_once(
     job: Any, tools: Any, caplog: pytest.LogCaptureFixture, stable_s: float, expected: list[str]
@@ -78,8 +83,7 @@ def test_forker_that_was_stable_is_restarted_at_once(
     pool = job.pool(stable_s=stable_s)
     for _ in expected:
         (pid,) = pool.pids
-        forker = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(forker, signal.SIGKILL)
+        os.kill(forker_of(pid), signal.SIGKILL)
         tools.wait_for(lambda pid=pid: pool.pids and pid not in pool.pids)
     assert [message[-5:] for message in caplog.messages if "starting over in" in message] == expected
 
@@ -104,6 +108,52 @@ def test_endpoint_that_no_restart_was_left_for_gets_the_next_one(
     assert not set(pool.pids) & set(before)
     assert pool.num_restarts == 2
     assert pool.failure is None
+
+
+class Refilled:
+    """A budget that is empty until the test puts something in."""
+
+    next_s = 1e12
+    num_left = 0
+
+    def take(self, _now_s: float) -> bool:
+        """Use one restart if any is left."""
+        if not self.num_left:
+            return False
+        self.num_left -= 1
+        return True
+
+
+@pytest.fixture
+def budget(monkeypatch: pytest.MonkeyPatch) -> Refilled:
+    """What pools of this test have."""
+    refilled = Refilled()
+    monkeypatch.setattr("hetero.dataplane.pool.RestartBudget", lambda *_: refilled)
+    return refilled
+
+
+@pytest.mark.parametrize("victim", ["endpoint", "forker"])
+def test_host_without_any_endpoint_or_restart_serves_again_with_the_next_one(
+    job: Any, tools: Any, caplog: pytest.LogCaptureFixture, budget: Refilled, victim: str
+) -> None:
+    pool = job.pool(gives_up=False)
+    (before,) = pool.pids
+    os.kill(before if victim == "endpoint" else forker_of(before), signal.SIGKILL)
+    tools.wait_for(lambda: "no restarts are left, the next one in" in caplog.text)
+    assert pool.records == ()
+    budget.num_left = 1
+    tools.wait_for(lambda: len(pool.records) == 1)
+    assert before not in pool.pids
+    assert pool.failure is None
+    assert pool.num_restarts == 1
+
+
+def test_host_that_has_never_served_does_not_wait_for_restarts(job: Any, tools: Any, budget: Refilled) -> None:
+    ends = "import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))\n"
+    job.script.write_text(ends + job.script.read_text())
+    pool = job.pool(ready=False, gives_up=False)
+    tools.wait_for(lambda: pool.failure is not None)
+    assert "algo-1/0 exited with 3" in str(pool.failure)
 
 
 def test_pool_that_has_given_up_starts_nothing_again(job: Any, tools: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hetero.cluster import ClusterSpec, parse_cluster
 from hetero.config import LaunchOptions, Timings
+from hetero.dataplane.pool import PoolOptions
 from hetero.launch import placement
 from hetero.wire.limits import Limits
 
@@ -81,20 +82,24 @@ def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> 
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).num_slots == 4
 
 
-def test_endpoints_are_told_how_large_a_batch_may_be() -> None:
-    def told(**options: Any) -> int:
-        given = LaunchOptions(script="train.py", **options)
-        found = placement.pool_options(
-            given,
-            plan("algo-1"),
-            host="algo-1",
-            address="127.0.0.1",
-            token_path=None,
-            job_id="job",
-            environment={},
-            timings=Timings(),
-        )
-        return found.max_batch_bytes
+def pool_options(**options: Any) -> PoolOptions:
+    """Return what a data host's pool is told."""
+    return placement.pool_options(
+        LaunchOptions(script="train.py", **options),
+        plan("algo-1"),
+        host="algo-1",
+        address="127.0.0.1",
+        token_path=None,
+        job_id="job",
+        environment={},
+        timings=Timings(),
+    )
 
-    assert told() == Limits().max_batch_bytes
-    assert told(max_batch_bytes=4096) == 4096
+
+def test_endpoints_are_told_how_large_a_batch_may_be() -> None:
+    assert pool_options().max_batch_bytes == Limits().max_batch_bytes
+    assert pool_options(max_batch_bytes=4096).max_batch_bytes == 4096
+
+
+def test_host_of_a_job_waits_for_the_next_restart() -> None:
+    assert not pool_options().gives_up
