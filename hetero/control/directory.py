@@ -21,9 +21,14 @@ class EndpointRecord:
     address: str
     """``ip:port``, numeric."""
     incarnation: str
-    """Random per process start: tells a restart from a hiccup."""
+    """Random per process start: tells a restart from a hiccup. It begins with `launch` and a dash."""
     num_slots: int = 1
     """Batches that it computes at the same time; more than one only where emulated."""
+
+    @property
+    def launch(self) -> str:
+        """What the endpoints of one run of a launcher have in common: tells their restart from that of their host."""
+        return self.incarnation.rpartition("-")[0]
 
 
 class Directory:

@@ -68,6 +68,7 @@ class EndpointPool:
         self._num_restarts = 0
         self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
         self._num_stuck = 0
+        self._launch = secrets.token_hex(8)
         self._has_served = False
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -226,7 +227,7 @@ class EndpointPool:
                     slot.awaits_restart, slot.start_at_s = False, now_s
                     logger.warning("endpoint %s is started again: a restart has been given back", slot.name)
                 if slot.start_at_s is not None and now_s >= slot.start_at_s:
-                    slot.begin(secrets.token_hex(16))
+                    slot.begin(f"{self._launch}-{secrets.token_hex(16)}")
                     with self._open_output(slot.name, slot.last_lines) as write_end:
                         self._forker.start_endpoint(slot.index, slot.incarnation, write_end)
 

@@ -34,10 +34,12 @@ class Roster:
         Args:
             records: The endpoints.
             hosts: The hosts that are there. An endpoint that leaves together with its host has not died: the host was
-                lost with all it had, or took its leave.
+                lost with all it had, or took its leave. It may be back by now, with a launch of its own.
         """
         before, self._connections = self._connections, {}
+        launches: dict[str, str] = {}
         for record in records:
+            launches[record.host] = record.launch
             known = before.get(record.endpoint_id)
             if known is not None and known.record == record:
                 self._connections[record.endpoint_id] = before.pop(record.endpoint_id)
@@ -45,7 +47,8 @@ class Roster:
                 self._connections[record.endpoint_id] = self._connect(record)
         for gone in before.values():
             gone.is_retired = True
-            gone.has_died = gone.record.host in hosts
+            is_replaced = launches.get(gone.record.host, gone.record.launch) != gone.record.launch
+            gone.has_died = gone.record.host in hosts and not is_replaced
             gone.reserved_by = None
             self._last_words[gone.record.endpoint_id] = f"left ({gone.last_word})"
             self._retired.append(gone)

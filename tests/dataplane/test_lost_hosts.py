@@ -61,6 +61,7 @@ def test_endpoint_that_was_lost_again_has_died_once() -> None:
         ([([], ["algo-1"]), ([], [])], True),  # no restarts were left, and later the host was lost too
         ([([], []), (["b"], ["algo-1"])], False),  # the host was lost, and is back
         ([([], []), (["a"], ["algo-1"])], False),  # it was cut off for longer than a lease
+        ([(["second-b"], ["algo-1"])], False),  # the host was replaced, so soon that nobody saw it leave
     ],
 )
 def test_endpoint_has_died_if_its_host_stayed_when_it_left(

@@ -32,6 +32,7 @@ def test_pool_publishes_endpoints_and_stops_them(job: Any) -> None:
     assert first.address.startswith("127.0.0.1:")
     assert first.address != second.address
     assert first.num_slots == 3
+    assert first.launch == second.launch != ""
     assert job.directory.records() == pool.records
     pids = pool.pids
     pool.stop()
@@ -94,6 +95,7 @@ def test_pool_starts_over_when_the_forker_dies(job: Any, tools: Any) -> None:
     os.kill(forker, signal.SIGKILL)
     tools.wait_for(lambda: len(pool.records) == 2 and not set(pool.records) & set(before))
     assert pool.num_restarts == 1
+    assert len({record.launch for record in (*before, *pool.records)}) == 1  # the host is the same
 
 
 def test_endpoint_that_dies_after_the_forker_woke_for_nothing_is_started_again(job: Any, tools: Any) -> None:
