@@ -59,6 +59,7 @@ def test_watchdog_watches_until_the_descendants_are_gone(tmp_path: Path) -> None
 def test_launcher_of_a_host_is_looked_for_at_an_address_in_brackets_if_it_is_ipv6() -> None:
     addresses = Addresses(17807, Timings(), lambda: None)
     assert addresses.launcher_of("::1") == "[::1]:17807"
+    assert addresses.of("::1") == "::1"
     assert addresses.launcher_of("127.0.0.1") == "127.0.0.1:17807"
 
 

@@ -1,4 +1,4 @@
-"""Which of several ranks that ended badly is the cause, and what counts as an echo."""
+"""What ranks are told, which of several that ended badly is the cause, and what counts as an echo."""
 
 from __future__ import annotations
 
@@ -67,25 +67,29 @@ def test_echo_is_a_broken_process_group_only(error: Exception, expected: bool) -
     assert is_echo(error) is expected
 
 
+def options_at(address: str) -> RanksOptions:
+    """Return what one rank of a host at an address is told."""
+    return RanksOptions(
+        script="train.py",
+        script_args=(),
+        num_hosts=1,
+        host_index=0,
+        rendezvous_address=address,
+        rendezvous_port=29500,
+        own_address=address,
+        num_ranks=1,
+        num_cpus=1,
+        environment={},
+    )
+
+
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relay: LineRelay, command: list[str]) -> RankProcesses:
     """Return a rank whose agent is another command."""
     monkeypatch.setattr(
         "hetero.launch.ranks.start_child",
         lambda _command, **options: subprocess.Popen(command, **options),
     )
-    options = RanksOptions(
-        script="train.py",
-        script_args=(),
-        num_hosts=1,
-        host_index=0,
-        rendezvous_address="127.0.0.1",
-        rendezvous_port=1,
-        own_address="127.0.0.1",
-        num_ranks=1,
-        num_cpus=1,
-        environment={},
-    )
-    return RankProcesses(options, host="algo-1", relay=relay, run_dir=tmp_path)
+    return RankProcesses(options_at("127.0.0.1"), host="algo-1", relay=relay, run_dir=tmp_path)
 
 
 @pytest.mark.fault("F9")
@@ -128,6 +132,20 @@ def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
         ranks.kill()
         relay.close()
     assert ranks.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "fd00::1"])
+def test_ranks_meet_at_the_bare_address_also_if_it_is_ipv6(tmp_path: Path, address: str) -> None:
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    ranks = RankProcesses.__new__(RankProcesses)
+    ranks._options = options_at(address)
+    ranks._result_file = tmp_path / "ended.json"
+    arguments = dict(argument.split("=", 1) for argument in ranks._agent_arguments() if "=" in argument)
+    assert (arguments["--master-addr"], arguments["--local-addr"]) == (address, address)
+    # As torch makes MASTER_ADDR and MASTER_PORT of them.
+    endpoint = f"{arguments['--master-addr']}:{arguments['--master-port']}"
+    assert parse_rendezvous_endpoint(endpoint, -1) == (address, 29500)
 
 
 def ended(tmp_path: Path, exit_status: int, note: dict[str, object] | None) -> RankProcesses:
