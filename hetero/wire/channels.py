@@ -63,9 +63,10 @@ def client_options() -> tuple[Option, ...]:
         # Also between calls: a stalled trainer must find out before it asks again.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # The default backs off to 120 s, far longer than an endpoint needs to restart.
+        # The default backs off to 120 s, far longer than an endpoint needs to restart. A host that ends because its
+        # peers do not understand it waits two heartbeats for their calls (4 s): who backs off has to be back by then.
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
         # Doubles as the bound of one connection attempt; the default of 20 s hides a host that swallows packets.
         ("grpc.min_reconnect_backoff_ms", 5_000),
         # http_proxy and friends hijack connections between hosts of the job (grpc issues 9989, 11896, 15942).

@@ -18,6 +18,7 @@ from hetero.errors import ClusterError, ExitCode
 from hetero.launch import host as host_module
 from hetero.launch.addresses import Addresses
 from hetero.launch.host import Host, StoppedEarlyError
+from hetero.wire.channels import client_options
 
 _ENDS = """
 import os, sys, threading
@@ -103,3 +104,9 @@ def test_host_that_ends_gives_a_peer_that_does_not_understand_it_the_time_to_cal
     monkeypatch.setattr(host_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     Host.farewell(host)  # type: ignore[arg-type]
     assert (now_s[0] >= 104.0) is is_patient
+
+
+def test_peer_that_backs_off_calls_within_the_time_that_it_is_given() -> None:
+    heartbeat_s = Timings().heartbeat_s
+    backoff_s = 1.2 * dict(client_options())["grpc.max_reconnect_backoff_ms"] / 1000  # gRPC's jitter
+    assert backoff_s + 1.1 * heartbeat_s + 0.5 < 2 * heartbeat_s  # and the one of links, and their pause
