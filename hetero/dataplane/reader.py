@@ -54,6 +54,7 @@ class Reader(Iterator[Any]):
         allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
         on_skips: Given the samples of a batch that others stand in for, in the consuming thread, just before it returns
             that batch: once, however often it was asked for. What it raises is raised instead.
+        on_received: Given the bytes of a batch before compression, and of them those that it saved; called as `on_skips` is.
         on_wait: Called at least twice a second while a batch is waited for, in that thread and without the lock; told
             whether no endpoint serves. What it raises ends the reader.
 
@@ -71,6 +72,7 @@ class Reader(Iterator[Any]):
         data_timeout_s: float | None = None,
         allocate: Callable[[int], memoryview] | None = None,
         on_skips: Callable[[Skips], object] | None = None,
+        on_received: Callable[[int, int], object] | None = None,
         on_wait: Callable[[bool], None] | None = None,
     ) -> None:
         if prefetch_factor <= 0:
@@ -81,6 +83,7 @@ class Reader(Iterator[Any]):
         self._fleet = fleet
         self._requests = iter(requests)
         self._on_skips = on_skips
+        self._on_received = on_received
         self._on_wait = on_wait
         self._num_taken = 0
         self._is_exhausted = False
@@ -121,6 +124,8 @@ class Reader(Iterator[Any]):
                     del outcome  # it holds this frame by its traceback, and so everybody who iterates
             if outcome.skips is not None and self._on_skips is not None:
                 self._on_skips(outcome.skips)
+            if self._on_received is not None:
+                self._on_received(outcome.nbytes, outcome.saved_bytes)
             self._fill()
         except BaseException:
             self.close()

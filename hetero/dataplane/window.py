@@ -46,6 +46,7 @@ class Arrived:
     batch: Any
     nbytes: int
     skips: Skips | None = None
+    saved_bytes: int = 0
 
 
 class Window:
@@ -397,7 +398,7 @@ class Window:
             stats.hedges_won += 1
             for other in attempt.item.attempts:
                 self.fleet.hedging.stragglers.avoid(other.connection, kept_s=now_s - other.since_s, now_s=now_s)
-        self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes, fetched.skips))
+        self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes))
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
         """Settle a failed attempt: the item fails, is asked for again, or has another attempt to wait for."""

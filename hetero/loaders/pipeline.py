@@ -13,6 +13,7 @@ from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress
 from hetero.metrics.skips import SkipLog
 from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
+from hetero.metrics.traffic import Traffic
 
 __all__ = ["LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
 
@@ -59,6 +60,8 @@ class LoaderPipeline:
         self.compression = compression
         self.on_sample_error: SampleErrorPolicy = on_sample_error
         self.skips = skips
+        self.traffic = Traffic(compression)
+        """What batches from endpoints took."""
         self.name = name
         self.progress = Progress()
         self.audited_as: LoaderFacts | None = None
@@ -140,6 +143,7 @@ class LoaderPipeline:
                 step_wait_s=None if options is None else options.emulate_step_s,
             )
             self._timer.skips = self.skips
+            self._timer.traffic = self.traffic
             if session is not None:
                 session.register_timer(self._timer)
         return self._timer

@@ -74,6 +74,7 @@ def open_reader(
     window: int | None,
     allocate: Callable[[int], memoryview] | None,
     on_skips: Callable[[Skips], object],
+    on_received: Callable[[int, int], object],
 ) -> Iterator[Any]:
     """Return an iterator over the batches of ``requests``, in order; it has ``close``.
 
@@ -83,6 +84,7 @@ def open_reader(
         window: Batches in flight per active endpoint; None: the reader's default.
         allocate: Where batches go (pinned memory), given a size in bytes; None: ordinary memory.
         on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
+        on_received: Given the bytes of a batch before compression, and of them those that it saved, at the same time.
     """
     options: dict[str, Any] = {} if window is None else {"prefetch_factor": window}
     return Reader(
@@ -90,6 +92,7 @@ def open_reader(
         requests,
         allocate=allocate,
         on_skips=on_skips,
+        on_received=on_received,
         on_wait=session.check_wait,
         **options,
     )

@@ -23,6 +23,7 @@ from hetero.batches.skips import MAX_LISTED
 from hetero.errors import ConfigError
 from hetero.metrics.records import decode, encode, limits
 from hetero.metrics.skips import SkipLog, SkippedSample
+from hetero.metrics.traffic import Traffic
 
 __all__ = ["DEFAULT_WARMUP_STEPS", "StepSummary", "StepTimer"]
 
@@ -74,6 +75,12 @@ class StepSummary:
     """Samples that raised, so that others of their batches stood in for them."""
     skips: tuple[SkippedSample, ...] = field(default=(), metadata=limits(max_items=MAX_LISTED))
     """The first of them: at most 100, and 16 KiB, of all loaders of a rank."""
+    compression: str | None = None
+    """As which batches from endpoints were asked for; None: as they are."""
+    batch_bytes: int = field(default=0, metadata=limits(maximum=2**53))
+    """Of the batches that came from endpoints, before compression, headers included."""
+    saved_bytes: int = field(default=0, metadata=limits(maximum=2**53))
+    """Of them, those that compression kept off the network."""
 
     @property
     def total_s(self) -> float:
@@ -132,6 +139,8 @@ class StepTimer:
         self.step_wait_s = step_wait_s
         self.skips: SkipLog | None = None
         """What the loader skipped, for the summary."""
+        self.traffic = Traffic(None)
+        """What its batches took on the network, for the summary."""
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -222,6 +231,9 @@ class StepTimer:
             num_emulation_overruns=counts[3],
             num_skips=num_skips,
             skips=skips,
+            compression=self.traffic.compression,
+            batch_bytes=self.traffic.batch_bytes,
+            saved_bytes=self.traffic.saved_bytes,
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:

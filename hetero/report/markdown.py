@@ -46,6 +46,7 @@ def render_report(report: Report) -> str:
         sections += ["## Simulated", _list(run.simulated)]
     sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]
     sections += _rank_section(report)
+    sections += _traffic_section(report)
     sections += _skip_section(report)
     sections += ["## Cost", _cost_text(report)]
     if run.hosts:
@@ -211,6 +212,25 @@ def _rank_section(report: Report) -> Iterator[str]:
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
+
+
+def _traffic_section(report: Report) -> Iterator[str]:
+    """Yield what compression saved each loader, over all ranks."""
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for summary in [summary for rank in report.run.ranks for summary in rank.loaders]:
+        if summary.compression is not None and summary.batch_bytes:
+            key = summary.name, summary.compression
+            nbytes, saved_bytes = totals.get(key, (0, 0))
+            totals[key] = nbytes + summary.batch_bytes, saved_bytes + summary.saved_bytes
+    if not totals:
+        return
+    lines = [
+        f"- Loader {code(name)}: {_bytes(nbytes)} of batches came as {_bytes(max(0, nbytes - saved_bytes))} "
+        f"with {code(compression)}"
+        for (name, compression), (nbytes, saved_bytes) in totals.items()
+    ]
+    yield "## Compression"
+    yield "\n".join(lines[:_MAX_ROWS]) + _more(len(lines))
 
 
 def _skip_section(report: Report) -> Iterator[str]:

@@ -220,6 +220,7 @@ class Feed(LoaderPipeline):
             self._fleet(),
             requests,
             on_skips=on_skips,
+            on_received=self.traffic.add,
             on_wait=None if is_remote else local_endpoints(self.num_workers).check,
             **options,
         )

@@ -219,6 +219,7 @@ class Pipeline(LoaderPipeline):
                 window=self.workers.prefetch_factor,
                 allocate=allocate_pinned if self.workers.pin_memory else None,
                 on_skips=self.skips.note,
+                on_received=self.traffic.add,
             )
         if self._fetcher is None:
             self._fetcher = LocalFetcher(

@@ -43,7 +43,12 @@ def test_window_counts_what_compressed_batches_hold(job: Any, tools: Any, name: 
         replace(request, compression=name)
         for request in tools.requests(tools.spec("reusing"), num_batches=12, batch_size=1)
     ]
-    with Reader(fleet, iter(wanted), prefetch_factor=12) as reader:
+    received: list[tuple[int, int]] = []
+
+    def note(nbytes: int, saved_bytes: int) -> None:
+        received.append((nbytes, saved_bytes))
+
+    with Reader(fleet, iter(wanted), prefetch_factor=12, on_received=note) as reader:
         window = reader._window
         for request in wanted:
             tools.wait_for(lambda: window.outcomes)
@@ -54,6 +59,8 @@ def test_window_counts_what_compressed_batches_hold(job: Any, tools: Any, name: 
     assert fleet.stats.batches == 12
     assert fleet.stats.received_bytes < 12 * BATCH_BYTES / 20
     assert fleet.stats.received_bytes + fleet.stats.saved_bytes >= 12 * BATCH_BYTES
+    assert sum(nbytes - saved_bytes for nbytes, saved_bytes in received) == fleet.stats.received_bytes
+    assert sum(saved_bytes for _, saved_bytes in received) == fleet.stats.saved_bytes
 
 
 @pytest.mark.parametrize(("name", "module"), [("lz4", "lz4.block"), ("zstd", "zstandard")])

@@ -10,6 +10,7 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.metrics import StepSummary, StepTimer, steps
+from hetero.metrics.traffic import Traffic
 
 
 class FakeClock:
@@ -176,6 +177,20 @@ def test_summary_survives_json() -> None:
         deliver(timer, clock, wait_s=0.1, compute_s=0.1)
     summary = timer.summary()
     assert StepSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+
+
+def test_summary_holds_what_batches_took_and_survives_json() -> None:
+    timer, _ = make_timer()
+    assert (timer.summary().compression, timer.summary().batch_bytes, timer.summary().saved_bytes) == (None, 0, 0)
+    timer.traffic = Traffic("lz4")
+    timer.traffic.add(1000, 600)
+    timer.traffic.add(500, 0)
+    summary = timer.summary()
+    assert (summary.compression, summary.batch_bytes, summary.saved_bytes) == ("lz4", 1500, 600)
+    value = json.loads(json.dumps(summary.to_json()))
+    assert StepSummary.from_json(value) == summary
+    del value["compression"], value["batch_bytes"], value["saved_bytes"]  # as an older version wrote it
+    assert StepSummary.from_json(value).compression is None
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,27 @@ def test_report_without_skipped_samples_says_nothing_of_them(make_facts: FactsMa
     assert "kipped" not in render_report(build_report(make_facts(), PRICED))
 
 
+def test_report_says_what_compression_saved_each_loader(
+    make_facts: FactsMaker, summary_of: Callable[..., StepSummary]
+) -> None:
+    of_rank = (
+        summary_of(1.0, compression="lz4", batch_bytes=4_000_000_000, saved_bytes=1_000_000_000),
+        summary_of(1.0, name=EVIL, compression=EVIL, batch_bytes=5_000_000, saved_bytes=6_000_000),
+        summary_of(1.0, name="plain", batch_bytes=7_000_000),
+        summary_of(1.0, name="local", compression="zstd"),
+    )
+    ranks = tuple(RankFacts(rank=rank, host="algo-1", loaders=of_rank) for rank in range(2))
+    text = render_report(build_report(make_facts(ranks=ranks), PRICED))
+    section = text[text.index("## Compression") : text.index("## Cost")].strip()
+    assert section.splitlines() == [
+        "## Compression",
+        "",
+        "- Loader `photos/train`: 8,000 MB of batches came as 6,000 MB with `lz4`",
+        f"- Loader {code(EVIL)}: 10 MB of batches came as 0 MB with {code(EVIL)}",
+    ]
+    assert "## Compression" not in render_report(build_report(make_facts(), PRICED))
+
+
 def test_skipped_samples_cannot_be_markup(make_facts: FactsMaker, summary_of: Callable[..., StepSummary]) -> None:
     evil = skips_of(1, index=EVIL, host=EVIL, exception=EVIL)
     ranks = (RankFacts(rank=0, host="algo-1", loaders=(summary_of(1.0, num_skips=1, skips=evil),)),)

@@ -200,6 +200,9 @@ def test_loader_compression_changes_no_byte_and_needs_its_package_where_batches_
         before = stats.saved_bytes
         assert load(name) == expected
         assert stats.saved_bytes - before > 10 * 4 * 500 * 4 * 0.8
+        summary = running.timers[-1].summary()
+        assert summary.compression == name
+        assert 10 * 4 * 500 * 4 * 0.8 < summary.saved_bytes < summary.batch_bytes
     monkeypatch.setattr(compression, "_module", lambda _: None)
     for name, package in (("lz4", "lz4"), ("zstd", "zstandard")):
         with pytest.raises(ConfigError, match=rf"needs the package {package}.*\n.*hetero\[compression\]"):
