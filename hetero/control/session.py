@@ -28,6 +28,7 @@ from hetero.control.callbacks import CallbackFailure, run_callbacks
 from hetero.control.directory import Directory
 from hetero.control.facts import SessionOptions, Timer
 from hetero.control.status import (
+    MAX_LOADERS,
     Cause,
     RankReport,
     StopPoint,
@@ -323,16 +324,17 @@ class RankSession:
     def _send_report(self, finished: bool) -> None:
         with self._changed:
             # From here on check_stop() lets no further step begin until the decision is there.
+            reported = self._reported()
             report = RankReport(
                 rank=self.rank,
-                steps_started=dict(self._steps_started),
+                steps_started={name: count for name, count in self._steps_started.items() if name in reported},
                 loader=self._loader,
                 stop_vote=self._stop_requested,
                 failure=self._failure,
                 finished=finished,
                 generation=self.generation,
             )
-            timers = list(self._timers)
+            timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
         with self._measuring.of("summing up what this rank measured"):  # a failure or a vote goes out without it too
             summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
             counters = {} if self._counters is None else dict(self._counters())
@@ -341,6 +343,13 @@ class RankSession:
             self._unary("Report", pb.RankReport, pb.RankReportReply)(
                 report_to_proto(report), timeout=_CALL_TIMEOUT_S, metadata=self._metadata
             )
+
+    def _reported(self) -> frozenset[str]:
+        """Return the loaders that are reported: all, or of too many (one is made for every validation, say) the busiest."""
+        names = set(self._loaders.values())
+        if len(names) > MAX_LOADERS:
+            names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
+        return frozenset(names)
 
     def _unary(self, method: str, request: Any, reply: Any) -> Any:
         return self._channel.unary_unary(

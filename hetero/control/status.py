@@ -15,6 +15,7 @@ from hetero.wire.proto import control_pb2 as pb
 
 __all__ = [
     "CONTROL_PROTOCOL",
+    "MAX_LOADERS",
     "Cause",
     "HostState",
     "HostStatus",
@@ -38,7 +39,8 @@ _MAX_STATUS_BYTES = MAX_REQUEST_BYTES - 64 * 1024
 """Of a heartbeat. One that is larger would be refused, and the host count as silent."""
 _MAX_JSON_BYTES = 64 * 1024
 _MAX_ENDPOINTS = 1024
-_MAX_LOADERS = 64
+MAX_LOADERS = 64
+"""Of a rank, in one report."""
 _MAX_COUNTERS = 100
 _MAX_OPTIONS = 32
 _MAX_OPTION_CHARS = 200
@@ -216,7 +218,7 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
     Raises:
         ProtocolError: If a part is over its bound.
     """
-    _check("loaders", max(len(message.summaries_json), len(message.steps_started)), _MAX_LOADERS)
+    _check("loaders", max(len(message.summaries_json), len(message.steps_started)), MAX_LOADERS)
     _check("counters", len(message.counters), _MAX_COUNTERS)
     for part in message.summaries_json:
         _check("bytes of a loader's summary", len(part), _MAX_JSON_BYTES)

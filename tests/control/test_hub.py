@@ -18,7 +18,15 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Membership
 from hetero.control.session import RankSession
-from hetero.control.status import CONTROL_PROTOCOL, Cause, HostState, HostStatus, StopPoint, status_to_proto
+from hetero.control.status import (
+    CONTROL_PROTOCOL,
+    MAX_LOADERS,
+    Cause,
+    HostState,
+    HostStatus,
+    StopPoint,
+    status_to_proto,
+)
 from hetero.errors import AuthenticationError, ExitCode, HeteroError, PortError
 from hetero.metrics import StepSummary, StepTimer
 from hetero.wire.proto import control_pb2 as pb
@@ -353,6 +361,27 @@ def test_session_goes_on_where_what_was_measured_cannot_be_summed_up(
             session.check_stop(timer)
             wait_for(trainer, lambda membership, steps=steps: reported_steps(membership) == steps)  # type: ignore[misc]
     assert len([record for record in caplog.records if "ZeroDivisionError" in record.getMessage()]) == 1
+
+
+def test_session_with_more_loaders_than_a_report_holds_reports_the_busiest(hubs: tuple[Hub, Hub]) -> None:
+    trainer, _ = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        train = StepTimer("train")
+        session.register_timer(train)
+        for _ in range(MAX_LOADERS + 10):
+            validation = StepTimer("validation")
+            session.register_timer(validation)
+            for timer in (train, train, validation):
+                session.check_stop(timer)
+        trainer.update(stop_requested=True)  # a report that is refused would lose the vote, too
+        wait_for(trainer, lambda membership: membership.own.stop_at is not None)
+        assert len(session._timers) == MAX_LOADERS + 11
+    with trainer.membership() as membership:
+        (report,) = membership.own.ranks
+    assert len(report.summaries_json) == len(report.steps_started) == MAX_LOADERS
+    assert report.steps_started["train"] == 2 * (MAX_LOADERS + 10)
+    assert report.loader in report.steps_started
 
 
 def reported_steps(membership: Membership) -> int:
