@@ -24,6 +24,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["Reader", "default_window_bytes"]
 
+_PREFETCH_FACTOR = 2
 _MAX_WINDOW_BYTES = 2**30
 _POLL_S = 0.5
 _LOG_AFTER_S = 10.0
@@ -47,8 +48,8 @@ class Reader(Iterator[Any]):
         fleet: The endpoints.
         requests: What to fetch; may be endless.
         prefetch_factor: Batches on their way per endpoint slot; this rank's share of them, at least 2, is the window.
-            It has a third place, and up to 8 times as many while one batch holds up those that came after it, for at
-            most 24 MiB more: see `hetero.dataplane.stretch`.
+            Default 2. The window has a third place, and up to 8 times as many while one batch holds up those that came
+            after it, for at most 24 MiB more: see `hetero.dataplane.stretch`.
         window_bytes: Bound of what the window holds; default `default_window_bytes`. One batch is always allowed.
         data_timeout_s: Bound of one call, and of the time without any endpoint; default the fleet's.
         allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
@@ -67,7 +68,7 @@ class Reader(Iterator[Any]):
         fleet: Fleet,
         requests: Iterator[BatchRequest],
         *,
-        prefetch_factor: float = 2,
+        prefetch_factor: float | None = None,
         window_bytes: int | None = None,
         data_timeout_s: float | None = None,
         allocate: Callable[[int], memoryview] | None = None,
@@ -75,6 +76,8 @@ class Reader(Iterator[Any]):
         on_received: Callable[[int, int], object] | None = None,
         on_wait: Callable[[bool], None] | None = None,
     ) -> None:
+        if prefetch_factor is None:
+            prefetch_factor = _PREFETCH_FACTOR
         if prefetch_factor <= 0:
             raise ConfigError(f"prefetch_factor is {prefetch_factor}, expected more than 0")
         if window_bytes is not None and window_bytes <= 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 from typing import Any
 
@@ -9,16 +11,43 @@ from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
+from hetero.loaders.checks import check_name
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
-from hetero.loaders.state import LoaderState, Progress
-from hetero.metrics.skips import SkipLog
+from hetero.loaders.state import LoaderState, Progress, Start
+from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
 from hetero.metrics.traffic import Traffic
 
-__all__ = ["LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
+__all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
+
+logger = logging.getLogger(__name__)
 
 _OBJECT_SPEC = DatasetSpec("object")  # what a request names where the data set is an object at hand
 _num_verified = 0  # purity checks asked for by this process
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """What a loader of any framework is asked for; who takes it from the script has checked it."""
+
+    batch_size: int | None
+    """Per rank; None for single samples, and where a user's batch sampler decides."""
+    shuffle: bool = False
+    """Permute the samples of every epoch."""
+    drop_last: bool = False
+    """Leave out the last incomplete global batch."""
+    padding: bool = True
+    """Whether ranks get equally many samples."""
+    seed: int = 0
+    """Signed 64-bit."""
+    compression: str | None = None
+    """Of batches from endpoints; None: none."""
+    on_sample_error: SampleErrorPolicy = "raise"
+    """Whether others of a batch stand in for samples that raise."""
+    max_skips: int = DEFAULT_MAX_SKIPS
+    """How many of these are borne, at least 0."""
+    name: str | None = None
+    """For reports; None: the data set's."""
 
 
 class LoaderPipeline:
@@ -26,43 +55,19 @@ class LoaderPipeline:
 
     Args:
         subject: A spec, or the user's data set object.
-        batch_size: Per rank; None for single samples.
-        shuffle: Permute the samples of every epoch.
-        drop_last: Leave out the last incomplete global batch.
-        padding: Whether ranks get equally many samples.
-        seed: Signed 64-bit.
-        compression: Of batches from endpoints; None: none.
-        on_sample_error: Whether others of a batch stand in for samples that raise.
-        skips: Counts them.
-        name: For reports.
+        options: What was asked for.
     """
 
-    def __init__(
-        self,
-        subject: Any,
-        *,
-        batch_size: int | None,
-        shuffle: bool,
-        drop_last: bool,
-        padding: bool,
-        seed: int,
-        compression: str | None,
-        on_sample_error: SampleErrorPolicy,
-        skips: SkipLog,
-        name: str,
-    ) -> None:
+    def __init__(self, subject: Any, options: LoaderOptions) -> None:
+        dataset = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
         self.subject = subject
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.padding = padding
-        self.seed = seed
-        self.compression = compression
-        self.on_sample_error: SampleErrorPolicy = on_sample_error
-        self.skips = skips
-        self.traffic = Traffic(compression)
+        self.options = options
+        self.name = options.name or dataset
+        """For reports."""
+        check_name(self.name)
+        self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
+        self.traffic = Traffic(options.compression)
         """What batches from endpoints took."""
-        self.name = name
         self.progress = Progress()
         self.audited_as: LoaderFacts | None = None
         """What the ledger knows this loader by; made with its first entry."""
@@ -78,7 +83,7 @@ class LoaderPipeline:
     @property
     def collate(self) -> bool:
         """Whether samples are made into batches."""
-        return self.batch_size is not None
+        return self.options.batch_size is not None
 
     def num_samples(self) -> int:
         """Return the length of the data set; may ask for it."""
@@ -94,13 +99,49 @@ class LoaderPipeline:
 
     def order(self) -> BuiltInOrder:
         """Return the loader's own order; asks for the length of the data set."""
+        options = self.options
         return BuiltInOrder(
             num_samples=self.num_samples(),
-            batch_size=self.batch_size or 1,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-            padding=self.padding,
+            batch_size=options.batch_size or 1,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            drop_last=options.drop_last,
+            padding=options.padding,
+        )
+
+    def num_batches(self) -> int:
+        """Return the batches of an epoch on this rank."""
+        return self.order().num_batches(self.shard())
+
+    def num_global_batches(self, start: Start) -> int:
+        """Return the global batches of an epoch, of the data set's length when it began."""
+        order = self.order()
+        if start.num_samples is not None:
+            order = dataclasses.replace(order, num_samples=start.num_samples)
+        return order.num_global_batches(self.shard().world_size)
+
+    def is_through(self, start: Start) -> bool:
+        """Whether nothing is left of an epoch in the loader's own order, on any rank."""
+        return start.batches >= self.num_global_batches(start)
+
+    def is_over(self, start: Start) -> bool:
+        """Whether nothing is left of an epoch, or nobody can tell."""
+        return self.is_through(start)
+
+    def warn_of_rest(self, resumed: Start | None) -> None:
+        """Say so if the epoch that was chosen just now leaves out the rest of a loaded one.
+
+        Args:
+            resumed: Where a loaded state had the next pass begin before; None: there was none.
+        """
+        if resumed is None or self.progress.next_start().epoch != resumed.epoch + 1 or self.is_over(resumed):
+            return
+        logger.warning(
+            "set_epoch leaves out the rest of epoch %d: the loaded state was taken after %d batches of it; "
+            "call set_epoch(%d) to go on there",
+            resumed.epoch,
+            resumed.batches,
+            resumed.epoch,
         )
 
     def facts(self) -> LoaderState:
@@ -108,10 +149,10 @@ class LoaderPipeline:
         return LoaderState(
             epoch=0,
             batches=0,
-            order="shuffled" if self.shuffle else "sequential",
-            seed=self.seed,
+            order="shuffled" if self.options.shuffle else "sequential",
+            seed=self.options.seed,
             num_samples=self.num_samples(),
-            global_batch=(self.batch_size or 1) * self.shard().world_size,
+            global_batch=(self.options.batch_size or 1) * self.shard().world_size,
         )
 
     def request(self, planned: PlannedBatch, epoch: int) -> BatchRequest:
@@ -121,14 +162,14 @@ class LoaderPipeline:
             spec=self.subject if isinstance(self.subject, DatasetSpec) else _OBJECT_SPEC,
             indices=planned.indices,
             occurrences=planned.occurrences,
-            seed=self.seed,
+            seed=self.options.seed,
             epoch=epoch,
             position=planned.position,
             collate=self.collate,
             step=self._num_requested,
             verify=_wants_purity_check(),
-            on_sample_error=self.on_sample_error,
-            compression=self.compression,
+            on_sample_error=self.options.on_sample_error,
+            compression=self.options.compression,
         )
 
     @property

@@ -71,7 +71,7 @@ def open_reader(
     session: RankSession,
     requests: Iterator[BatchRequest],
     *,
-    window: int | None,
+    prefetch_factor: int | None,
     allocate: Callable[[int], memoryview] | None,
     on_skips: Callable[[Skips], object],
     on_received: Callable[[int, int], object],
@@ -81,18 +81,17 @@ def open_reader(
     Args:
         session: Of the job.
         requests: Taken in the calling thread.
-        window: Batches in flight per active endpoint; None: the reader's default.
+        prefetch_factor: Batches in flight per active endpoint; None: the reader's default.
         allocate: Where batches go (pinned memory), given a size in bytes; None: ordinary memory.
         on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
         on_received: Given the bytes of a batch before compression, and of them those that it saved, at the same time.
     """
-    options: dict[str, Any] = {} if window is None else {"prefetch_factor": window}
     return Reader(
         fleet_for(session),
         requests,
+        prefetch_factor=prefetch_factor,
         allocate=allocate,
         on_skips=on_skips,
         on_received=on_received,
         on_wait=session.check_wait,
-        **options,
     )

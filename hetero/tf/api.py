@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
-from hetero.loaders.checks import check_compression, check_name, check_not_importing, check_sample_errors, check_seed
-from hetero.loaders.pipeline import answer_lengths, is_remote
+from hetero.loaders.checks import check_compression, check_not_importing, check_sample_errors, check_seed
+from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 
 if TYPE_CHECKING:
@@ -96,7 +96,6 @@ def from_dataset(
     check_not_importing()
     check_seed(seed)
     check_compression(compression)
-    check_name(name or spec.name)
     policy = check_sample_errors(on_sample_error, max_skips, makes_batches=True)
     _check_tensorflow()
     if is_remote():
@@ -104,21 +103,18 @@ def from_dataset(
     from hetero.tf.dataset import FedDataset
     from hetero.tf.feed import Feed
 
-    feed = Feed(
-        spec,
+    options = LoaderOptions(
         batch_size=batch_size,
         shuffle=shuffle,
         drop_last=drop_last,
         padding=padding,
         seed=seed,
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor,
         compression=compression,
         on_sample_error=policy,
         max_skips=max_skips,
         name=name,
     )
-    return FedDataset(feed, element_spec)
+    return FedDataset(Feed(spec, options, num_workers=num_workers, prefetch_factor=prefetch_factor), element_spec)
 
 
 def _check_tensorflow() -> None:

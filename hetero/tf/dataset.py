@@ -39,8 +39,9 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
     def __init__(self, feed: Feed, element_spec: Any = None) -> None:
         if element_spec is None:
             probes = [(num_samples, to_element(batch)) for num_samples, batch in feed.probe()]
-            assert feed.batch_size is not None
-            spec = derive_spec(probes, batch_size=feed.batch_size, drop_last=feed.drop_last)
+            options = feed.options
+            assert options.batch_size is not None
+            spec = derive_spec(probes, batch_size=options.batch_size, drop_last=options.drop_last)
         else:
             spec = check_spec(element_spec)
             feed.num_samples()  # what is wrong with the data set is to be raised here, and not in TensorFlow's thread
@@ -52,10 +53,10 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
         feed.convert = convert
         self._feed = feed
-        options = tf.data.Options()
+        unsharded = tf.data.Options()
         # Every rank has its own part of the data already.
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        self._elements = tf.data.Dataset.from_generator(feed.produce, output_signature=spec).with_options(options)
+        unsharded.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        self._elements = tf.data.Dataset.from_generator(feed.produce, output_signature=spec).with_options(unsharded)
         super().__init__(self._elements._variant_tensor)
 
     @property

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 
 from hetero.audit.ledger import BatchEntry
-from hetero.batches.request import BatchRequest, SampleErrorPolicy
+from hetero.batches.request import BatchRequest
 from hetero.control import session as control
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders import auditing, remote
-from hetero.loaders.pipeline import LoaderPipeline
+from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
-from hetero.metrics.skips import SkipLog
 from hetero.tf.local import local_endpoints
 from hetero.tf.passes import PassLog, TensorFlowPass
 
@@ -36,47 +35,15 @@ class Feed(LoaderPipeline):
 
     Args:
         spec: The data set.
-        batch_size: Per rank.
-        shuffle: Permute the samples of every epoch.
-        drop_last: Leave out the last incomplete global batch.
-        padding: Whether ranks get equally many samples.
-        seed: Signed 64-bit.
+        options: What was asked for.
         num_workers: Endpoints of this process's own, where the job has none.
         prefetch_factor: Batches in flight per endpoint; None: the reader's default.
-        compression: Of batches from endpoints; None: none.
-        on_sample_error: Whether others of a batch stand in for samples that raise.
-        max_skips: How many of them are borne.
-        name: For reports; None: the data set's.
     """
 
     def __init__(
-        self,
-        spec: DatasetSpec,
-        *,
-        batch_size: int,
-        shuffle: bool,
-        drop_last: bool,
-        padding: bool,
-        seed: int,
-        num_workers: int,
-        prefetch_factor: int | None,
-        compression: str | None,
-        on_sample_error: SampleErrorPolicy,
-        max_skips: int,
-        name: str | None,
+        self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
     ) -> None:
-        super().__init__(
-            spec,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            padding=padding,
-            seed=seed,
-            compression=compression,
-            on_sample_error=on_sample_error,
-            skips=SkipLog(name or spec.name, spec.name, max_skips=max_skips),
-            name=name or spec.name,
-        )
+        super().__init__(spec, options)
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
         self.convert: Callable[[Any], Any] = _as_it_is
@@ -101,10 +68,6 @@ class Feed(LoaderPipeline):
     def fingerprint(self) -> str:
         """Return what tells the data set's content."""
         return self._fleet().describe(self.subject).fingerprint
-
-    def num_batches(self) -> int:
-        """Return the batches of a whole epoch on this rank."""
-        return self.order().num_batches(self.shard())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass; passes after it go on from there.
@@ -153,19 +116,20 @@ class Feed(LoaderPipeline):
         num_samples = self.num_samples()
         if not num_samples:
             raise ConfigError(f"data set {self.subject} has no samples to look at\n  Pass element_spec=.")
-        assert self.batch_size is not None
-        num_first = min(self.batch_size, num_samples)
+        options = self.options
+        assert options.batch_size is not None
+        num_first = min(options.batch_size, num_samples)
         num_second = num_first // 2 or 2
         indices = [np.arange(num_first), (num_samples - 1 - np.arange(num_second)) % num_samples]
         requests = [
             BatchRequest(
                 spec=self.subject,
                 indices=each.astype(np.int64),
-                seed=self.seed,
+                seed=options.seed,
                 epoch=0,
                 position=0,
-                on_sample_error=self.on_sample_error,
-                compression=self.compression,
+                on_sample_error=options.on_sample_error,
+                compression=options.compression,
             )
             for each in indices
         ]
@@ -212,17 +176,14 @@ class Feed(LoaderPipeline):
                 self.timer.end_wait(size)
 
     def _open(self, requests: Iterator[BatchRequest], *, on_skips: Callable[[Any], object] | None) -> Reader:
-        # In the job's case nothing is asked meanwhile about its end: stop callbacks belong on the thread that trains.
-        session = control.current()
-        is_remote = session is not None and session.remote
-        options: dict[str, Any] = {} if self.prefetch_factor is None else {"prefetch_factor": self.prefetch_factor}
         return Reader(
             self._fleet(),
             requests,
+            prefetch_factor=self.prefetch_factor,
             on_skips=on_skips,
             on_received=self.traffic.add,
-            on_wait=None if is_remote else local_endpoints(self.num_workers).check,
-            **options,
+            # Of a job with endpoints nothing is asked about its end: stop callbacks belong on the thread that trains.
+            on_wait=None if is_remote() else local_endpoints(self.num_workers).check,
         )
 
     def _fleet(self) -> Fleet:

@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
-from hetero.loaders.checks import check_compression, check_name, check_sample_errors
-from hetero.loaders.pipeline import answer_lengths, is_remote
-from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
+from hetero.loaders.checks import check_compression, check_sample_errors
+from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
+from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer
 from hetero.torch.checks import check_functions, check_subject, effective_seed, user_collate_fn
 from hetero.torch.drawing import SamplerOrder
@@ -152,14 +151,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_compression(compression)
         policy = check_sample_errors(on_sample_error, max_skips, makes_batches=makes_batches)
         pin_memory = pin_memory and accelerator_is_available()
-        data_name = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
-        check_name(name or data_name)
-        skips = SkipLog(name or data_name, data_name, max_skips=max_skips)
-        view = DatasetView(LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn), skips)
+        local = LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn)
         key = effective_seed(seed, generator)
         user_sampler = sampler if batch_sampler is None else batch_sampler
         pipeline = Pipeline(
             subject,
+            LoaderOptions(
+                batch_size=None if batch_sampler is not None else batch_size,
+                shuffle=bool(shuffle),
+                drop_last=drop_last,
+                padding=padding,
+                seed=key,
+                compression=compression,
+                on_sample_error=policy,
+                max_skips=max_skips,
+                name=name,
+            ),
             sampler_order=None
             if user_sampler is None
             else SamplerOrder(
@@ -169,12 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 drop_last=drop_last,
                 seed=key,
             ),
-            batch_size=None if batch_sampler is not None else batch_size,
-            shuffle=bool(shuffle),
-            drop_last=drop_last,
-            padding=padding,
-            seed=key,
-            local=view.local,
+            local=local,
             workers=WorkerOptions(
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,
@@ -183,11 +185,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 timeout=timeout,
                 multiprocessing_context=multiprocessing_context,
             ),
-            compression=compression,
-            on_sample_error=policy,
-            skips=skips,
-            name=name or data_name,
         )
+        view = DatasetView(local, pipeline.skips)
         # torch checks the arguments; of what it makes of them only the samplers are replaced.
         own_order = user_sampler is None
         super().__init__(

@@ -12,14 +12,13 @@ import torch
 import torch.utils.data
 
 from hetero.batches.fetch import describe
-from hetero.batches.request import BatchRequest, SampleErrorPolicy
+from hetero.batches.request import BatchRequest
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
-from hetero.loaders.pipeline import LoaderPipeline, is_remote, shard_of_environment
+from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
-from hetero.metrics.skips import SkipLog
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
 
@@ -42,49 +41,22 @@ class Pipeline(LoaderPipeline):
 
     Args:
         subject: A spec, or the user's data set object.
+        options: What was asked for.
         sampler_order: The user's sampler; None for the loader's own order.
-        batch_size: Per rank; None for single samples.
-        shuffle: As torch's.
-        drop_last: As torch's, of global batches.
-        padding: Whether ranks get equally many samples.
-        seed: Signed 64-bit.
         local: Answers requests in this process.
         workers: How to fetch: locally, and of endpoints how far ahead and into which memory.
-        compression: Of batches from endpoints; None: none.
-        on_sample_error: Whether others of a batch stand in for samples that raise.
-        skips: Counts them.
-        name: For reports.
     """
 
     def __init__(
         self,
         subject: Any,
+        options: LoaderOptions,
         *,
         sampler_order: SamplerOrder | None,
-        batch_size: int | None,
-        shuffle: bool,
-        drop_last: bool,
-        padding: bool,
-        seed: int,
         local: LocalDataset,
         workers: WorkerOptions,
-        compression: str | None,
-        on_sample_error: SampleErrorPolicy,
-        skips: SkipLog,
-        name: str,
     ) -> None:
-        super().__init__(
-            subject,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            padding=padding,
-            seed=seed,
-            compression=compression,
-            on_sample_error=on_sample_error,
-            skips=skips,
-            name=name,
-        )
+        super().__init__(subject, options)
         self.sampler_order = sampler_order
         self.local = local
         self.workers = workers
@@ -103,7 +75,7 @@ class Pipeline(LoaderPipeline):
     @property
     def collate(self) -> bool:
         """Whether samples are made into batches."""
-        return self.batch_size is not None or (self.sampler_order is not None and self.sampler_order.is_batch_sampler)
+        return super().collate or (self.sampler_order is not None and self.sampler_order.is_batch_sampler)
 
     def shard(self) -> Shard:
         """Return this process's rank and world size, see `current_shard`."""
@@ -127,9 +99,7 @@ class Pipeline(LoaderPipeline):
 
     def num_batches(self) -> int:
         """Return the batches of an epoch on this rank."""
-        if self.sampler_order is not None:
-            return self.sampler_order.num_batches()
-        return self.order().num_batches(current_shard())
+        return super().num_batches() if self.sampler_order is None else self.sampler_order.num_batches()
 
     def plan(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield this rank's batches from ``start`` on."""
@@ -152,14 +122,7 @@ class Pipeline(LoaderPipeline):
             self.progress.set_epoch_by_tool(epoch)
         else:
             self.progress.set_epoch(epoch)
-        if resumed is not None and self.progress.next_start().epoch == resumed.epoch + 1 and not self._is_over(resumed):
-            logger.warning(
-                "set_epoch leaves out the rest of epoch %d: the loaded state was taken after %d batches of it; "
-                "call set_epoch(%d) to go on there",
-                resumed.epoch,
-                resumed.batches,
-                resumed.epoch,
-            )
+        self.warn_of_rest(resumed)
         if self.sampler_order is not None:
             self.sampler_order.set_epoch(self.progress.next_start().epoch)
 
@@ -216,7 +179,7 @@ class Pipeline(LoaderPipeline):
             return remote.open_reader(
                 session,
                 requests,
-                window=self.workers.prefetch_factor,
+                prefetch_factor=self.workers.prefetch_factor,
                 allocate=allocate_pinned if self.workers.pin_memory else None,
                 on_skips=self.skips.note,
                 on_received=self.traffic.add,
@@ -267,18 +230,15 @@ class Pipeline(LoaderPipeline):
 
     def facts(self) -> LoaderState:
         """Return a state of this loader at no place in particular."""
-        sampler_order = self.sampler_order
-        own = sampler_order is None
-        batch_size = self.batch_size or 1
+        if self.sampler_order is None:
+            return super().facts()
+        global_batch = (self.options.batch_size or 1) * self.shard().world_size
         return LoaderState(
             epoch=0,
             batches=0,
-            order=("shuffled" if self.shuffle else "sequential") if own else "sampler",
-            seed=self.seed,
-            num_samples=self.num_samples() if own else None,
-            global_batch=batch_size * current_shard().world_size
-            if sampler_order is None or not sampler_order.is_batch_sampler
-            else None,
+            order="sampler",
+            seed=self.options.seed,
+            global_batch=None if self.sampler_order.is_batch_sampler else global_batch,
         )
 
     def _at_its_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
@@ -288,25 +248,14 @@ class Pipeline(LoaderPipeline):
             return replace(state, num_samples=here.num_samples)
         return state
 
-    def is_through(self, start: Start) -> bool:
-        """Whether nothing is left of an epoch in the loader's own order, on any rank."""
-        return start.batches >= self.num_global_batches(start)
-
-    def num_global_batches(self, start: Start) -> int:
-        """Return the global batches of an epoch, of the data set's length when it began."""
-        order = self.order()
-        if start.num_samples is not None:
-            order = replace(order, num_samples=start.num_samples)
-        return order.num_global_batches(current_shard().world_size)
-
-    def _is_over(self, start: Start) -> bool:
+    def is_over(self, start: Start) -> bool:
         """Whether nothing is left of an epoch, or nobody can tell."""
+        if self.sampler_order is None:
+            return super().is_over(start)
         try:
-            if self.sampler_order is not None:
-                return start.batches >= self.sampler_order.num_batches()
+            return start.batches >= self.sampler_order.num_batches()
         except TypeError:
             return True
-        return self.is_through(start)
 
     def _warn_of_equal_ranks(self, sampler: object) -> None:
         if type(sampler) in _RANK_BLIND and current_shard().world_size > 1 and not self._has_warned:

@@ -17,6 +17,7 @@ yields the batches of all ranks, interleaved. ``sampler`` is a
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -122,9 +123,9 @@ class SamplerView(DistributedSampler[Any]):
         # Not the base's __init__: it reads the process group, which may not be there yet.
         self.pipeline = pipeline
         self.dataset = dataset
-        self.shuffle = pipeline.shuffle
-        self.seed = pipeline.seed
-        self.drop_last = pipeline.drop_last
+        self.shuffle = pipeline.options.shuffle
+        self.seed = pipeline.options.seed
+        self.drop_last = pipeline.options.drop_last
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -173,18 +174,18 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
         if batch_size is None:
             if self.pipeline is None:
                 raise ConfigError("a tool replaced the sampler of a hetero DataLoader without its batch size")
-            batch_size = self.pipeline.batch_size
-        if self.pipeline is not None and drop_last != self.pipeline.drop_last:
+            batch_size = self.pipeline.options.batch_size
+        if self.pipeline is not None and drop_last != self.pipeline.options.drop_last:
             # Lightning predicts for every sample.
             self.pipeline = copy.copy(self.pipeline)
-            self.pipeline.drop_last = drop_last
+            self.pipeline.options = dataclasses.replace(self.pipeline.options, drop_last=drop_last)
         self._batch_size = batch_size
         self._drop_last = drop_last
 
     @classmethod
     def of_loader(cls, pipeline: Pipeline, sampler: Any) -> BatchSamplerView:
         """Return the view that a loader shows; ``sampler`` is the user's, or a `SamplerView`."""
-        view = cls(sampler, pipeline.batch_size or 1, pipeline.drop_last)
+        view = cls(sampler, pipeline.options.batch_size or 1, pipeline.options.drop_last)
         view.pipeline = pipeline
         view.all_ranks = True
         return view

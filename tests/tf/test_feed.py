@@ -14,6 +14,7 @@ from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import read_ledger
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.loaders.pipeline import LoaderOptions
 from hetero.loaders.sampling import Shard
 from hetero.tf.feed import Feed
 from hetero.tf.passes import Claim
@@ -45,21 +46,9 @@ class PlainReader:
 class PlainFeed(Feed):
     """A feed whose batches are their indices."""
 
-    def __init__(self, num_samples: int = 10, **options: Any) -> None:
-        defaults: dict[str, Any] = {
-            "batch_size": 2,
-            "shuffle": True,
-            "drop_last": False,
-            "padding": True,
-            "seed": 3,
-            "num_workers": 1,
-            "prefetch_factor": None,
-            "compression": None,
-            "on_sample_error": "raise",
-            "max_skips": 0,
-            "name": None,
-        }
-        super().__init__(DatasetSpec("feed_test"), **{**defaults, **options})
+    def __init__(self, num_samples: int = 10, **changes: Any) -> None:
+        options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 3, **changes}
+        super().__init__(DatasetSpec("feed_test"), LoaderOptions(**options), num_workers=1, prefetch_factor=None)
         self._num_samples = num_samples
         self.readers: list[PlainReader] = []
 

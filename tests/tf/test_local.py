@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from hetero.errors import ConfigError
+from hetero.loaders.pipeline import LoaderOptions
 from hetero.tf import local
 from hetero.tf.feed import Feed
 
@@ -43,20 +44,8 @@ def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local.Lo
 
 
 def make(script: Any) -> Feed:
-    return Feed(
-        script.tf_test_drawn(num_samples=200),
-        batch_size=4,
-        shuffle=True,
-        drop_last=False,
-        padding=True,
-        seed=5,
-        num_workers=2,
-        prefetch_factor=None,
-        compression=None,
-        on_sample_error="raise",
-        max_skips=0,
-        name=None,
-    )
+    options = LoaderOptions(batch_size=4, shuffle=True, seed=5)
+    return Feed(script.tf_test_drawn(num_samples=200), options, num_workers=2, prefetch_factor=None)
 
 
 def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
