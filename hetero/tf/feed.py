@@ -75,7 +75,7 @@ class Feed(LoaderPipeline):
         Raises:
             ConfigError: If ``epoch`` is no integer of at least 0.
         """
-        with self.passes.lock:
+        with self.passes.hold():
             self.progress.set_epoch(epoch)
             self.passes.forget()
 
@@ -86,7 +86,7 @@ class Feed(LoaderPipeline):
             ConfigError: Batches went out, and nobody says which of them were taken.
         """
         facts = self.facts()
-        with self.passes.lock:
+        with self.passes.hold():
             self.passes.check_is_told()
             position = self.progress.position()
         return dataclasses.replace(facts, epoch=position.epoch, batches=position.batches)
@@ -99,7 +99,7 @@ class Feed(LoaderPipeline):
         """
         state = LoaderState.from_dict(value)
         state.check_fits(self.facts())
-        with self.passes.lock:
+        with self.passes.hold():
             self.progress.resume(state)
             self.passes.forget()
 
@@ -154,11 +154,13 @@ class Feed(LoaderPipeline):
                 yield element
         except Exception as error:
             found.failure = error
-            raise
-        finally:
-            self.passes.end(found)
             if reader is not None:
                 reader.close()
+            raise
+        finally:
+            # Also when TensorFlow drops this generator, because the collector dropped an iterator: in a thread that may
+            # have any lock, and waits. Nothing here may wait for one; the reader goes with this frame, and knows how.
+            self.passes.end(found)
 
     def _requests(
         self, found: TensorFlowPass, order: BuiltInOrder, shard: Shard, planned: deque[PlannedBatch]
@@ -169,7 +171,7 @@ class Feed(LoaderPipeline):
             yield self.request(batch, start.epoch)
 
     def _note_produced(self, found: TensorFlowPass, size: int, entry: BatchEntry | None) -> None:
-        with self.passes.lock:
+        with self.passes.hold():
             found.produced(size, entry)
             if self._is_waiting and not found.is_counted:
                 self._is_waiting = False
@@ -211,7 +213,7 @@ class Feed(LoaderPipeline):
             raise
         if is_counted:
             return
-        with self.passes.lock:
+        with self.passes.hold():
             self.passes.is_told = True
             ready = self.passes.oldest_untaken()
             if ready is None:
@@ -227,7 +229,7 @@ class Feed(LoaderPipeline):
             found: Of which pass; None: of the oldest from which some are left. Its wait ends here.
         """
         entries: list[BatchEntry] = []
-        with self.passes.lock:
+        with self.passes.hold():
             self.passes.is_told = self.passes.is_told or found is None
             for _ in range(num_batches):
                 taken = self.passes.oldest_untaken() if found is None else found
@@ -243,7 +245,7 @@ class Feed(LoaderPipeline):
 
     def promise_to_take(self) -> None:
         """Note that of passes that begin from now on, what is taken will be told."""
-        with self.passes.lock:
+        with self.passes.hold():
             self.passes.is_promised = True
 
     def mark_taken(self, num_batches: int) -> None:
@@ -257,12 +259,12 @@ class Feed(LoaderPipeline):
 
     def begin_training(self) -> None:
         """Note that what was begun before belongs to nobody who will say `take` without a pass."""
-        with self.passes.lock:
+        with self.passes.hold():
             self.passes.leave_behind()
 
     def pause(self) -> None:
         """Stop the clock: what follows is no step. Idempotent."""
-        with self.passes.lock:
+        with self.passes.hold():
             self._is_waiting = False
             self.end_timing(self)
 

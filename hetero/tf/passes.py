@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hetero.audit.ledger import BatchEntry
 from hetero.errors import ConfigError
@@ -94,16 +96,18 @@ class Claim:
 
 
 class PassLog:
-    """The passes whose batches may yet be taken, and where the next one starts. The caller holds the lock.
+    """The passes whose batches may yet be taken, and where the next one starts.
 
-    `begin` and `end` take it themselves.
+    The caller is inside of `hold`. `expect` and `begin` enter it themselves, and `end` never waits.
 
     Args:
         progress: What was taken; changes with it.
     """
 
     def __init__(self, progress: Progress) -> None:
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._ended: deque[TensorFlowPass] = deque()
+        """Those of which TensorFlow asks no more; `hold` takes them in."""
         self.is_told = False
         """Whether anybody says what is taken, of passes that no iterator counts."""
         self.is_promised = False
@@ -115,15 +119,22 @@ class PassLog:
         """The last one that has happened, or may; None: `Progress` knows where the next one starts."""
         self._claim: Claim | None = None
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other threads out; what has ended is taken in before."""
+        with self._lock:
+            self._take_in_ended()
+            yield
+
     def expect(self, claim: Claim) -> None:
-        """Have the next pass that begins belong to ``claim``; takes the lock."""
-        with self.lock:
+        """Have the next pass that begins belong to ``claim``."""
+        with self.hold():
             self._claim = claim
 
     def begin(self, order: BuiltInOrder, shard: Shard) -> TensorFlowPass:
-        """Begin a pass; takes the lock."""
+        """Begin a pass."""
         num_global_batches = order.num_global_batches(shard.world_size)
-        with self.lock:
+        with self.hold():
             start = self._next_start(num_global_batches)
             begun = TensorFlowPass(
                 start,
@@ -141,14 +152,16 @@ class PassLog:
         return begun
 
     def end(self, found: TensorFlowPass) -> None:
-        """Note that TensorFlow asks no more of a pass; takes the lock."""
-        with self.lock:
-            if found.failure is not None and found.num_taken < found.num_produced:
-                return  # what was produced before is still to be taken
-            if not found.has_happened:
-                self._void(found)
-            elif found in self._open and not (found.is_complete and found.num_taken < found.num_produced):
-                self._open.remove(found)
+        """Note that TensorFlow asks no more of a pass. Never waits for the lock.
+
+        The collector may have dropped an iterator in a thread that has it, and that waits there for this.
+        """
+        self._ended.append(found)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_in_ended()
+            finally:
+                self._lock.release()
 
     def oldest_untaken(self) -> TensorFlowPass | None:
         """Return the pass of which the next batch is taken by whom no iterator counts; None: nothing was produced."""
@@ -201,6 +214,19 @@ class PassLog:
             "  Pass callbacks=[data.callback()] to fit; or iterate over the dataset itself, not over one made of it;\n"
             "  or call data.mark_taken() after each step."
         )
+
+    def _take_in_ended(self) -> None:
+        while self._ended:
+            self._take_in(self._ended.popleft())
+
+    def _take_in(self, found: TensorFlowPass) -> None:
+        """Conclude from the end of a pass."""
+        if found.failure is not None and found.num_taken < found.num_produced:
+            return  # what was produced before is still to be taken
+        if not found.has_happened:
+            self._void(found)
+        elif found in self._open and not (found.is_complete and found.num_taken < found.num_produced):
+            self._open.remove(found)
 
     def _next_start(self, num_global_batches: int) -> Start:
         if self._latest is not None:
