@@ -122,8 +122,9 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
     def mark_taken(self, num_batches: int = 1) -> None:
         """Say that the training has the next ``num_batches``, in loops over a dataset made of this one.
 
-        Call it after each step, with one iterator at a time; call `set_epoch` before each epoch that may be left early.
-        The job may end in it. A loop over the dataset itself and the Keras callback do all this by themselves.
+        Call it after each step, with one iterator at a time; where an epoch may be left early, call `set_epoch` before
+        each one. The job may end in it. A loop over the dataset itself and the Keras callback do all this by
+        themselves.
 
         Raises:
             SystemExit: If the job was asked to stop; the stop callbacks ran.

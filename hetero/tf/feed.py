@@ -230,9 +230,10 @@ class Feed(LoaderPipeline):
         """
         entries: list[BatchEntry] = []
         with self.passes.hold():
-            self.passes.is_told = self.passes.is_told or found is None
+            if found is None:
+                self.passes.is_told = self.passes.is_training = True
             for _ in range(num_batches):
-                taken = self.passes.oldest_untaken() if found is None else found
+                taken = self.passes.told() if found is None else found
                 if taken is None:
                     break
                 if found is not None:
@@ -258,9 +259,17 @@ class Feed(LoaderPipeline):
         control.check_stop(self.timer)
 
     def begin_training(self) -> None:
-        """Note that what was begun before belongs to nobody who will say `take` without a pass."""
+        """Note that somebody will say `take` without a pass, and does not mean what was begun before."""
         with self.passes.hold():
             self.passes.leave_behind()
+            self.passes.is_told = self.passes.is_promised = self.passes.is_training = True
+
+    def end_training(self) -> None:
+        """Note that nobody will say `take` of what was begun and is left."""
+        self.pause()
+        with self.passes.hold():
+            self.passes.leave_behind()
+            self.passes.is_training = False
 
     def pause(self) -> None:
         """Stop the clock: what follows is no step. Idempotent."""

@@ -7,7 +7,8 @@ What a pass is for the next one:
 - *taken from*: the training has a batch of it.
 
 The pass after one that is complete or taken from is the next epoch. One that ends before both did not happen, and the
-next one begins where it did.
+next one begins where it did. But while somebody says what is taken, what was produced of a pass that ends is expected
+to be taken yet: ``take(3)`` ends a pass after three batches, and a ``prefetch`` behind it may have all of them.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class TensorFlowPass:
         self.is_promised = False
         """Whether somebody said, before it began, that he would say what is taken of it."""
         self.is_void = False
+        self.has_ended = False
+        """Whether TensorFlow asks no more of it."""
         self.failure: Exception | None = None
         """What ended it."""
         self._last_size = 0
@@ -112,11 +115,15 @@ class PassLog:
         """Whether anybody says what is taken, of passes that no iterator counts."""
         self.is_promised = False
         """Whether anybody will, from now on."""
+        self.is_training = False
+        """Whether anybody does so at present."""
         self._progress = progress
         self._open: list[TensorFlowPass] = []
         """Those of which something is left to be taken, in the order of their beginnings."""
         self._latest: TensorFlowPass | None = None
         """The last one that has happened, or may; None: `Progress` knows where the next one starts."""
+        self._dropped: TensorFlowPass | None = None
+        """The last one, if it is void because it ended before anything was taken."""
         self._claim: Claim | None = None
 
     @contextmanager
@@ -148,6 +155,7 @@ class PassLog:
                 self._claim = None
             begun.is_promised = self.is_promised
             self._latest = begun
+            self._dropped = None
             self._open.append(begun)
         return begun
 
@@ -168,6 +176,16 @@ class PassLog:
         waiting = (each for each in self._open if not each.is_counted and each.num_taken < each.num_produced)
         return next(waiting, None)
 
+    def told(self) -> TensorFlowPass | None:
+        """Return the pass of which somebody says that a batch was taken, without knowing of which."""
+        found = self.oldest_untaken()
+        if found is None and self._dropped is not None:  # its batches lay in a buffer: it did happen
+            found, self._dropped = self._dropped, None
+            found.is_void = False
+            self._open.append(found)
+            self._latest = found
+        return found
+
     def take(self, found: TensorFlowPass) -> BatchEntry | None:
         """Note that the next batch of a pass was taken; return what the ledger is to have of it."""
         entry = found.taken()
@@ -178,21 +196,21 @@ class PassLog:
         is_over = found.num_taken >= found.num_batches  # without padding with a batch less than others, perhaps
         batches = found.num_global_batches if is_over else found.start.batches + found.num_taken
         self._progress.advance(found.number, batches=batches)
-        if is_over:
+        if is_over or (found.has_ended and found.num_taken >= found.num_produced):
             self._open.remove(found)
         return entry
 
     def forget(self) -> None:
         """Let the next pass start where `Progress` says; what is taken of those begun before changes nothing there."""
         self._open.clear()
-        self._latest = None
+        self._latest = self._dropped = None
 
     def leave_behind(self) -> None:
         """Let nothing be taken any more of passes that no iterator counts; those that have not happened are void.
 
         So are, of passes that somebody would count, those that are complete and nothing was taken of: looked at only.
         """
-        self.is_told = self.is_promised = True
+        self._dropped = None
         for each in reversed(self._open[:]):
             if each.is_counted:
                 continue
@@ -221,11 +239,15 @@ class PassLog:
 
     def _take_in(self, found: TensorFlowPass) -> None:
         """Conclude from the end of a pass."""
-        if found.failure is not None and found.num_taken < found.num_produced:
-            return  # what was produced before is still to be taken
+        found.has_ended = True
+        is_left = found.num_taken < found.num_produced
+        if is_left and (self.is_training or found.is_complete or found.failure is not None):
+            return  # what was produced is still to be taken
         if not found.has_happened:
+            if is_left and found is self._latest:
+                self._dropped = found
             self._void(found)
-        elif found in self._open and not (found.is_complete and found.num_taken < found.num_produced):
+        elif found in self._open:
             self._open.remove(found)
 
     def _next_start(self, num_global_batches: int) -> Start:

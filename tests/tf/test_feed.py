@@ -243,6 +243,43 @@ def test_whole_epoch_that_was_only_looked_at_after_a_promise_did_not_happen() ->
     assert feed.place() == (1, 1)
 
 
+def test_batches_that_were_prefetched_of_a_pass_that_ended_early_are_taken_yet() -> None:
+    feed = PlainFeed()
+    feed.begin_training()
+    first = feed.produce()
+    assert [next(first), next(first), next(first)] == epochs(0, 0)[:3]
+    first.close()  # take(3).repeat().prefetch(8)
+    second = feed.produce()
+    assert next(second) == epochs(1, 1)[0]
+    for place in [(0, 1), (0, 2), (0, 3), (1, 1)]:
+        feed.take()
+        assert feed.place() == place
+
+
+def test_pass_that_had_ended_when_somebody_first_said_what_is_taken_did_happen() -> None:
+    feed = PlainFeed()
+    ahead = feed.produce()
+    assert [next(ahead), next(ahead)] == epochs(0, 0)[:2]
+    ahead.close()  # take(2).prefetch(8)
+    assert feed.place() == (0, 0)
+    feed.mark_taken(1)
+    feed.mark_taken(1)
+    assert feed.place() == (0, 2)
+    assert list(feed.produce()) == epochs(1, 1)
+
+
+def test_what_was_asked_for_ahead_is_left_behind_when_training_ends() -> None:
+    feed = PlainFeed()
+    feed.begin_training()
+    assert take(feed, feed.produce(), 5) == epochs(0, 0)
+    ahead = feed.produce()  # repeat().prefetch(1)
+    assert next(ahead) == epochs(1, 1)[0]
+    feed.end_training()
+    assert feed.place() == (0, 5)
+    assert next(feed.produce()) == epochs(1, 1)[0]
+    ahead.close()  # late
+
+
 def test_place_that_nobody_counts_is_not_told() -> None:
     feed = PlainFeed()
     assert feed.place() == (0, 0)

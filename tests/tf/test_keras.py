@@ -117,6 +117,22 @@ def test_fit_of_a_resumed_pass_without_steps_per_epoch_goes_on_with_whole_epochs
     assert place(data) == (2, NUM_BATCHES)
 
 
+def test_fit_over_part_of_every_epoch_counts_what_was_prefetched(script: Any, job: Any) -> None:
+    data, model = make(script), compiled(Recorder())
+    with pytest.warns(UserWarning, match="ran out of data"):  # Keras cannot know that there are three
+        model.fit(data.take(3).prefetch(4), epochs=2, verbose=0, shuffle=False, callbacks=[data.callback()])
+    assert model.seen == indices(0, 0)[:3] + indices(1, 1)[:3]
+    assert place(data) == (1, 3)
+
+
+def test_loop_after_fit_goes_on_where_training_ended_however_far_it_was_prefetched(script: Any, job: Any) -> None:
+    data, model = make(script), compiled(Recorder())
+    ahead = data.map(lambda batch: {"index": batch["index"]}).repeat().prefetch(4)
+    model.fit(ahead, steps_per_epoch=NUM_BATCHES, verbose=0, shuffle=False, callbacks=[data.callback()])
+    assert place(data) == (0, NUM_BATCHES)
+    assert next(iter(data))["index"].numpy().tolist() == indices(1, 1)[0]
+
+
 def test_fit_under_a_strategy_that_looks_ahead_counts_only_steps(script: Any, job: Any) -> None:
     data = make(script)
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
