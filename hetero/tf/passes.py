@@ -189,15 +189,8 @@ class PassLog:
     def take(self, found: TensorFlowPass) -> BatchEntry | None:
         """Note that the next batch of a pass was taken; return what the ledger is to have of it."""
         entry = found.taken()
-        if found not in self._open:  # begun before another place was chosen
-            return entry
-        if found.number is None:
-            found.number = self._progress.begin_at(found.start)
-        is_over = found.num_taken >= found.num_batches  # without padding with a batch less than others, perhaps
-        batches = found.num_global_batches if is_over else found.start.batches + found.num_taken
-        self._progress.advance(found.number, batches=batches)
-        if is_over or (found.has_ended and found.num_taken >= found.num_produced):
-            self._open.remove(found)
+        if found in self._open:  # else begun before another place was chosen
+            self._advance(found)
         return entry
 
     def forget(self) -> None:
@@ -247,7 +240,19 @@ class PassLog:
             if is_left and found is self._latest:
                 self._dropped = found
             self._void(found)
+        elif found in self._open and not found.num_batches:
+            self._advance(found)  # nothing is left for this rank, other than for others perhaps: asking for it is all
         elif found in self._open:
+            self._open.remove(found)
+
+    def _advance(self, found: TensorFlowPass) -> None:
+        """Have `Progress` know how far a pass was taken."""
+        if found.number is None:
+            found.number = self._progress.begin_at(found.start)
+        is_over = found.num_taken >= found.num_batches  # without padding with a batch less than others, perhaps
+        batches = found.num_global_batches if is_over else found.start.batches + found.num_taken
+        self._progress.advance(found.number, batches=batches)
+        if is_over or (found.has_ended and found.num_taken >= found.num_produced):
             self._open.remove(found)
 
     def _next_start(self, num_global_batches: int) -> Start:
@@ -255,7 +260,7 @@ class PassLog:
             return Start(self._latest.start.epoch + 1)
         start = self._progress.next_start()
         is_over = start.may_skip and start.batches >= num_global_batches > 0
-        return Start(start.epoch + 1) if is_over and start.batches else start
+        return Start(start.epoch + 1) if is_over else start
 
     def _void(self, found: TensorFlowPass) -> None:
         found.is_void = True

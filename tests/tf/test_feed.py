@@ -330,6 +330,17 @@ def test_rank_that_has_a_batch_less_than_others_has_their_state_at_the_end(monke
     assert feed.place() == (0, 2)
 
 
+def test_rank_of_which_nothing_is_left_has_the_state_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    feed = PlainFeed(num_samples=5, batch_size=2, padding=False)
+    feed.load_state({**feed.state().to_dict(), "batches": 1})
+    assert list(feed.produce()) == []
+    assert feed.place() == (0, 2)
+    of_rank = expected.indices(5, epoch=1, batch_size=2, seed=3, shuffle=True, shard=Shard(1, 2))
+    assert take(feed, feed.produce(), 1) == of_rank[:1]
+
+
 def test_ledger_has_what_was_taken_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close_current()
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
