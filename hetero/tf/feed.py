@@ -75,9 +75,11 @@ class Feed(LoaderPipeline):
         Raises:
             ConfigError: If ``epoch`` is no integer of at least 0.
         """
+        resumed = self.progress.resumed
         with self.passes.hold():
             self.progress.set_epoch(epoch)
             self.passes.forget()
+        self.warn_of_rest(resumed)
 
     def state(self) -> LoaderState:
         """Return the place behind the last batch that was taken.

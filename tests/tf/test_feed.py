@@ -190,6 +190,20 @@ def test_chosen_epoch_is_that_of_the_next_pass_and_older_passes_no_longer_count(
         feed.set_epoch(-1)
 
 
+def test_chosen_epoch_that_leaves_out_the_rest_of_a_loaded_one_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    state = {**PlainFeed().state().to_dict(), "epoch": 4, "batches": 3}
+    for loaded, words in (
+        (state, "leaves out the rest of epoch 4: the loaded state was taken after 3"),
+        ({**state, "batches": 5}, ""),
+    ):
+        caplog.clear()
+        feed = PlainFeed()
+        feed.load_state(loaded)
+        feed.set_epoch(5)
+        assert words in caplog.text
+        assert bool(words) == bool(caplog.text)
+
+
 def test_batches_asked_for_before_another_epoch_was_chosen_no_longer_count() -> None:
     feed, claim = PlainFeed(), Claim()
     feed.passes.expect(claim)
