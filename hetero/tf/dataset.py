@@ -164,7 +164,8 @@ class _CountingIterator(OwnedIterator):  # type: ignore[misc]
             return super().__next__()
         feed, claim = self._feed, self._claim
         feed.begin_step(is_counted=True)
-        if claim.found is None:
+        is_first = claim.found is None
+        if is_first:
             feed.passes.expect(claim)
         try:
             batch = super().__next__()
@@ -173,10 +174,20 @@ class _CountingIterator(OwnedIterator):  # type: ignore[misc]
             raise
         except tf.errors.OpError:
             feed.pause()
-            if claim.found is not None and claim.found.failure is not None:
-                raise claim.found.failure from None  # whose text is all that TensorFlow's has of it
-            raise
-        feed.take(found=claim.found)
+            failure = None if claim.found is None else claim.found.take_failure()
+            if failure is None:
+                raise
+            try:
+                raise failure from None  # whose text is all that TensorFlow's has of it
+            finally:
+                del failure  # it holds this frame by its traceback, and so the iterator
+        finally:
+            if is_first:
+                feed.passes.expect(None)  # a pass that get_next() or a graph began is none of this one's claim
+        if claim.found is None:
+            feed.pause()  # not counted, as what was taken of that pass before
+        else:
+            feed.take(found=claim.found)
         return batch
 
 

@@ -155,7 +155,7 @@ class Feed(LoaderPipeline):
                 self._note_produced(found, len(of_batch.indices), entry)
                 yield element
         except Exception as error:
-            found.failure = error
+            self._note_failed(found, error)
             if reader is not None:
                 reader.close()
             raise
@@ -178,6 +178,12 @@ class Feed(LoaderPipeline):
             if self._is_waiting and not found.is_counted:
                 self._is_waiting = False
                 self.timer.end_wait(size)
+
+    def _note_failed(self, found: TensorFlowPass, error: Exception) -> None:
+        with self.passes.hold():
+            found.failure = error
+            if self._is_waiting and not found.is_counted:
+                self._stop_clock()
 
     def _open(self, requests: Iterator[BatchRequest], *, on_skips: Callable[[Any], object] | None) -> Reader:
         return Reader(
@@ -207,6 +213,8 @@ class Feed(LoaderPipeline):
         Raises:
             SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
+        with self.passes.hold():
+            self._is_waiting = False  # if the wait before this one had no end
         timer = self.begin_wait(self)
         try:
             control.check_stop(timer)
@@ -276,8 +284,11 @@ class Feed(LoaderPipeline):
     def pause(self) -> None:
         """Stop the clock: what follows is no step. Idempotent."""
         with self.passes.hold():
-            self._is_waiting = False
-            self.end_timing(self)
+            self._stop_clock()
+
+    def _stop_clock(self) -> None:
+        self._is_waiting = False
+        self.end_timing(self)
 
 
 def _as_it_is(batch: Any) -> Any:

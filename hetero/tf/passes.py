@@ -90,6 +90,11 @@ class TensorFlowPass:
         self.previous = None
         return self._entries.popleft() if self._entries else None
 
+    def take_failure(self) -> Exception | None:
+        """Return what ended it, once: its traceback leads back here."""
+        failure, self.failure = self.failure, None
+        return failure
+
 
 class Claim:
     """An iterator's on the pass that its first batch begins."""
@@ -133,8 +138,8 @@ class PassLog:
             self._take_in_ended()
             yield
 
-    def expect(self, claim: Claim) -> None:
-        """Have the next pass that begins belong to ``claim``."""
+    def expect(self, claim: Claim | None) -> None:
+        """Have the next pass that begins belong to ``claim``; None: to nobody in particular."""
         with self.hold():
             self._claim = claim
 

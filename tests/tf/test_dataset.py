@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -145,7 +146,10 @@ def test_dataset_that_raises_is_told_as_it_is_and_no_thread_is_left(script: Any,
     record: Any = caught.value.record
     assert record.sample_index == "11"
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    del caught, record, data, iterator
+    alive = weakref.ref(iterator)
+    del caught, record, iterator
+    assert alive() is None  # without the collector, which might drop it anywhere
+    del data
     gc.collect()
     wait_for(lambda: threading.active_count() <= threads + 2)
 
@@ -211,6 +215,21 @@ def test_batch_that_keras_takes_by_next_is_not_counted(script: Any, job: Any) ->
     wait_for(lambda: not data._feed.passes._open)  # it was a look
     assert data.state_dict()["batches"] == 0
     assert plain(next(iter(data))) == epoch_of(script, 0)[0]
+
+
+def test_pass_that_another_way_of_asking_began_is_not_counted_and_leaves_the_next_one_alone(
+    script: Any, job: Any
+) -> None:
+    data = make(script)
+    iterator = iter(data)
+    assert [plain(iterator.get_next()), plain(next(iterator))] == epoch_of(script, 0)[:2]
+    with pytest.raises(ConfigError, match="nobody said"):
+        data.state_dict()
+    data.mark_taken(2)
+    ahead = iter(data.map(lambda batch: batch["index"]))
+    next(ahead)
+    data.mark_taken()
+    assert (data.state_dict()["epoch"], data.state_dict()["batches"]) == (1, 1)
 
 
 def test_cardinality_does_not_end_a_shorter_pass(script: Any, job: Any) -> None:

@@ -384,6 +384,23 @@ def test_steps_are_measured_from_the_question_to_the_batch() -> None:
     assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (6, 10, 2)
 
 
+def test_wait_that_ended_with_a_failure_is_no_step() -> None:
+    feed = PlainFeed()
+    readable = feed.convert
+
+    def refuse(batch: Any) -> Any:
+        raise ConfigError(f"no element: {batch}")
+
+    feed.convert = refuse
+    feed.begin_training()
+    feed.begin_step(is_counted=False)
+    with pytest.raises(ConfigError, match="no element"):
+        next(feed.produce())
+    feed.convert = readable
+    assert next(feed.produce()) == epochs(0, 0)[0]  # by whoever goes on, without the callback
+    assert feed.timer.summary().num_steps == 0
+
+
 def test_failure_is_kept_for_the_script() -> None:
     feed = PlainFeed()
 
