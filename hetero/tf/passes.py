@@ -25,6 +25,9 @@ from hetero.loaders.state import Progress, Start
 
 __all__ = ["Claim", "PassLog", "TensorFlowPass"]
 
+_MAX_UNTOLD = 2**16
+"""Batches that are remembered of passes that nobody counts: with a ledger each takes 300 bytes."""
+
 
 class TensorFlowPass:
     """One pass, begun by TensorFlow.
@@ -90,6 +93,11 @@ class TensorFlowPass:
         self.previous = None
         return self._entries.popleft() if self._entries else None
 
+    def let_go(self) -> None:
+        """Keep nothing of what might have been taken yet."""
+        self.previous = None
+        self._entries.clear()
+
     def take_failure(self) -> Exception | None:
         """Return what ended it, once: its traceback leads back here."""
         failure, self.failure = self.failure, None
@@ -147,6 +155,7 @@ class PassLog:
         """Begin a pass."""
         num_global_batches = order.num_global_batches(shard.world_size)
         with self.hold():
+            self._forget_untold()
             start = self._next_start(num_global_batches)
             begun = TensorFlowPass(
                 start,
@@ -230,6 +239,17 @@ class PassLog:
             "  Pass callbacks=[data.callback()] to fit; or iterate over the dataset itself, not over one made of it;\n"
             "  or call data.mark_taken() after each step."
         )
+
+    def _forget_untold(self) -> None:
+        """Let go of the oldest passes that nobody counts; over a validation set under `fit` nobody ever does."""
+        untold = [] if self.is_told else [each for each in self._open if not each.is_counted]
+        num_kept = sum(each.num_produced for each in untold)
+        for oldest in untold[:-1]:
+            if num_kept <= _MAX_UNTOLD:
+                return
+            num_kept -= oldest.num_produced
+            self._open.remove(oldest)
+            oldest.let_go()
 
     def _take_in_ended(self) -> None:
         while self._ended:

@@ -305,6 +305,18 @@ def test_place_that_nobody_counts_is_not_told() -> None:
     assert feed.place() == (0, 1)
 
 
+def test_passes_that_nobody_counts_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.tf.passes._MAX_UNTOLD", 12)
+    feed = PlainFeed()  # a validation set, say
+    assert [batch for _ in range(20) for batch in feed.produce()] == epochs(0, 19)
+    num_remembered, each = 0, feed.passes._latest
+    while each is not None:
+        num_remembered, each = num_remembered + 1, each.previous
+    assert max(num_remembered, len(feed.passes._open)) <= 5
+    with pytest.raises(ConfigError, match="nobody said"):
+        feed.state()
+
+
 def test_state_of_another_dataset_is_refused() -> None:
     state = PlainFeed().state().to_dict()
     for other, words in (
