@@ -73,7 +73,8 @@ def from_dataset(
             1: TensorFlow asks for batches in its own threads, where a fetch would draw from this process's generators.
         prefetch_factor: Batches in flight per endpoint; None: the reader's default.
         element_spec: Nested `tf.TensorSpec`, instead of looking at batches.
-        compression: Of batches from data hosts: ``"lz4"`` or ``"zstd"``, see ``hetero.torch.DataLoader``.
+        compression: Of batches from data hosts: ``"lz4"`` or ``"zstd"``, see ``hetero.torch.DataLoader``; without
+            effect where the job has none.
         on_sample_error: ``"raise"``, or ``"skip"``: the next sample of the batch that works stands in.
         max_skips: With ``"skip"``, how many are borne on this rank.
         name: For reports, at most 200 printable characters; the data set's name by default.
@@ -90,7 +91,10 @@ def from_dataset(
             "  Build it in a function decorated with @hetero.dataset at the top level of the script, and pass what "
             "calling that function returns."
         )
-    for argument, value in (("batch_size", batch_size), ("num_workers", num_workers)):
+    counts = {"batch_size": batch_size, "num_workers": num_workers}
+    if prefetch_factor is not None:
+        counts["prefetch_factor"] = prefetch_factor
+    for argument, value in counts.items():
         if type(value) is not int or value < 1:
             raise ConfigError(f"{argument} is {value!r}, expected an integer of at least 1")
     check_not_importing()

@@ -43,6 +43,8 @@ class Feed(LoaderPipeline):
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
     ) -> None:
+        if not is_remote():  # between processes of one host it costs time and saves none
+            options = dataclasses.replace(options, compression=None)
         super().__init__(spec, options)
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,9 @@ _HOST = "local"
 _ADDRESS = "127.0.0.1"
 _START_TIMEOUT_S = 600.0
 """Each process imports the script, and TensorFlow with it if the script does so at its top level."""
+_LOG_AFTER_S = 10.0
+
+logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _started: dict[tuple[int, int], LocalEndpoints] = {}
@@ -37,15 +41,17 @@ class LocalEndpoints:
     Raises:
         ConfigError: There is no script, or it registers no data set.
         ChildFailedError: The script cannot be imported.
+        EndpointUnavailableError: That takes longer than ten minutes.
     """
 
     def __init__(self, num_endpoints: int) -> None:
+        script = script_path()
         token = Token.generate()
         self._descriptor, token_path = token_memfd(token)
         directory = Directory()
         job_id = f"local-{os.getpid()}"
         options = PoolOptions(
-            script=script_path(),
+            script=script,
             script_args=tuple(sys.argv[1:]),
             host=_HOST,
             address=_ADDRESS,
@@ -60,8 +66,16 @@ class LocalEndpoints:
         self._pool.start()
         atexit.register(self.close)
         try:
-            if not self._pool.wait_ready(_START_TIMEOUT_S):
-                raise EndpointUnavailableError(f"no process could be started within {_START_TIMEOUT_S:.0f} s")
+            is_ready = self._pool.wait_ready(_LOG_AFTER_S)
+            if not is_ready:
+                logger.warning("waiting for %d processes that import %s", num_endpoints, script)
+                is_ready = self._pool.wait_ready(_START_TIMEOUT_S - _LOG_AFTER_S)
+            if not is_ready:
+                raise EndpointUnavailableError(
+                    f"{len(self._pool.records)} of {num_endpoints} processes that fetch batches were ready within "
+                    f"{_START_TIMEOUT_S:.0f} s\n  Each imports {script}: put what takes long behind "
+                    'if __name__ == "__main__":, or pass a smaller num_workers.'
+                )
             self._fleet = Fleet(directory, token, job_id=job_id)
         except BaseException:
             self.close()

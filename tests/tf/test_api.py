@@ -45,6 +45,7 @@ except ImportError as error:
         (SPEC, {"batch_size": 0}, "batch_size is 0, expected an integer of at least 1"),
         (SPEC, {"batch_size": None}, "batch_size is None"),
         (SPEC, {"num_workers": 0}, "num_workers is 0, expected an integer of at least 1"),
+        (SPEC, {"prefetch_factor": 0}, "prefetch_factor is 0, expected an integer of at least 1"),
         (SPEC, {"seed": 0.5}, "seed is 0.5"),
         (SPEC, {"compression": "gzip"}, "compression is 'gzip'"),
         (SPEC, {"on_sample_error": "ignore"}, "on_sample_error is 'ignore'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import types
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import read_ledger
+from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import LoaderOptions
@@ -456,6 +458,12 @@ def test_end_of_a_pass_waits_for_no_lock() -> None:
     assert feed.num_living_readers() == 0
     assert feed.place() == (0, 0)
     assert list(feed.produce()) == epochs(0, 0)  # nothing of it was taken: it did not happen
+
+
+def test_batches_of_processes_of_its_own_are_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PlainFeed(compression="lz4").options.compression is None
+    monkeypatch.setattr(control, "_session", types.SimpleNamespace(remote=True))
+    assert PlainFeed(compression="lz4").options.compression == "lz4"
 
 
 def test_two_batches_to_look_at_differ_in_size_and_are_no_pass() -> None:

@@ -35,6 +35,7 @@ def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local.Lo
     """Two of them; afterwards none."""
     monkeypatch.setattr(local, "script_path", lambda: str(Path(script.__file__)))
     monkeypatch.setattr(local, "_started", {})
+    monkeypatch.setattr(local, "_LOG_AFTER_S", 0.0)
     made = local.local_endpoints(2)
     pids = made.pids
     assert len(pids) == 2
@@ -50,9 +51,11 @@ def make(script: Any) -> Feed:
 
 
 def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
-    script: Any, endpoints: local.LocalEndpoints
+    script: Any, endpoints: local.LocalEndpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = make(script)
+    said = [record.getMessage() for record in caplog.get_records("setup")]
+    assert any("waiting for 2 processes that import" in line for line in said)
     assert local.local_endpoints(2) is endpoints
     found, killed = [], endpoints.pids[0]
     for number, batch in enumerate(feed.produce()):
