@@ -16,7 +16,8 @@ __all__ = ["check_element", "check_spec", "derive_spec", "to_element"]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 _TEXTS = (str, bytes)
-_ADVICE = "  Pad in collate_fn; or pass element_spec= with None for every dimension that varies."
+_SHAPE_ADVICE = "  Pad in collate_fn; or pass element_spec= with None for every dimension that varies."
+_DTYPE_ADVICE = "  A tensor has one dtype: give it the same in every batch, and in element_spec= if you pass that."
 
 
 def to_element(batch: Any) -> Any:
@@ -56,7 +57,9 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int, drop_last
 
     def leaf(path: str, one: Any, other: Any) -> Any:
         if one.dtype != other.dtype:
-            raise ConfigError(f"{path} has dtype {one.dtype} in one batch and {other.dtype} in another")
+            raise ConfigError(
+                f"{path} has dtype {one.dtype} in one batch and {other.dtype} in another\n{_DTYPE_ADVICE}"
+            )
         if one.ndim != other.ndim:
             raise ConfigError(
                 f"{path} has shape {one.shape} in a batch of {num_first} samples and {other.shape} in one of "
@@ -94,12 +97,14 @@ def check_element(element: Any, spec: Any) -> None:
 
 
 def _check_leaf(path: str, array: Any, spec: Any) -> None:
-    if not isinstance(spec, tf.TensorSpec):
-        raise _other_structure(path, array, spec)
     if spec.dtype != tf.as_dtype(array.dtype):
-        raise ConfigError(f"{path} has dtype {array.dtype}, expected {spec.dtype.name} as in the batches before")
+        raise ConfigError(
+            f"{path} has dtype {array.dtype}, expected {spec.dtype.name} as in the element_spec\n{_DTYPE_ADVICE}"
+        )
     if not spec.shape.is_compatible_with(array.shape):
-        raise ConfigError(f"{path} has shape {array.shape}, expected {spec.shape} as in the first batches\n{_ADVICE}")
+        raise ConfigError(
+            f"{path} has shape {array.shape}, expected {spec.shape} as in the element_spec\n{_SHAPE_ADVICE}"
+        )
 
 
 def _element(value: Any, path: str) -> Any:
