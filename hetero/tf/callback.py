@@ -16,11 +16,13 @@ class TakenCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         feed: Of the dataset that is trained on.
+        batches_per_step: What each step takes of it, at least 1.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, batches_per_step: int) -> None:
         super().__init__()
         self._feed = feed
+        self._batches_per_step = batches_per_step
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Leave behind what Keras looked at before training."""
@@ -33,7 +35,8 @@ class TakenCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batches of the step."""
         # Not from their numbers: what these are differs between versions of Keras.
-        self._feed.take(int(getattr(self.model, "steps_per_execution", 1) or 1))
+        num_steps = int(getattr(self.model, "steps_per_execution", 1) or 1)
+        self._feed.take(num_steps * self._batches_per_step)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Stop the clock: validation is no step."""

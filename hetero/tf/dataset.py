@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # what iter() of a dataset returns; has no other name
 
+from hetero.errors import ConfigError
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import check_element, check_spec, derive_spec, to_element
 from hetero.tf.feed import Feed
@@ -106,18 +107,27 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         self._feed.load_state(state_dict)
 
-    def callback(self) -> Any:
+    def callback(self, batches_per_step: int = 1) -> Any:
         """Return a Keras callback that says which batches training has taken; put it first in ``callbacks=``.
 
         Make it just before `fit`: what Keras looks at to build a model is told apart by being asked for after that.
 
-        Lets the job stop between steps, and measures step time and data wait. With ``steps_per_execution`` an
-        execution counts as a step, and what is measured is the wait for its first batch.
+        Lets the job stop between steps, and measures step time and data wait. Where a step takes several batches, or
+        with ``steps_per_execution``, what is measured is the wait for the first batch, and an execution is one step.
+
+        Args:
+            batches_per_step: What a step takes of this dataset: as many as this process has replicas behind
+                ``strategy.distribute_datasets_from_function``, n where `fit` is given ``data.batch(n)``.
+
+        Raises:
+            ConfigError: It is no integer of at least 1.
         """
         from hetero.tf.callback import TakenCallback
 
+        if type(batches_per_step) is not int or batches_per_step < 1:
+            raise ConfigError(f"batches_per_step is {batches_per_step!r}, expected an integer of at least 1")
         self._feed.promise_to_take()
-        return TakenCallback(self._feed)
+        return TakenCallback(self._feed, batches_per_step)
 
     def mark_taken(self, num_batches: int = 1) -> None:
         """Say that the training has the next ``num_batches``, in loops over a dataset made of this one.

@@ -117,6 +117,18 @@ def test_fit_of_a_resumed_pass_without_steps_per_epoch_goes_on_with_whole_epochs
     assert place(data) == (2, NUM_BATCHES)
 
 
+def test_fit_whose_steps_take_two_batches_counts_both(script: Any, job: Any) -> None:
+    data, model = make(script, drop_last=True), compiled(Recorder())
+    pairs = data.map(lambda batch: batch["index"]).batch(2).map(lambda pair: {"index": tf.reshape(pair, [10])})
+    taken = data.callback(batches_per_step=2)
+    model.fit(pairs, epochs=1, verbose=0, shuffle=False, callbacks=[taken, StopsAfter(1)])
+    first, second, *_ = indices(0, 0)
+    assert model.seen == [first + second]
+    assert place(data) == (0, 2)
+    with pytest.raises(ConfigError, match="batches_per_step is 0, expected an integer of at least 1"):
+        data.callback(batches_per_step=0)
+
+
 def test_fit_over_part_of_every_epoch_counts_what_was_prefetched(script: Any, job: Any) -> None:
     data, model = make(script), compiled(Recorder())
     with pytest.warns(UserWarning, match="ran out of data"):  # Keras cannot know that there are three
