@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,10 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         if any(set(sample) != set(first) for sample in samples):
             raise ValueError(f"samples differ in their keys; the first has {sorted(map(str, first))}")
-        return {key: collate_arrays([sample[key] for sample in samples]) for key in first}
+        collated = copy.copy(first)  # of its type
+        for key in first:
+            collated[key] = collate_arrays([sample[key] for sample in samples])
+        return collated
     if isinstance(first, list | tuple):
         if any(len(sample) != len(first) for sample in samples):
             raise ValueError(f"samples differ in their number of parts; the first has {len(first)}")

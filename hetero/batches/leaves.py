@@ -270,7 +270,8 @@ def _restore_tensor(leaf: Leaf) -> Any:
         lack = "a torch that has no such dtype" if dtypes else "no torch"
         raise UnknownTypeError(
             f"a batch holds a tensor of {leaf.dtype}, and this process has {lack}\n"
-            "  Install the data hosts' version of torch on the trainer hosts."
+            "  Install the data hosts' version of torch on the trainer hosts, or return arrays: "
+            "@hetero.dataset(collate_fn=hetero.collate_arrays) makes some."
         )
     import torch
 

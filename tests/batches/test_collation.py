@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,12 @@ def test_collate_arrays_makes_what_torchs_default_makes(sample: Any) -> None:
     assert_same(collate_arrays([sample] * 3), torch_data.default_collate([sample] * 3))
 
 
-def test_collate_arrays_keeps_tuples_and_their_types() -> None:
+def test_collate_arrays_keeps_the_types_of_containers_and_leaves_samples_alone() -> None:
+    samples = [OrderedDict(b=1, a=2), OrderedDict(a=4, b=3)]
+    ordered = collate_arrays(samples)
+    assert type(ordered) is OrderedDict
+    assert [(key, values.tolist()) for key, values in ordered.items()] == [("b", [1, 3]), ("a", [2, 4])]
+    assert samples[0] == OrderedDict(b=1, a=2)
     batch = collate_arrays([Pair(np.ones(2), 4), Pair(np.zeros(2), 5)])
     assert type(batch) is Pair
     assert batch.label.tolist() == [4, 5]
