@@ -8,7 +8,14 @@ from members import cause, endpoint, status, view
 
 from hetero.config import Timings
 from hetero.control.membership import Membership
-from hetero.control.status import HostState
+from hetero.control.status import Cause, HostState
+
+
+def settled(membership: Membership, clock: Clock, wait_s: float = Membership.SETTLE_S) -> Cause | None:
+    """Return what is decided once causes were collected for so long."""
+    clock.now_s += wait_s
+    membership.tick()
+    return membership.own.decided
 
 
 def test_cause_first_arrival_is_decided_after_settling(clock: Clock) -> None:
@@ -17,20 +24,18 @@ def test_cause_first_arrival_is_decided_after_settling(clock: Clock) -> None:
     membership.fail(cause("algo-3", "rank 0 raised: connection closed by peer"))
     membership.tick()
     assert membership.own.decided is None
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert membership.own.decided.summary == "rank 1 raised ValueError"
+    decided = settled(membership, clock)
+    assert decided is not None
+    assert decided.summary == "rank 1 raised ValueError"
 
 
 def test_cause_killed_rank_outranks_an_exception_that_came_first(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.fail(cause("algo-3", "rank 0 raised: connection closed by peer"))
     membership.fail(cause("algo-4", "rank 1 killed by SIGKILL", by_signal=True))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert "SIGKILL" in membership.own.decided.summary
+    decided = settled(membership, clock)
+    assert decided is not None
+    assert "SIGKILL" in decided.summary
 
 
 @pytest.mark.fault("F9")
@@ -39,31 +44,26 @@ def test_cause_abort_by_a_watchdog_yields_to_the_exception_that_brought_it_about
     heard = [cause("algo-4", "rank 1: ValueError"), cause("algo-3", "rank 0 SIGABRT", by_signal=True, is_echo=True)]
     membership = view("algo-3", clock)
     membership.fail(heard[first])
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
+    settled(membership, clock)
     membership.fail(heard[1 - first])
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert membership.own.decided.summary == "rank 1: ValueError"
+    decided = settled(membership, clock)
+    assert decided is not None
+    assert decided.summary == "rank 1: ValueError"
 
 
 def test_cause_abort_outranks_the_broken_connections_of_others(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
     membership.fail(cause("algo-4", "rank 1 SIGABRT", by_signal=True, is_echo=True))
-    clock.now_s += Membership.ECHO_SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
-    assert "SIGABRT" in membership.own.decided.summary
+    decided = settled(membership, clock, Membership.ECHO_SETTLE_S)
+    assert decided is not None
+    assert "SIGABRT" in decided.summary
 
 
 def test_cause_echo_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is None
+    assert settled(membership, clock) is None
     membership.fail(cause("algo-4", "rank 1: ValueError"))
     membership.tick()
     assert membership.own.decided is not None
@@ -73,9 +73,7 @@ def test_cause_echo_yields_to_a_failure_that_comes_later(clock: Clock) -> None:
 def test_cause_echo_alone_is_decided_after_a_longer_wait(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.fail(cause("algo-3", "rank 0: connection closed by peer", is_echo=True))
-    clock.now_s += Membership.ECHO_SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
+    assert settled(membership, clock, Membership.ECHO_SETTLE_S) is not None
 
 
 def test_failure_is_delivered_once_the_arbiter_has_it(clock: Clock) -> None:
@@ -100,17 +98,13 @@ def test_cause_other_hosts_adopt_the_arbiters_decision(clock: Clock) -> None:
 def test_cause_without_any_trainer_is_decided_by_the_failing_host(clock: Clock) -> None:
     membership = view("algo-1", clock)
     membership.fail(cause("algo-1", "the script cannot be imported"))
-    clock.now_s += Timings().heartbeat_s + 1
-    membership.tick()
-    assert membership.own.decided is not None
+    assert settled(membership, clock, Timings().heartbeat_s + 1) is not None
 
 
 def test_data_host_failing_before_it_served_is_fatal(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.observe(status("algo-1", failure=cause("algo-1", "the script raised at import")))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is not None
+    assert settled(membership, clock) is not None
 
 
 @pytest.mark.parametrize("incarnation", ["algo-1-first", "algo-1-again"])
@@ -118,7 +112,5 @@ def test_data_host_failing_after_it_served_is_not_fatal(clock: Clock, incarnatio
     membership = view("algo-3", clock)
     membership.observe(status("algo-1", HostState.SERVING, endpoints=(endpoint("algo-1"),)))
     membership.observe(status("algo-1", HostState.FAILED, failure=cause("algo-1"), revision=1, incarnation=incarnation))
-    clock.now_s += Membership.SETTLE_S
-    membership.tick()
-    assert membership.own.decided is None
+    assert settled(membership, clock) is None
     assert membership.endpoints() == ()
