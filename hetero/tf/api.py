@@ -55,8 +55,9 @@ def from_dataset(
     not count. ``cache`` and ``shuffle`` of tf.data after it give up what this is for.
 
     **What counts as taken.** Batches of a loop ``for batch in data``; in Keras those of steps that the callback saw;
-    elsewhere those that `FedDataset.mark_taken` names. State, ledger and the steps of the report are made of them, and
-    a job that is asked to stop ends there. Use one dataset for training and another one for validation.
+    elsewhere those that `FedDataset.mark_taken` names. State and ledger are made of them, but for `mark_taken` the
+    steps of the report too, and a job that is asked to stop ends there. Use one dataset for training and another one
+    for validation.
 
     **Ranks** are the launcher's, else those of ``RANK`` and ``WORLD_SIZE``: every rank gets its own part, so automatic
     sharding is off. In a ``tf.distribute`` strategy over several processes use ``distribute_datasets_from_function``.

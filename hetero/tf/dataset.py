@@ -134,7 +134,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
         Call it after each step, with one iterator at a time; where an epoch may be left early, call `set_epoch` before
         each one. The job may end in it. A loop over the dataset itself and the Keras callback do all this by
-        themselves.
+        themselves, and measure steps, which this cannot: nobody says when the loop waits.
 
         Raises:
             SystemExit: If the job was asked to stop; the stop callbacks ran.
