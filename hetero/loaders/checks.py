@@ -11,9 +11,7 @@ from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.wire.compression import compression_to_proto, load_codec
 
-__all__ = ["check_compression", "check_name", "check_not_importing", "check_sample_errors", "check_seed"]
-
-_MAX_NAME_CHARS = 200
+__all__ = ["check_compression", "check_not_importing", "check_sample_errors", "check_seed"]
 
 
 def check_not_importing() -> None:
@@ -42,24 +40,6 @@ def check_compression(compression: str | None) -> None:
     compression_to_proto(compression)
     if compression is not None and is_remote():
         load_codec(compression)
-
-
-def check_name(name: object) -> None:
-    """Refuse a loader's name that cannot be told to the launcher, or shown: with it a rank's report would be lost.
-
-    Raises:
-        ConfigError: It is one.
-    """
-    if not isinstance(name, str) or not name.isprintable():
-        found = ascii(name)[:60]
-    elif len(name) > _MAX_NAME_CHARS:
-        found = f"{name[:20]!r}... of {len(name)} characters"
-    else:
-        return
-    raise ConfigError(
-        f"name is {found}, expected at most {_MAX_NAME_CHARS} printable characters\n"
-        "  It is the data set's if none is given: pass the loader another one, name='train' for example."
-    )
 
 
 def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: bool) -> SampleErrorPolicy:

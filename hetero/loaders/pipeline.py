@@ -11,9 +11,9 @@ from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
-from hetero.loaders.checks import check_name
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
+from hetero.metrics.names import check_name
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
 from hetero.metrics.traffic import Traffic
