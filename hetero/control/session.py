@@ -345,7 +345,7 @@ class RankSession:
             )
 
     def _reported(self) -> frozenset[str]:
-        """Return the loaders that are reported: all, or of too many (one is made for every validation, say) the busiest."""
+        """Return the loaders that are reported: all, or the busiest of too many (one for every validation, say)."""
         names = set(self._loaders.values())
         if len(names) > MAX_LOADERS:
             names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}

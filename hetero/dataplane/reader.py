@@ -55,7 +55,8 @@ class Reader(Iterator[Any]):
         allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
         on_skips: Given the samples of a batch that others stand in for, in the consuming thread, just before it returns
             that batch: once, however often it was asked for. What it raises is raised instead.
-        on_received: Given the bytes of a batch before compression, and of them those that it saved; called as `on_skips` is.
+        on_received: Given the bytes of a batch before compression, and of them those that it saved; called as
+            `on_skips` is.
         on_wait: Called at least twice a second while a batch is waited for, in that thread and without the lock; told
             whether no endpoint serves. What it raises ends the reader.
 
