@@ -8,6 +8,7 @@ from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_compression, check_not_importing, check_sample_errors, check_seed
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
+from hetero.metrics.names import check_name
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def from_dataset(
             raise ConfigError(f"{argument} is {value!r}, expected an integer of at least 1")
     check_not_importing()
     check_seed(seed)
+    check_name(name or spec.name)
     check_compression(compression)
     policy = check_sample_errors(on_sample_error, max_skips, makes_batches=True)
     _check_tensorflow()
