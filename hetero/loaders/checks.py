@@ -11,7 +11,7 @@ from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.wire.compression import compression_to_proto, load_codec
 
-__all__ = ["check_compression", "check_not_importing", "check_sample_errors", "check_seed"]
+__all__ = ["check_compression", "check_not_importing", "check_prefetch_factor", "check_sample_errors", "check_seed"]
 
 
 def check_not_importing() -> None:
@@ -40,6 +40,16 @@ def check_compression(compression: str | None) -> None:
     compression_to_proto(compression)
     if compression is not None and is_remote():
         load_codec(compression)
+
+
+def check_prefetch_factor(prefetch_factor: int | None) -> None:
+    """Refuse what is no number of batches, also where none come from endpoints.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if prefetch_factor is not None and (type(prefetch_factor) is not int or prefetch_factor < 1):
+        raise ConfigError(f"prefetch_factor is {prefetch_factor!r}, expected an integer of at least 1")
 
 
 def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: bool) -> SampleErrorPolicy:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
-from hetero.loaders.checks import check_compression, check_not_importing, check_sample_errors, check_seed
+from hetero.loaders.checks import (
+    check_compression,
+    check_not_importing,
+    check_prefetch_factor,
+    check_sample_errors,
+    check_seed,
+)
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.names import check_name
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
@@ -93,12 +99,10 @@ def from_dataset(
             "  Build it in a function decorated with @hetero.dataset at the top level of the script, and pass what "
             "calling that function returns."
         )
-    counts = {"batch_size": batch_size, "num_workers": num_workers}
-    if prefetch_factor is not None:
-        counts["prefetch_factor"] = prefetch_factor
-    for argument, value in counts.items():
+    for argument, value in {"batch_size": batch_size, "num_workers": num_workers}.items():
         if type(value) is not int or value < 1:
             raise ConfigError(f"{argument} is {value!r}, expected an integer of at least 1")
+    check_prefetch_factor(prefetch_factor)
     check_not_importing()
     check_seed(seed)
     check_name(name or spec.name)

@@ -253,6 +253,15 @@ def test_loader_state_of_an_epoch_in_which_the_data_set_grew_is_refused() -> Non
         next(iter(loader))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "4", True])
+def test_loader_prefetch_factor_that_endpoints_would_refuse_is_refused_without_any(
+    value: object, num_workers: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"prefetch_factor is {value!r}, expected an integer of at least 1"):
+        DataLoader(range(4), prefetch_factor=value, num_workers=num_workers)  # type: ignore[arg-type]
+
+
 def test_loader_prefetch_factor_without_workers_is_fine_and_torch_can_rebuild() -> None:
     loader = DataLoader(range(4), prefetch_factor=3, pin_memory=True)
     assert len(list(loader)) == 4
