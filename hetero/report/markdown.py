@@ -251,7 +251,8 @@ def _skip_section(report: Report) -> Iterator[str]:
         for skip in summary.skips
     ]
     yield "## Skipped samples"
-    yield f"{num_skips} times a sample raised, and another one of its batch stood in for it."
+    times = "Once" if num_skips == 1 else f"{num_skips} times"
+    yield f"{times} a sample raised, and another one of its batch stood in for it."
     if rows:
         header = ("rank", "loader", "sample", "epoch", "host", "exception")
         yield markdown_table(header, rows[:_MAX_ROWS], right=(0, 3)) + _more(len(rows))
@@ -385,4 +386,6 @@ def _cpus(percent: float | None) -> str:
 def _bytes(value: int | None) -> str:
     if value is None:
         return _NOT_KNOWN
+    if value < 1e7:
+        return f"{value / 1e3:,.0f} kB"
     return f"{value / 1e6:,.0f} MB" if value < 1e10 else f"{value / 1e9:,.1f} GB"

@@ -159,6 +159,14 @@ def test_report_lists_skipped_samples_and_counts_the_rest(
     assert "50 were only counted." in section
 
 
+def test_report_says_once_of_a_single_skipped_sample(
+    make_facts: FactsMaker, summary_of: Callable[..., StepSummary]
+) -> None:
+    ranks = (RankFacts(rank=0, host="algo-1", loaders=(summary_of(1.0, num_skips=1, skips=skips_of(1)),)),)
+    text = render_report(build_report(make_facts(ranks=ranks), PRICED))
+    assert "\nOnce a sample raised, and another one of its batch stood in for it.\n" in text
+
+
 def test_report_without_skipped_samples_says_nothing_of_them(make_facts: FactsMaker) -> None:
     assert "kipped" not in render_report(build_report(make_facts(), PRICED))
 
@@ -170,6 +178,7 @@ def test_report_says_what_compression_saved_each_loader(
         summary_of(1.0, compression="lz4", batch_bytes=4_000_000_000, saved_bytes=1_000_000_000),
         summary_of(1.0, name=EVIL, compression=EVIL, batch_bytes=5_000_000, saved_bytes=6_000_000),
         summary_of(1.0, name="plain", batch_bytes=7_000_000),
+        summary_of(1.0, name="small", compression="lz4", batch_bytes=84_876, saved_bytes=60_064),
         summary_of(1.0, name="local", compression="zstd"),
     )
     ranks = tuple(RankFacts(rank=rank, host="algo-1", loaders=of_rank) for rank in range(2))
@@ -179,7 +188,8 @@ def test_report_says_what_compression_saved_each_loader(
         "## Compression",
         "",
         "- Loader `photos/train`: 8,000 MB of batches came as 6,000 MB with `lz4`",
-        f"- Loader {code(EVIL)}: 10 MB of batches came as 0 MB with {code(EVIL)}",
+        f"- Loader {code(EVIL)}: 10 MB of batches came as 0 kB with {code(EVIL)}",
+        "- Loader `small`: 170 kB of batches came as 50 kB with `lz4`",
     ]
     assert "## Compression" not in render_report(build_report(make_facts(), PRICED))
 
