@@ -74,6 +74,20 @@ def test_launch_with_unknown_group_or_role_ends_with_its_code(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["audit", "compare", "A", "B"], "unexpected argument 'B'; --help lists what is expected\n"),
+        (["report", "--price=x=1", "A"], "unknown flag --price; --help lists them.\n"),
+    ],
+)
+def test_command_without_a_script_does_not_speak_of_its_arguments(
+    arguments: list[str], message: str, capsys: Capture
+) -> None:
+    assert cli.main(arguments) == ExitCode.USAGE
+    assert capsys.readouterr().err.endswith(message)
+
+
 def test_prices_show_of_an_unknown_type_says_what_to_do(capsys: Capture) -> None:
     assert cli.main(["prices", "show", "ml.p99.huge"]) == ExitCode.USAGE
     error = capsys.readouterr().err

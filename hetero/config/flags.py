@@ -62,12 +62,15 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     """
     namespace, unknown = parser.parse_known_args(arguments)
     flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
+    takes_script = "script" in namespace
     if flags:
         close = difflib.get_close_matches(flags[0], _known_flags(parser, arguments), n=1)
         hint = f"did you mean {close[0]}?" if close else "--help lists them."
-        raise ConfigError(f"unknown flag {flags[0]}; {hint} Arguments of the script come after --.")
+        of_script = " Arguments of the script come after --." if takes_script else ""
+        raise ConfigError(f"unknown flag {flags[0]}; {hint}{of_script}")
     if unknown:
-        raise ConfigError(f"unexpected argument {unknown[0]!r}; arguments of the script come after --")
+        hint = "arguments of the script come after --" if takes_script else "--help lists what is expected"
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; {hint}")
     return namespace
 
 
