@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.cgroups import memory_use
@@ -36,6 +37,7 @@ __all__ = [
     "reap_adopted",
     "start_child",
     "thread_limits",
+    "wait_gone",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -175,6 +177,14 @@ def is_resource_tracker(process: psutil.Process) -> bool:
         return False
 
 
+def wait_gone(pids: Iterable[int], *, timeout_s: float) -> None:
+    """Wait until processes that others reap, or nobody has reaped yet, have ended, a bounded time."""
+    left = list(pids)
+    deadline_s = time.monotonic() + timeout_s
+    while (left := [pid for pid in left if _is_alive(pid)]) and time.monotonic() < deadline_s:
+        time.sleep(_REAP_INTERVAL_S)
+
+
 class SignalWaiter:
     """Turns signals into something to wait for; use it in the main thread, as a context manager.
 
@@ -266,6 +276,14 @@ def _prctl(option: int, value: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def _describe_signal(number: int) -> str:

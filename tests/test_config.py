@@ -133,6 +133,9 @@ def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
         ("roles", ["a=data"], "a list of texts"),
         ("require_token", 1, "true or false"),
         ("log_level", "loud", "one of debug, info, warning, error"),
+        ("data_service", "ray", "one of grpc, tf"),
+        ("trainer_tf_workers", 1, "data_service 'tf'"),
+        ("tf_work_dir", Path("journal"), "data_service 'tf'"),
         ("script", "", "its path"),
         ("output_dir", "out", "a path"),
     ],
@@ -140,6 +143,21 @@ def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
 def test_value_out_of_bounds_error_names_value_and_bound(field: str, value: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         LaunchOptions(**{"script": "train.py", field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"require_token": True}, "neither tokens nor TLS"),
+        ({"tls_dir": Path("tls")}, "neither tokens nor TLS"),
+        ({"emulate_sample_s": 0.1}, "emulate no vCPUs"),
+        ({"endpoints_per_host": 2}, "give tf_workers_per_host"),
+        ({"trainer_endpoints": 2}, "give tf_workers_per_host"),
+    ],
+)
+def test_options_that_tensorflows_servers_cannot_obey_are_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        LaunchOptions(script="train.py", data_service="tf", **changes)
 
 
 @pytest.mark.parametrize(

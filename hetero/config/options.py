@@ -11,8 +11,9 @@ from typing import Any
 
 from hetero.errors import ConfigError
 
-__all__ = ["LOG_LEVELS", "LaunchOptions", "base_type", "kind_text"]
+__all__ = ["DATA_SERVICES", "LOG_LEVELS", "LaunchOptions", "base_type", "kind_text"]
 
+DATA_SERVICES = ("grpc", "tf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _KINDS = {
@@ -75,6 +76,14 @@ class LaunchOptions:
     """Endpoints per data host, 1 to 1024; by default one per usable CPU."""
     trainer_endpoints: int = _option(0, low=0, high=1024, metavar="N")
     """Endpoints on every trainer host beside its ranks, 0 to 1024."""
+    data_service: str = _option("grpc", metavar="NAME", shared=True)
+    """What data hosts run: grpc, endpoints of hetero's data plane; or tf, tf.data.service."""
+    tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N")
+    """Workers of tf.data.service per data host, 1 to 1024; each uses all CPUs of its host."""
+    trainer_tf_workers: int = _option(0, low=0, high=1024, metavar="N")
+    """Workers of tf.data.service on every trainer host beside its ranks, 0 to 1024."""
+    tf_work_dir: Path | None = _option(None, metavar="DIR")
+    """Where the dispatcher of tf.data.service keeps a journal, so that one that is restarted goes on."""
     port: int = _option(17170, low=1, high=65535)
     """Port of every launcher's control service, 1 to 65535; endpoints choose free ones."""
     start_timeout_s: float = _option(900.0, above=0, high=86400, flag="--start-timeout", metavar="SECONDS")
@@ -136,6 +145,9 @@ class LaunchOptions:
             raise ConfigError("no training script is given; expected its path after the options")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}")
+        if self.data_service not in DATA_SERVICES:
+            raise ConfigError(f"data_service is {self.data_service!r}; expected one of {', '.join(DATA_SERVICES)}")
+        _check_data_service(self)
 
 
 def base_type(field: dataclasses.Field[Any]) -> str:
@@ -161,6 +173,25 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
         return
     if not _has_type(base_type(field), value) or not _is_within(field.metadata, value):
         raise ConfigError(f"{field.name} is {value!r}; expected {kind_text(field)}")
+
+
+def _check_data_service(options: LaunchOptions) -> None:
+    """Raise if options are stated that what the data hosts run cannot obey."""
+    if options.data_service == "tf":
+        if options.require_token or options.tls_dir is not None:
+            raise ConfigError(
+                "data_service is 'tf', which has neither tokens nor TLS: whoever reaches its ports can use them\n"
+                "  Leave out require_token and tls_dir, and let nobody else into the network of the job; or use grpc."
+            )
+        if options.emulate_sample_s is not None:
+            raise ConfigError("emulate_sample_s needs data_service 'grpc': TensorFlow's workers emulate no vCPUs")
+        if options.endpoints_per_host is not None or options.trainer_endpoints:
+            raise ConfigError(
+                "endpoints_per_host and trainer_endpoints are for data_service 'grpc'; "
+                "with 'tf' give tf_workers_per_host and trainer_tf_workers"
+            )
+    elif options.trainer_tf_workers or options.tf_work_dir is not None:
+        raise ConfigError("trainer_tf_workers and tf_work_dir need data_service 'tf'")
 
 
 def _has_type(name: str, value: object) -> bool:

@@ -7,7 +7,15 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-__all__ = ["Directory", "EndpointRecord"]
+__all__ = ["BATCHES", "KINDS", "TF_DISPATCHER", "TF_WORKER", "Directory", "EndpointRecord"]
+
+BATCHES = "batches"
+"""What an endpoint of hetero's data plane serves."""
+TF_DISPATCHER = "tf-dispatcher"
+"""What tf.data.service calls its dispatcher."""
+TF_WORKER = "tf-worker"
+"""And its worker."""
+KINDS = (BATCHES, TF_DISPATCHER, TF_WORKER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +32,8 @@ class EndpointRecord:
     """Random per process start: tells a restart from a hiccup. It begins with `launch` and a dash."""
     num_slots: int = 1
     """Batches that it computes at the same time; more than one only where emulated."""
+    kind: str = BATCHES
+    """What it serves, one of `KINDS`."""
 
     @property
     def launch(self) -> str:

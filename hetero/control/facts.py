@@ -31,3 +31,5 @@ class SessionOptions:
     max_batch_bytes: int
     stop_grace_s: float = 50.0
     """From a request to stop to the kill of ranks that have not ended."""
+    data_service: str = ""
+    """What data hosts run: ``grpc``, the data plane of hetero, or ``tf``, tf.data.service; empty: there are none."""

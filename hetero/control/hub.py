@@ -264,6 +264,7 @@ class Hub:
             warmup_steps=options.warmup_steps,
             max_batch_bytes=options.max_batch_bytes,
             stop_grace_s=options.stop_grace_s,
+            data_service=options.data_service,
         )
 
     def _on_report(self, request: pb.RankReport, context: grpc.ServicerContext) -> pb.RankReportReply:

@@ -25,7 +25,7 @@ import grpc  # isort: skip
 
 from hetero.control import security
 from hetero.control.callbacks import CallbackFailure, run_callbacks
-from hetero.control.directory import Directory
+from hetero.control.directory import BATCHES, Directory
 from hetero.control.facts import SessionOptions, Timer
 from hetero.control.status import (
     MAX_LOADERS,
@@ -84,7 +84,8 @@ class RankSession:
         world_size: Ranks of the job.
         remote: Whether batches come from endpoints.
         options: What the launcher decided for all ranks.
-        directory: The endpoints, kept current.
+        directory: The endpoints of the data plane, kept current.
+        tf_servers: The servers of tf.data.service, kept current.
         token: The job's token.
         job_id: The job's identity, sent with every call.
         tls: Of this host; None for a job in plaintext.
@@ -114,6 +115,7 @@ class RankSession:
         self.job_id = job_id
         self.tls = tls
         self.directory = Directory()
+        self.tf_servers = Directory()
         self.stopped = False
         self.stop_failure: CallbackFailure | None = None
         self.generation = generation
@@ -156,6 +158,7 @@ class RankSession:
             warmup_steps=reply.warmup_steps,
             max_batch_bytes=reply.max_batch_bytes,
             stop_grace_s=reply.stop_grace_s,
+            data_service=reply.data_service,
         )
         self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
         self._watch_call: Any = None
@@ -293,10 +296,10 @@ class RankSession:
 
     def _apply(self, update: pb.RankUpdate) -> None:
         entries = update.endpoints
-        self.directory.replace(
-            [endpoint_from_proto(entry.host, entry.endpoint) for entry in entries if entry.HasField("endpoint")],
-            hosts=[entry.host for entry in entries if not entry.HasField("endpoint")],
-        )
+        records = [endpoint_from_proto(entry.host, entry.endpoint) for entry in entries if entry.HasField("endpoint")]
+        hosts = [entry.host for entry in entries if not entry.HasField("endpoint")]
+        self.directory.replace([record for record in records if record.kind == BATCHES], hosts=hosts)
+        self.tf_servers.replace([record for record in records if record.kind != BATCHES], hosts=hosts)
         with self._changed:
             self._stop_requested = self._stop_requested or update.stop_requested
             if update.HasField("stop_at"):

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.directory import BATCHES, KINDS, EndpointRecord
 from hetero.errors import ExitCode, ProtocolError
 from hetero.logs import escape_line
 from hetero.wire.channels import MAX_REQUEST_BYTES
@@ -327,17 +327,26 @@ def endpoint_to_proto(record: EndpointRecord) -> pb.Endpoint:
         address=record.address,
         incarnation=record.incarnation,
         num_slots=record.num_slots,
+        kind=record.kind,
     )
 
 
 def endpoint_from_proto(host: str, message: pb.Endpoint) -> EndpointRecord:
-    """Return the record of an endpoint on ``host``."""
+    """Return the record of an endpoint on ``host``.
+
+    Raises:
+        ProtocolError: If it serves something unknown.
+    """
+    kind = message.kind or BATCHES
+    if kind not in KINDS:
+        raise ProtocolError(f"host {host!r} has an endpoint of the unknown kind {kind[:100]!r}")
     return EndpointRecord(
         endpoint_id=message.endpoint_id,
         host=host,
         address=message.address,
         incarnation=message.incarnation,
         num_slots=message.num_slots,
+        kind=kind,
     )
 
 

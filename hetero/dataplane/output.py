@@ -1,12 +1,14 @@
-"""What a child process prints, line by line."""
+"""What child processes print, line by line."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-__all__ = ["Output"]
+__all__ = ["Output", "Outputs"]
 
 _MAX_LINE_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
@@ -56,3 +58,48 @@ class Output:
         """Close both ends."""
         self.close_write_end()
         os.close(self.read_end)
+
+
+class Outputs:
+    """The output of all processes of a pool. For the pool's thread.
+
+    Args:
+        selector: Gets the reading ends, with what `read` takes as data.
+        on_line: Called with process name and line.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, on_line: Callable[[str, str], None]) -> None:
+        self._selector = selector
+        self._on_line = on_line
+        self._open: list[Output] = []
+
+    @contextlib.contextmanager
+    def open(self, name: str, last_lines: deque[str]) -> Iterator[int]:
+        """Make a pipe for a process's output; yield the end that the process gets."""
+        output = Output(name, last_lines)
+        self._open.append(output)
+        self._selector.register(output.read_end, selectors.EVENT_READ, output)
+        try:
+            yield output.write_end
+        finally:
+            output.close_write_end()
+
+    def read(self, output: Output, *, max_reads: int = 1) -> None:
+        """Hand over what there is of one; at its end close it. One that is closed already is left alone."""
+        if output in self._open and not output.read(self._on_line, max_reads=max_reads):
+            self._close(output)
+
+    def drain(self, name: str) -> None:
+        """Hand over what a process that has ended has left."""
+        for output in [each for each in self._open if each.name == name]:
+            self.read(output, max_reads=16)
+
+    def close(self) -> None:
+        """Close all."""
+        for output in list(self._open):
+            self._close(output)
+
+    def _close(self, output: Output) -> None:
+        self._selector.unregister(output.read_end)
+        self._open.remove(output)
+        output.close()

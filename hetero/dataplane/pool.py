@@ -17,18 +17,17 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.directory import BATCHES, EndpointRecord
 from hetero.dataplane.beats import Beats
-from hetero.dataplane.output import Output
+from hetero.dataplane.output import Outputs
 from hetero.dataplane.restarts import RestartBudget, backoff_s
 from hetero.dataplane.slot import Slot
-from hetero.dataplane.spawn import ForkerProcess, PoolOptions, failure_from_event
+from hetero.dataplane.spawn import Forker, ForkerProcess, PoolOptions, failure_from_event
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError
-from hetero.process import describe_exit_status
+from hetero.process import describe_exit_status, wait_gone
 from hetero.wire.channels import join_address
 
 __all__ = ["EndpointPool", "PoolOptions"]
@@ -60,7 +59,8 @@ class EndpointPool:
         self._on_change = on_change
         self._on_line = on_line or (lambda name, text: logger.info("%s: %s", name, text))
         self._slots = [
-            Slot(index, f"{options.host}/{index}", self._make_beats) for index in range(options.num_endpoints)
+            Slot(index, f"{options.host}/{self._word(index)}", self._make_beats)
+            for index in range(options.num_endpoints)
         ]
         self._published: tuple[EndpointRecord, ...] = ()
         self._changed = threading.Condition()
@@ -74,13 +74,13 @@ class EndpointPool:
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
         # Below: touched by the pool's thread only.
-        self._forker: ForkerProcess | None = None
+        self._forker: Forker | None = None
         self._forker_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._num_forker_crashes = 0
         self._forker_start_at_s: float | None = 0.0
         self._forker_awaits_restart = False
-        self._outputs: dict[int, Output] = {}
         self._selector = selectors.DefaultSelector()
+        self._outputs = Outputs(self._selector, self._on_line)
 
     # The caller's side
 
@@ -147,6 +147,24 @@ class EndpointPool:
                         total[name] = total.get(name, 0) + value
         return total
 
+    def counters(self) -> dict[str, int]:
+        """Return what happened here, as the report names it."""
+        statistics = self.statistics()
+        return {
+            "authentication failures": int(statistics.get("auth_failures", 0)),
+            "endpoint restarts": self.num_restarts,
+            "stuck endpoints": self.num_stuck,
+            "batches computed": int(statistics.get("num_batches", 0)),
+            "emulation overruns": int(statistics.get("num_overruns", 0)),
+        }
+
+    def describe(self) -> str:
+        """Return what is to serve here."""
+        return f"{self._options.num_endpoints} endpoints"
+
+    def follow(self, records: Sequence[EndpointRecord]) -> None:
+        """Take note of what serves in the job, on this host and others."""
+
     def stop(self, grace_s: float | None = None) -> None:
         """Take the endpoints out of the directory, let them finish, end every process; blocks, idempotent.
 
@@ -157,9 +175,7 @@ class EndpointPool:
             return
         with self._changed:
             self._stop_grace_s = self._options.grace_s if grace_s is None else grace_s
-            is_open = self._wake_write >= 0
-            if is_open:
-                os.write(self._wake_write, b"s")
+        self._wake()
         self._thread.join(self._stop_grace_s + 15.0)
 
     def __enter__(self) -> EndpointPool:
@@ -168,6 +184,28 @@ class EndpointPool:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _wake(self) -> None:
+        with self._changed, contextlib.suppress(BlockingIOError):  # full: it has not looked since
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
+
+    # What there is in a slot
+
+    def _word(self, index: int) -> str:
+        """Return what a slot is called on its host."""
+        return str(index)
+
+    def _kind(self, index: int) -> str:
+        """Return what the process of a slot serves."""
+        return BATCHES
+
+    def _may_start(self, slot: Slot) -> bool:
+        """Tell whether what the process of a slot needs is there."""
+        return True
+
+    def _make_forker(self, output: int) -> Forker:
+        return ForkerProcess(self._options, output)
 
     # The pool's thread
 
@@ -182,8 +220,7 @@ class EndpointPool:
             self._fail(error if isinstance(error, HeteroError) else HeteroError(f"the endpoint pool failed: {error}"))
         finally:
             self._drop_forker()
-            for output in list(self._outputs.values()):
-                self._close_output(output)
+            self._outputs.close()
             with self._changed:
                 self._selector.close()
                 os.close(self._wake_read)
@@ -197,12 +234,11 @@ class EndpointPool:
         for key, _ in self._selector.select(timeout_s):
             if key.data == "wake":
                 os.read(self._wake_read, 64)
-            elif isinstance(key.data, ForkerProcess):
-                self._take_events(key.data)
+            elif key.data == "forker":
+                if self._forker is not None:
+                    self._take_events(self._forker)
             else:
-                output = self._outputs.get(key.fd)  # None: closed in this turn, with its process
-                if output is not None and not output.read(self._on_line):
-                    self._close_output(output)
+                self._outputs.read(key.data)
         if self._stop_grace_s is None:
             for slot in self._slots:
                 slot.check_beats(begin_s)
@@ -218,30 +254,30 @@ class EndpointPool:
                 logger.warning("%s starts over: a restart has been given back", self._options.host)
             if self._forker_start_at_s is not None and now_s >= self._forker_start_at_s:
                 self._forker_start_at_s = None
-                with self._open_output(f"{self._options.host}/script", self._forker_lines) as write_end:
-                    self._forker = ForkerProcess(self._options, write_end)
-                self._selector.register(self._forker, selectors.EVENT_READ, self._forker)
+                with self._outputs.open(f"{self._options.host}/script", self._forker_lines) as write_end:
+                    self._forker = self._make_forker(write_end)
+                self._selector.register(self._forker, selectors.EVENT_READ, "forker")
         elif self._forker.loaded_s is not None:
             for slot in self._slots:
                 if slot.awaits_restart and self._may_restart():
                     slot.awaits_restart, slot.start_at_s = False, now_s
                     logger.warning("endpoint %s is started again: a restart has been given back", slot.name)
-                if slot.start_at_s is not None and now_s >= slot.start_at_s:
+                if slot.start_at_s is not None and now_s >= slot.start_at_s and self._may_start(slot):
                     slot.begin(f"{self._launch}-{secrets.token_hex(16)}")
-                    with self._open_output(slot.name, slot.last_lines) as write_end:
+                    with self._outputs.open(slot.name, slot.last_lines) as write_end:
                         self._forker.start_endpoint(slot.index, slot.incarnation, write_end)
 
-    def _take_events(self, forker: ForkerProcess) -> None:
+    def _take_events(self, forker: Forker) -> None:
         for event in forker.events():
             if event is not None:
                 self._on_event(forker, event)
             elif self._is_registered(forker):
                 self._selector.unregister(forker)  # readable for ever; its end is noticed by its status
 
-    def _is_registered(self, forker: ForkerProcess) -> bool:
+    def _is_registered(self, forker: Forker) -> bool:
         return forker.fileno() in self._selector.get_map()
 
-    def _on_event(self, forker: ForkerProcess, event: dict[str, Any]) -> None:
+    def _on_event(self, forker: Forker, event: dict[str, Any]) -> None:
         kind = event.pop("event")
         if kind == "loaded":
             forker.loaded_s = time.monotonic()
@@ -276,14 +312,13 @@ class EndpointPool:
             address=join_address(options.address, port),
             incarnation=slot.incarnation,
             num_slots=options.num_slots,
+            kind=self._kind(slot.index),
         )
         self._publish()
 
     def _on_exit(self, slot: Slot, status: int) -> None:
         """Plan a restart of one endpoint that ended, or give up."""
-        for output in list(self._outputs.values()):
-            if output.name == slot.name and not output.read(self._on_line, max_reads=16):
-                self._close_output(output)
+        self._outputs.drain(slot.name)
         self._retire(slot)
         self._publish()
         if self._failure is not None or self._stop_grace_s is not None:
@@ -299,7 +334,7 @@ class EndpointPool:
                 self._give_up(slot.name, status, explanation, slot.last_lines)
             else:
                 slot.awaits_restart = True
-                logger.error("endpoint %s %s; no restarts are left%s", slot.name, explanation, self._next_restart())
+                logger.error("endpoint %s %s; no restarts are left%s", slot.name, explanation, self._budget.next_in_words(time.monotonic()))
             return
         slot.num_crashes += 1
         wait_s = backoff_s(slot.num_crashes)
@@ -326,7 +361,7 @@ class EndpointPool:
                 self._give_up(name, status, explanation, self._forker_lines)
             else:
                 self._forker_awaits_restart = True
-                logger.error("%s %s; no restarts are left%s", name, explanation, self._next_restart())
+                logger.error("%s %s; no restarts are left%s", name, explanation, self._budget.next_in_words(time.monotonic()))
             return
         self._num_forker_crashes += 1
         wait_s = backoff_s(self._num_forker_crashes)
@@ -343,11 +378,6 @@ class EndpointPool:
     def _may_wait(self) -> bool:
         """Tell whether this host may be without any endpoint until a restart is given back."""
         return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
-
-    def _next_restart(self) -> str:
-        """Return when there will be one, for the log."""
-        back_s = self._budget.next_s - time.monotonic()
-        return f", the next one in {back_s:.0f} s" if back_s < math.inf else ""
 
     def _is_stable(self, since_s: float | None) -> bool:
         """Tell whether a process that has worked since then, if at all, did so for long."""
@@ -413,31 +443,4 @@ class EndpointPool:
             self._selector.unregister(self._forker)
         self._forker.end()
         self._forker = None
-        pids = [slot.pid for slot in self._slots if slot.pid]
-        deadline_s = time.monotonic() + 2.0
-        while any(_is_alive(pid) for pid in pids) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-
-    @contextlib.contextmanager
-    def _open_output(self, name: str, last_lines: deque[str]) -> Iterator[int]:
-        """Make a pipe for a process's output; yield the end that the process gets."""
-        output = Output(name, last_lines)
-        self._outputs[output.read_end] = output
-        self._selector.register(output.read_end, selectors.EVENT_READ, output)
-        try:
-            yield output.write_end
-        finally:
-            output.close_write_end()
-
-    def _close_output(self, output: Output) -> None:
-        self._selector.unregister(output.read_end)
-        del self._outputs[output.read_end]
-        output.close()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+        wait_gone([slot.pid for slot in self._slots if slot.pid], timeout_s=2.0)

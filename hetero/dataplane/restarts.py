@@ -47,6 +47,10 @@ class RestartBudget:
         """When the next restart is given back if none is left, monotonic seconds; infinite if there never is one."""
         return self._latest_s + self._return_s if self._limit else math.inf
 
+    def next_in_words(self, now_s: float) -> str:
+        """Return when the next restart is given back, for the end of a sentence; empty if there never is one."""
+        return f", the next one in {self.next_s - now_s:.0f} s" if self.next_s < math.inf else ""
+
 
 def backoff_s(num_crashes: int) -> float:
     """Return the wait before the restart after so many crashes in a row; the first is nearly immediate."""

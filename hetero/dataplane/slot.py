@@ -40,6 +40,8 @@ class Slot:
     """Its process ended when no restart was left: it gets the next one that there is."""
     ready_s: float | None = None
     """Since when it serves, monotonic; None: it does not."""
+    num_starts: int = 0
+    """Processes so far."""
     num_crashes: int = 0
     """In a row."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
@@ -53,6 +55,7 @@ class Slot:
         """Take note that a new process is being started."""
         self.start_at_s = None
         self.is_started = True
+        self.num_starts += 1
         self.incarnation = incarnation
         self.beats = self.make_beats()
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from hetero import errors
 from hetero.control.security import TOKEN_FILE_VARIABLE
@@ -20,7 +20,7 @@ from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroErr
 from hetero.process import start_child, thread_limits
 from hetero.wire.limits import Limits
 
-__all__ = ["ForkerProcess", "PoolOptions", "failure_from_event"]
+__all__ = ["Forker", "ForkerProcess", "PoolOptions", "child_environment", "failure_from_event"]
 
 _MAX_PACKET_BYTES = 128 * 1024
 
@@ -86,6 +86,19 @@ class PoolOptions:
             raise ConfigError(f"stable_s is {self.stable_s}, expected more than 0")
 
 
+class Forker(Protocol):
+    """What starts and ends the processes of a pool; see `ForkerProcess`."""
+
+    loaded_s: float | None
+
+    def fileno(self) -> int: ...
+    def start_endpoint(self, index: int, incarnation: str, output: int) -> None: ...
+    def stop(self, grace_s: float) -> None: ...
+    def events(self) -> Iterator[dict[str, Any] | None]: ...
+    def poll(self) -> int | None: ...
+    def end(self) -> None: ...
+
+
 class ForkerProcess:
     """One run of `hetero.dataplane.forker`. For one thread, whose end is the process's end.
 
@@ -103,7 +116,7 @@ class ForkerProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
-                env=_environment(options),
+                env=child_environment(options),
             )
         self.loaded_s: float | None = None
         """Since when it has the script and takes commands, monotonic; None: not yet."""
@@ -169,7 +182,7 @@ class ForkerProcess:
             logger.debug("the forker is gone: %s", error)  # its end is noticed by its status
 
 
-def _environment(options: PoolOptions) -> dict[str, str]:
+def child_environment(options: PoolOptions) -> dict[str, str]:
     """Return the processes' environment: the token's path in it, never the token."""
     environment = {**os.environ, **thread_limits(), **options.environment, "GRPC_ENABLE_FORK_SUPPORT": "false"}
     environment["PYTHONUNBUFFERED"] = "1"

@@ -35,6 +35,7 @@ from hetero.launch.watchdog import Watchdog
 from hetero.launch.workdir import private_folder
 from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
+from hetero.tf.service_pool import ServicePool
 from hetero.version import __version__
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
@@ -182,6 +183,7 @@ class Host:
             warmup_steps=options.warmup_steps,
             max_batch_bytes=options.max_batch_bytes,
             stop_grace_s=self.timings.stop_grace_s,
+            data_service=self.placement.data_service,
         )
         return Hub(
             Membership(members, own, timings=self.timings, clock=time.monotonic, max_restarts=options.job_restarts),
@@ -199,6 +201,17 @@ class Host:
         )
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:
+        if self.placement.data_service == "tf":
+            service = placement.service_options(
+                self.options,
+                self.placement,
+                host=self.name,
+                address=self.address,
+                job_id=self.job_id,
+                environment=self.child_environment,
+                timings=self.timings,
+            )
+            return ServicePool(service, on_change=self._on_endpoints, on_line=self.relay.line)
         options = placement.pool_options(
             self.options,
             self.placement,
@@ -276,11 +289,14 @@ class Host:
         self._follow()
         with self.hub.membership() as membership:
             decided = membership.own.decided
+            endpoints = membership.endpoints()
             words = waiting_for(membership) if waiting_for is not None else ""
         if decided is not None:
             raise JobEndsError(decided)
         if self._num_signals:
             self._take_signal()
+        if self.pool is not None:
+            self.pool.follow(endpoints)
         if self.pool is not None and self.pool.failure is not None and not self.endpoints_were_ready:
             self.fail(cause_of(self.pool.failure, self.name))
         if words and time.monotonic() >= self._next_words_s:
@@ -312,12 +328,8 @@ class Host:
         if self.is_first_trainer:
             counters["job restarts"] = self.generation
         if self.pool is not None:
-            endpoints = self.pool.statistics()
-            counters["authentication failures"] += int(endpoints.get("auth_failures", 0))
-            counters["endpoint restarts"] = self.pool.num_restarts
-            counters["stuck endpoints"] = self.pool.num_stuck
-            counters["batches computed"] = int(endpoints.get("num_batches", 0))
-            counters["emulation overruns"] = int(endpoints.get("num_overruns", 0))
+            for name, count in self.pool.counters().items():
+                counters[name] = counters.get(name, 0) + count
         usage_json = json.dumps(self._sampler.usage().to_json()).encode()
         with self.hub.membership() as membership:
             is_behind = self.placement.num_ranks > 0 and membership.own.generation != self.generation

@@ -12,8 +12,9 @@ from hetero.cgroups import cpu_quota
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings
 from hetero.dataplane.pool import PoolOptions
+from hetero.tf.service_pool import ServiceOptions
 
-__all__ = ["Placement", "num_gpus", "plan", "pool_options", "usable_cpus"]
+__all__ = ["Placement", "num_gpus", "plan", "pool_options", "service_options", "usable_cpus"]
 
 _EMULATED_ENDPOINTS = 1
 
@@ -23,7 +24,7 @@ class Placement:
     """This host's share of the work."""
 
     num_endpoints: int
-    """Endpoints on this host; 0: none."""
+    """Endpoints on this host, or servers of tf.data.service; 0: none."""
     num_slots: int
     """Batches that each endpoint computes at the same time; 1 unless vCPUs are emulated."""
     num_ranks: int
@@ -32,6 +33,10 @@ class Placement:
     """Whether the job has endpoints anywhere, so that loaders fetch from them."""
     usage_scope: str
     """What the host's resource use is read from: ``host``, or ``tree`` where hosts share a machine."""
+    data_service: str = ""
+    """What data hosts run, ``grpc`` or ``tf``; empty: there are none."""
+    has_tf_dispatcher: bool = False
+    """Whether one of them is the dispatcher: on the first data host."""
 
 
 def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
@@ -42,7 +47,11 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
     """
     emulated = options.emulate_sample_s is not None
     is_trainer = cluster.role is Role.TRAINER
-    if not is_trainer:
+    data_service = options.data_service if cluster.data_hosts else ""
+    has_tf_dispatcher = data_service == "tf" and cluster.current_host == cluster.data_hosts[0].name
+    if options.data_service == "tf":
+        num_endpoints = _num_tf_servers(options, cluster)
+    elif not is_trainer:
         num_endpoints = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
     elif emulated and not cluster.data_hosts:
         num_endpoints = options.trainer_endpoints or _EMULATED_ENDPOINTS
@@ -55,8 +64,46 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
         num_endpoints=num_endpoints,
         num_slots=num_slots,
         num_ranks=(options.nproc_per_node or num_gpus() or 1) if is_trainer else 0,
-        remote=bool(cluster.data_hosts) or options.trainer_endpoints > 0 or emulated,
+        remote=data_service == "grpc" or options.trainer_endpoints > 0 or emulated,
+        data_service=data_service,
+        has_tf_dispatcher=has_tf_dispatcher,
         usage_scope="tree" if "HETERO_SIMULATED" in os.environ else "host",
+    )
+
+
+def _num_tf_servers(options: LaunchOptions, cluster: ClusterSpec) -> int:
+    """Return dispatcher and workers on the current host; a job without data hosts has none."""
+    if not cluster.data_hosts:
+        return 0
+    if cluster.role is Role.TRAINER:
+        return options.trainer_tf_workers
+    return options.tf_workers_per_host + (cluster.current_host == cluster.data_hosts[0].name)
+
+
+def service_options(
+    options: LaunchOptions,
+    placement: Placement,
+    *,
+    host: str,
+    address: str,
+    job_id: str,
+    environment: Mapping[str, str],
+    timings: Timings,
+) -> ServiceOptions:
+    """Return the options of this host's servers of tf.data.service."""
+    return ServiceOptions(
+        host=host,
+        address=address,
+        num_endpoints=placement.num_endpoints,
+        has_dispatcher=placement.has_tf_dispatcher,
+        work_dir=None if options.tf_work_dir is None else str(options.tf_work_dir.absolute()),
+        job_id=job_id,
+        endpoint_restarts=options.endpoint_restarts,
+        gives_up=False,  # as in `pool_options`
+        stuck_s=timings.lease_s,
+        stable_s=timings.stable_s,
+        log_level=options.log_level.upper(),
+        environment=environment,
     )
 
 

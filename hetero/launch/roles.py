@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
+from hetero.control.directory import TF_DISPATCHER, TF_WORKER
 from hetero.control.membership import Membership
 from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
@@ -39,10 +40,12 @@ def serve(host: Host) -> None:
     deadline_s = time.monotonic() + host.timings.start_timeout_s
     _start_endpoints(host, deadline_s)
     host.publish(state=HostState.SERVING)
-    logger.info("serving with %d endpoints", host.placement.num_endpoints)
+    logger.info("serving with %s", "nothing" if host.pool is None else host.pool.describe())
     while not _may_leave(host, deadline_s):
         host.tick(lambda membership: _words_on_trainers(host, membership))
     host.publish(state=HostState.DRAINING)
+    if host.placement.has_tf_dispatcher:
+        _let_workers_end(host)
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
     host.publish(state=HostState.DONE, endpoints=())
@@ -81,11 +84,12 @@ def _train_generation(host: Host) -> bool:
 
 
 def _start_endpoints(host: Host, deadline_s: float) -> None:
-    if host.pool is None:
+    pool = host.pool
+    if pool is None:
         return
-    host.pool.start()
+    pool.start()
     while not host.endpoints_were_ready and not host.was_stopped:
-        host.tick(lambda _: f"{host.placement.num_endpoints} endpoints of this host")
+        host.tick(lambda _: f"{pool.describe()} on this host")
         if time.monotonic() > deadline_s:
             summary = f"endpoints were not ready within {host.timings.start_timeout_s:.0f} s"
             host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.DATA_HOSTS_MISSING))
@@ -108,6 +112,17 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
         return False
     logger.warning("this host alone was asked to stop: leaving; the others compute its batches")
     return True
+
+
+def _let_workers_end(host: Host) -> None:
+    """Wait, a moment at most, until the other data hosts have ended their workers: the dispatcher ends after them."""
+    deadline_s = time.monotonic() + host.timings.abort_grace_s
+    while time.monotonic() < deadline_s:
+        with host.hub.membership() as membership:
+            others = [status for status in membership.statuses(Role.DATA) if status.host != host.name]
+        if all(status.state in (HostState.DONE, HostState.FAILED) for status in others):
+            return
+        host.tick()
 
 
 def _words_on_trainers(host: Host, membership: Membership) -> str:
@@ -167,10 +182,12 @@ def _run_ranks(host: Host) -> None:
     interval_s = progress.interval_s(os.environ)
     next_progress_s = time.monotonic() + interval_s
     stopped_s = math.inf
+    served_s = time.monotonic()
     ranks = RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
     try:
         while (status := ranks.poll()) is None:
             host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
+            served_s = _check_tf_service(host, served_s)
             if host.was_stopped:
                 stopped_s = min(stopped_s, time.monotonic())
             if _is_left_alone(host):
@@ -190,6 +207,30 @@ def _run_ranks(host: Host) -> None:
     finally:
         ranks.kill()
     logger.info("ranks are done")
+
+
+def _check_tf_service(host: Host, served_s: float) -> float:
+    """Return when tf.data.service last had a dispatcher and a worker; end the job if that is longer ago than may be.
+
+    Its clients would wait for an hour, in TensorFlow, and say nothing.
+
+    Args:
+        host: This one, on which ranks run.
+        served_s: What this function returned last, monotonic seconds.
+    """
+    now_s = time.monotonic()
+    if host.placement.data_service != "tf":
+        return now_s
+    with host.hub.membership() as membership:
+        kinds = {record.kind for record in membership.endpoints()}
+    words = {TF_DISPATCHER: "its dispatcher, on the first data host", TF_WORKER: "every worker"}
+    lost = " and ".join(word for kind, word in words.items() if kind not in kinds)
+    if not lost:
+        return now_s
+    if now_s - served_s > host.timings.data_timeout_s:
+        summary = f"tf.data.service has been without {lost} for {now_s - served_s:.0f} s"
+        host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.DATA_PLANE_LOST))
+    return served_s
 
 
 def _is_left_alone(host: Host) -> bool:

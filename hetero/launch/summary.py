@@ -122,6 +122,7 @@ def run_facts(
             "job restarts allowed": str(options.job_restarts),
             "endpoints per data host": str(options.endpoints_per_host or "default"),
             "endpoints per trainer host": str(options.trainer_endpoints),
+            "data service": placement.data_service or "none",
             "emulate_sample_s": str(options.emulate_sample_s),
             "emulate_step_s": str(options.emulate_step_s),
         },
@@ -131,7 +132,7 @@ def run_facts(
 def _placement_name(options: LaunchOptions, cluster: ClusterSpec) -> str:
     if not cluster.data_hosts:
         return "homogeneous"
-    return "hybrid" if options.trainer_endpoints else "heterogeneous"
+    return "hybrid" if options.trainer_endpoints or options.trainer_tf_workers else "heterogeneous"
 
 
 def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:

@@ -111,7 +111,7 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
     )
 
 
-def join_address(address: str, port: int) -> str:
+def join_address(address: str, port: int | str) -> str:
     """Return ``address:port`` as gRPC takes it, an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 

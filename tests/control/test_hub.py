@@ -14,7 +14,7 @@ from hubs import TOKEN, Names, make_hub, wait_for
 
 from hetero.cluster import Role
 from hetero.control import links, security
-from hetero.control.directory import EndpointRecord
+from hetero.control.directory import TF_DISPATCHER, EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Membership
 from hetero.control.session import RankSession
@@ -340,6 +340,20 @@ def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
     with trainer.membership() as membership:
         assert membership.own.decided is not None
         assert membership.own.decided.first_line == "HET-30 trainer: rank 0: boom"
+
+
+def test_session_tells_servers_of_tensorflow_from_endpoints(hubs: tuple[Hub, Hub]) -> None:
+    trainer, data = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    dispatcher = dataclasses.replace(RECORD, endpoint_id="data/tf-dispatcher", kind=TF_DISPATCHER)
+    with contextlib.closing(session):
+        assert session.options.data_service == "tf"
+        changed = threading.Event()
+        session.tf_servers.subscribe(lambda: changed.set() if session.tf_servers.records() else None)
+        data.update(state=HostState.SERVING, endpoints=(RECORD, dispatcher))
+        assert changed.wait(20.0)
+        assert session.tf_servers.records() == (dispatcher,)
+        assert session.directory.records() == (RECORD,)
 
 
 class BrokenTimer(StepTimer):

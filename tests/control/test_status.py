@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.control.directory import EndpointRecord
+from hetero.control.directory import BATCHES, KINDS, EndpointRecord
 from hetero.control.status import (
     Cause,
     HostState,
@@ -50,7 +50,13 @@ reports = st.builds(
 )
 hosts = st.shared(words)
 endpoints = st.builds(
-    EndpointRecord, endpoint_id=words, host=hosts, address=words, incarnation=words, num_slots=st.integers(1, 1000)
+    EndpointRecord,
+    endpoint_id=words,
+    host=hosts,
+    address=words,
+    incarnation=words,
+    num_slots=st.integers(1, 1000),
+    kind=st.sampled_from(KINDS),
 )
 statuses = st.builds(
     HostStatus,
@@ -128,6 +134,19 @@ def test_status_of_unknown_state_is_refused() -> None:
     message.state = 77
     with pytest.raises(ProtocolError, match="77"):
         status_from_proto(message)
+
+
+def test_endpoint_of_unknown_kind_is_refused() -> None:
+    message = status_to_proto(HostStatus(host="a", incarnation="i", version="1", script_digest="d"))
+    message.endpoints.add(endpoint_id="a/0", address="127.0.0.1:1", incarnation="i", kind="door")
+    with pytest.raises(ProtocolError, match="unknown kind 'door'"):
+        status_from_proto(message)
+
+
+def test_endpoint_that_says_no_kind_serves_batches() -> None:
+    message = status_to_proto(HostStatus(host="a", incarnation="i", version="1", script_digest="d"))
+    message.endpoints.add(endpoint_id="a/0", address="127.0.0.1:1", incarnation="i")
+    assert status_from_proto(message).endpoints[0].kind == BATCHES
 
 
 def test_status_over_its_bound_is_refused() -> None:

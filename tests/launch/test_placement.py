@@ -82,6 +82,23 @@ def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> 
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).num_slots == 4
 
 
+def test_tf_service_has_its_dispatcher_on_the_first_data_host() -> None:
+    first = plan("algo-1", data=2, data_service="tf", tf_workers_per_host=3)
+    assert (first.num_endpoints, first.has_tf_dispatcher, first.data_service, first.remote) == (4, True, "tf", False)
+    second = plan("algo-2", data=2, data_service="tf", tf_workers_per_host=3)
+    assert (second.num_endpoints, second.has_tf_dispatcher) == (3, False)
+
+
+def test_tf_service_has_workers_on_trainer_hosts_if_asked() -> None:
+    assert plan("algo-9", data_service="tf").num_endpoints == 0
+    assert plan("algo-9", data_service="tf", trainer_tf_workers=2).num_endpoints == 2
+
+
+def test_tf_service_is_nothing_to_a_homogeneous_job() -> None:
+    found = plan("algo-9", data=0, data_service="tf", trainer_tf_workers=2)
+    assert (found.num_endpoints, found.data_service, found.remote) == (0, "", False)
+
+
 def pool_options(**options: Any) -> PoolOptions:
     """Return what a data host's pool is told."""
     return placement.pool_options(

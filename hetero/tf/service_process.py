@@ -1,0 +1,105 @@
+"""One server of tf.data.service in a process of its own: a dispatcher or a worker.
+
+Run by `hetero.tf.service_pool` as ``python -m hetero.tf.service_process FD``. FD is a packet socket: the first packet is
+the configuration, then events go back: that it is ready and on which port, and a sign of life every second. The
+socket's end is the request to end; the process ends with the pool in any case (parent-death signal).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from hetero.errors import ConfigError, ExitCode
+from hetero.process import die_with_parent
+
+__all__ = ["main"]
+
+_MAX_PACKET_BYTES = 64 * 1024
+_BEAT_S = 1.0
+_HEARTBEAT_MS = 2000
+"""From worker to dispatcher. TensorFlow's own 30 s would leave a restarted dispatcher without workers for as long."""
+
+
+def main() -> None:
+    """Run the server; see the module's text."""
+    pool = socket.socket(fileno=int(sys.argv[1]))
+    configuration = json.loads(pool.recv(_MAX_PACKET_BYTES))
+    die_with_parent(configuration["parent_pid"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops things in order
+    faulthandler.register(signal.SIGUSR1)
+    names = {name: configuration[name] for name in ("index", "incarnation")}
+    try:
+        server = _start(configuration)
+    except ConfigError as error:
+        _send(pool, event="failed", child=None, kind=type(error).__name__, message=str(error))
+        os._exit(error.exit_code)
+    _send(pool, event="ready", pid=os.getpid(), port=_port(server), **names)
+    while not _is_told_to_end(pool):
+        _send(pool, event="statistics", **names)
+    server.stop()
+    sys.stderr.flush()
+    os._exit(ExitCode.OK)  # TensorFlow's threads may wait for a client for ever; nothing here is worth their end
+
+
+def _start(configuration: dict[str, Any]) -> Any:
+    """Start the server that the configuration describes; a worker without a dispatcher's address is a dispatcher.
+
+    Raises:
+        ConfigError: There is no TensorFlow.
+    """
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ConfigError(
+            "--data-service tf needs TensorFlow on data hosts, where it is not installed: pip install 'hetero[tensorflow]'"
+        ) from None
+    service = tf.data.experimental.service
+    dispatcher, port = configuration["dispatcher"], configuration["port"]
+    if not dispatcher:
+        return service.DispatchServer(
+            service.DispatcherConfig(
+                port=port,
+                protocol="grpc",
+                work_dir=configuration["work_dir"],
+                fault_tolerant_mode=configuration["work_dir"] is not None,
+                worker_timeout_ms=int(configuration["worker_timeout_s"] * 1000),
+            )
+        )
+    return service.WorkerServer(
+        service.WorkerConfig(
+            dispatcher_address=dispatcher,
+            worker_address=configuration["worker_address"],
+            port=port,
+            protocol="grpc",
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+        )
+    )
+
+
+def _port(server: Any) -> int:
+    return int(server._address.rpartition(":")[2])  # of a worker TensorFlow tells it nowhere else
+
+
+def _is_told_to_end(pool: socket.socket) -> bool:
+    """Wait for a beat's time; True if the pool has closed its end."""
+    readable, _, _ = select.select([pool], [], [], _BEAT_S)
+    return bool(readable) and not pool.recv(_MAX_PACKET_BYTES)
+
+
+def _send(pool: socket.socket, **event: object) -> None:
+    with contextlib.suppress(OSError):  # nobody is there any more, which the next look tells
+        pool.send(json.dumps(event).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A host's servers of tf.data.service, against TensorFlow's own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
+from hetero.errors import ConfigError, ExitCode
+from hetero.tf.service_pool import ServiceOptions, ServicePool
+
+needs_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
+)
+
+_START_S = 120.0
+
+
+def wait_for(predicate: Callable[[], object], timeout_s: float = _START_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not predicate():
+        assert time.monotonic() < deadline_s, "it did not come"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def running(lines: list[str], **options: Any) -> Iterator[ServicePool]:
+    """Yield a pool whose processes are being started."""
+    given: dict[str, Any] = {"host": "algo-1", "address": "127.0.0.1", "job_id": "job", "stable_s": 60.0, **options}
+    pool = ServicePool(ServiceOptions(**given), lambda _: None, lambda name, text: lines.append(f"{name}: {text}"))
+    with pool:
+        yield pool
+
+
+def is_there(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_names_and_words_tell_dispatcher_from_workers() -> None:
+    options = ServiceOptions(host="algo-1", address="::1", num_endpoints=3, job_id="job", has_dispatcher=True)
+    pool = ServicePool(options, lambda _: None)
+    assert pool.describe() == "a dispatcher and 2 workers of tf.data.service"
+    assert [pool._word(index) for index in range(3)] == ["tf-dispatcher", "tf-worker-0", "tf-worker-1"]
+    assert pool.counters() == {
+        "tf.data dispatcher restarts": 0,
+        "tf.data worker restarts": 0,
+        "stuck endpoints": 0,
+    }
+
+
+def test_without_tensorflow_the_pool_fails_with_one_line(tmp_path: Path) -> None:
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ModuleNotFoundError('No module', name='tensorflow')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    lines: list[str] = []
+    with running(lines, num_endpoints=1, has_dispatcher=True, environment={"PYTHONPATH": path}) as pool:
+        wait_for(lambda: pool.failure is not None)
+        assert isinstance(pool.failure, ConfigError)
+        assert "pip install 'hetero[tensorflow]'" in str(pool.failure)
+        assert pool.failure.exit_code is ExitCode.USAGE
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_a_folder_for_the_journal_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with running([], num_endpoints=1, has_dispatcher=True, work_dir=str(tmp_path / "file" / "journal")) as pool:
+        wait_for(lambda: pool.failure is not None)
+        assert "--tf-work-dir" in str(pool.failure)
+
+
+def test_workers_wait_until_they_know_the_dispatcher() -> None:
+    with running([], num_endpoints=1) as pool:
+        wait_for(lambda: pool._forker is not None)
+        time.sleep(1.0)  # nothing is awaited: what is shown is that nothing happens
+        assert pool.pids == ()
+        assert not pool._servers._running
+        assert pool.failure is None
+
+
+@needs_tensorflow
+def test_servers_are_restarted_where_they_were_and_end_in_order(tmp_path: Path) -> None:
+    lines: list[str] = []
+    journal = tmp_path / "journal"
+    with running(lines, num_endpoints=3, has_dispatcher=True, work_dir=str(journal)) as pool:
+        assert pool.wait_ready(_START_S)
+        dispatcher, *workers = pool.records
+        assert [record.kind for record in pool.records] == [TF_DISPATCHER, TF_WORKER, TF_WORKER]
+        assert [record.endpoint_id for record in workers] == ["algo-1/tf-worker-0", "algo-1/tf-worker-1"]
+        assert all(is_there(record.address) for record in pool.records)
+        before = {record.endpoint_id: record.address for record in pool.records}
+        pids = pool.pids
+        for pid in pids[:2]:  # the dispatcher and a worker
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(pool.records) == 3 and not set(pids[:2]) & set(pool.pids))
+        assert {record.endpoint_id: record.address for record in pool.records} == before
+        assert pool.counters() == {
+            "tf.data dispatcher restarts": 1,
+            "tf.data worker restarts": 1,
+            "stuck endpoints": 0,
+        }
+        assert len(list(journal.iterdir())) == 1  # its successor reads what it wrote
+        pids = pool.pids
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(is_there(address) for address in before.values())
+    assert list(journal.iterdir()) == []
+
+
+@needs_tensorflow
+def test_workers_go_to_a_dispatcher_that_moved() -> None:
+    with running([], num_endpoints=1, has_dispatcher=True) as first, running([], num_endpoints=1) as workers:
+        assert first.wait_ready(_START_S)
+        workers.follow(first.records)
+        assert workers.wait_ready(_START_S)
+        (pid,) = workers.pids
+        with running([], num_endpoints=1, has_dispatcher=True) as second:
+            assert second.wait_ready(_START_S)
+            workers.follow(second.records)
+            wait_for(lambda: workers.pids not in ((), (pid,)))
+            assert workers.counters()["tf.data worker restarts"] == 1
+
+
+def test_a_record_of_another_kind_is_no_dispatcher() -> None:
+    pool = ServicePool(ServiceOptions(host="algo-2", address="127.0.0.1", num_endpoints=1, job_id="job"), lambda _: None)
+    pool.follow([EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:1", incarnation="a")])
+    assert pool._servers.dispatcher == ""
