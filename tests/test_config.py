@@ -54,6 +54,7 @@ def test_flags_are_spelled_as_documented() -> None:
         *("--role", "a=data", "--role", "b=trainer", "--nproc-per-node", "2", "--endpoints-per-host", "3"),
         *("--trainer-endpoints", "1", "--output-dir", "out", "--port", "1", "--data-timeout", "5"),
         *("--emulate-sample-seconds", "0.5", "--emulate-step-seconds", "0", "--require-token", "--price", "x=1.5"),
+        *("--framework", "tensorflow"),
     )
     assert options == LaunchOptions(
         script="train.py",
@@ -68,6 +69,7 @@ def test_flags_are_spelled_as_documented() -> None:
         emulate_step_s=0.0,
         require_token=True,
         prices=("x=1.5",),
+        framework="tensorflow",
     )
 
 
@@ -136,6 +138,8 @@ def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
         ("data_service", "ray", "one of grpc, tf"),
         ("trainer_tf_workers", 1, "data_service 'tf'"),
         ("tf_work_dir", Path("journal"), "data_service 'tf'"),
+        ("framework", "jax", "one of torch, tensorflow"),
+        ("framework", 1, "one of torch, tensorflow"),
         ("script", "", "its path"),
         ("output_dir", "out", "a path"),
     ],
@@ -247,6 +251,7 @@ def test_unusable_hyperparameters_are_refused(base: Path, content: str) -> None:
             "require_token": st.booleans(),
             "price_file": st.none() | st.just(Path("-prices.yaml")),
             "log_level": st.sampled_from(["debug", "error"]),
+            "framework": st.sampled_from([None, "torch", "tensorflow"]),
         },
     )
 )
@@ -274,6 +279,7 @@ def test_every_option_has_a_flag_with_help() -> None:
     for field in dataclasses.fields(LaunchOptions):
         assert field.name == "script_args" or helps[field.name], field.name
     assert "Default: 17170." in parser.format_help()
+    assert "--framework {torch,tensorflow}" in parser.format_help()
 
 
 def test_command_that_makes_a_cluster_is_told_of_none() -> None:

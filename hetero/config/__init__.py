@@ -7,7 +7,7 @@ hyperparameter and its key in a file follow from the field.
 from __future__ import annotations
 
 from hetero.config.flags import add_launch_arguments, add_price_arguments, parse, to_flags
-from hetero.config.options import LaunchOptions
+from hetero.config.options import LaunchOptions, framework_of
 from hetero.config.resolve import resolve_options
 from hetero.config.timings import Timings
 
@@ -16,6 +16,7 @@ __all__ = [
     "Timings",
     "add_launch_arguments",
     "add_price_arguments",
+    "framework_of",
     "parse",
     "resolve_options",
     "to_flags",

@@ -109,7 +109,8 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
         parser.add_argument(*names, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=shown)
     else:
         action = "append" if base_type(field).startswith("tuple") else "store"
-        metavar = field.metadata["metavar"] or "N"
+        choices = ",".join(field.metadata["choices"])
+        metavar = field.metadata["metavar"] or (f"{{{choices}}}" if choices else "N")
         parser.add_argument(*names, dest=dest, action=action, metavar=metavar, help=shown)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from hetero.errors import ConfigError
 
-__all__ = ["DATA_SERVICES", "LOG_LEVELS", "LaunchOptions", "base_type", "kind_text"]
+__all__ = ["DATA_SERVICES", "FRAMEWORKS", "LOG_LEVELS", "LaunchOptions", "base_type", "framework_of", "kind_text"]
 
 DATA_SERVICES = ("grpc", "tf")
+FRAMEWORKS = ("torch", "tensorflow")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _KINDS = {
@@ -32,6 +33,7 @@ def _option(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
+    choices: tuple[str, ...] = (),
     flag: str = "",
     metavar: str = "",
     shared: bool = False,
@@ -43,11 +45,12 @@ def _option(
         low: Least value allowed.
         high: Greatest value allowed.
         above: What the value must be greater than.
+        choices: The values allowed, if not all.
         flag: Its flag if that is not the name in kebab-case.
-        metavar: How help shows its value.
+        metavar: How help shows its value, if not by its choices.
         shared: Whether the hosts of a job have to agree on it.
     """
-    bounds = {"low": low, "high": high, "above": above}
+    bounds = {"low": low, "high": high, "above": above, "choices": choices}
     metadata = {**bounds, "flag": flag, "metavar": metavar, "shared": shared}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -71,12 +74,14 @@ class LaunchOptions:
     roles: tuple[str, ...] = _option((), flag="--role", metavar="GROUP=ROLE")
     """What a group does, data or trainer, where its name and type do not tell; repeat for each."""
     nproc_per_node: int | None = _option(None, low=1, high=1024, metavar="N")
-    """Ranks per trainer host, 1 to 1024; by default one per GPU, or 1."""
+    """Ranks per trainer host, 1 to 1024; by default 1, with torch one per GPU."""
+    framework: str | None = _option(None, choices=FRAMEWORKS, shared=True)
+    """What the ranks train with, by default torch, run by torchrun; those of tensorflow get a TF_CONFIG each."""
     endpoints_per_host: int | None = _option(None, low=1, high=1024, metavar="N")
     """Endpoints per data host, 1 to 1024; by default one per usable CPU."""
     trainer_endpoints: int = _option(0, low=0, high=1024, metavar="N")
     """Endpoints on every trainer host beside its ranks, 0 to 1024."""
-    data_service: str = _option("grpc", metavar="NAME", shared=True)
+    data_service: str = _option("grpc", choices=DATA_SERVICES, shared=True)
     """What data hosts run: grpc, endpoints of hetero's data plane; or tf, tf.data.service."""
     tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N")
     """Workers of tf.data.service per data host, 1 to 1024; each uses all CPUs of its host."""
@@ -130,8 +135,8 @@ class LaunchOptions:
     """Whether a job that was asked to stop and did so exits with 0 instead of 143."""
     allow_faults: bool = _option(False)
     """Whether HETERO_FAULTS, which makes processes do wrong on purpose, is obeyed outside of simulations."""
-    log_level: str = _option("info", metavar="LEVEL")
-    """Least severe messages that are shown: debug, info, warning or error."""
+    log_level: str = _option("info", choices=LOG_LEVELS)
+    """Least severe messages that are shown."""
 
     def shared(self) -> dict[str, str]:
         """Return the options, by name, on which the hosts of a job have to agree."""
@@ -143,11 +148,12 @@ class LaunchOptions:
             _check(field, getattr(self, field.name))
         if not self.script:
             raise ConfigError("no training script is given; expected its path after the options")
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}")
-        if self.data_service not in DATA_SERVICES:
-            raise ConfigError(f"data_service is {self.data_service!r}; expected one of {', '.join(DATA_SERVICES)}")
         _check_data_service(self)
+
+
+def framework_of(options: LaunchOptions) -> str:
+    """Return what the ranks of a job train with: one of `FRAMEWORKS`."""
+    return options.framework or ("tensorflow" if options.data_service == "tf" else "torch")
 
 
 def base_type(field: dataclasses.Field[Any]) -> str:
@@ -158,6 +164,8 @@ def base_type(field: dataclasses.Field[Any]) -> str:
 def kind_text(field: dataclasses.Field[Any]) -> str:
     """Return what a field takes in words, with its bounds: ``a whole number, 1 or more and at most 8``."""
     meta = field.metadata
+    if meta.get("choices"):
+        return f"one of {', '.join(meta['choices'])}"
     bounds = (
         (meta.get("low"), "{:g} or more"),
         (meta.get("above"), "greater than {:g}"),
@@ -212,4 +220,7 @@ def _has_type(name: str, value: object) -> bool:
 
 def _is_within(bounds: Mapping[str, Any], value: Any) -> bool:
     low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")
+    choices: tuple[str, ...] = bounds.get("choices", ())
+    if choices:
+        return value in choices
     return (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high)
