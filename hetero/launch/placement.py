@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetero.cgroups import cpu_quota
 from hetero.cluster import ClusterSpec, Role
-from hetero.config import LaunchOptions, Timings
+from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.dataplane.pool import PoolOptions
 from hetero.tf.service_pool import ServiceOptions
 
@@ -29,6 +29,8 @@ class Placement:
     """Batches that each endpoint computes at the same time; 1 unless vCPUs are emulated."""
     num_ranks: int
     """Ranks on this host; 0 on data hosts."""
+    framework: str
+    """What the ranks of the job train with."""
     remote: bool
     """Whether the job has endpoints anywhere, so that loaders fetch from them."""
     usage_scope: str
@@ -57,13 +59,16 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
         num_endpoints = options.trainer_endpoints or _EMULATED_ENDPOINTS
     else:
         num_endpoints = options.trainer_endpoints
+    framework = framework_of(options)
+    num_ranks = options.nproc_per_node or (num_gpus() if framework == "torch" else 1) or 1
     num_slots = 1
     if emulated and num_endpoints:
         num_slots = math.ceil((options.emulate_vcpus or usable_cpus()) / num_endpoints)
     return Placement(
         num_endpoints=num_endpoints,
         num_slots=num_slots,
-        num_ranks=(options.nproc_per_node or num_gpus() or 1) if is_trainer else 0,
+        num_ranks=num_ranks if is_trainer else 0,
+        framework=framework,
         remote=data_service == "grpc" or options.trainer_endpoints > 0 or emulated,
         data_service=data_service,
         has_tf_dispatcher=has_tf_dispatcher,

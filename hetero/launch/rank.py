@@ -1,6 +1,6 @@
 """Wraps one rank: connects it to its launcher, runs the user's script, tells the truth about its end.
 
-Usage, by `torch.distributed.run`: ``python -m hetero.launch.rank SCRIPT ARGUMENTS...``
+Usage, by `torch.distributed.run` or `hetero.launch.plain`: ``python -m hetero.launch.rank SCRIPT ARGUMENTS...``
 
 The rank reports an exception to the launcher *before* its process ends. Only
 then do its peers see their collectives break, so their errors arrive later
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     keep_freed_memory()
     _redirect_output()
     # SIGTERM keeps its default action. A request to stop reaches the launcher, which has all ranks
-    # agree on a last step; torch's agent sends the signal when another rank has died, and would wait
-    # 30 s for one that ignored it. Processes that the script starts would inherit that, too.
+    # agree on a last step; torch's agent, or ours, sends the signal when another rank has died, and torch's
+    # would wait 30 s for one that ignored it. Processes that the script starts would inherit that, too.
     from hetero.audit import ledger
     from hetero.control import session as sessions
 

@@ -1,4 +1,4 @@
-"""The ranks of one trainer host, started by `torch.distributed.run`."""
+"""The ranks of one trainer host, started by `torch.distributed.run` or by `hetero.launch.plain`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from hetero.control.session import RESTART_VARIABLE
 from hetero.control.status import Cause
 from hetero.errors import ExitCode, PortError
 from hetero.launch.elastic import PARENT_VARIABLE
+from hetero.launch.plain import PlainRanks
 from hetero.launch.rank import END_PREFIX, LOG_VARIABLE
 from hetero.launch.relay import LineRelay
 from hetero.process import describe_exit_status, is_resource_tracker, kill_all, start_child
 
 __all__ = ["RankProcesses", "RanksOptions", "first_to_fail", "free_port"]
 
-AGENT_NAME = "torchrun"
+_AGENT_NAMES = {"torch": "torchrun", "tensorflow": "rank starter"}
+"""How messages call the process that starts the ranks."""
 _KILL_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -41,18 +43,21 @@ class RanksOptions:
 
     script: str
     script_args: Sequence[str]
+    framework: str
+    """What they train with."""
     num_hosts: int
     """Trainer hosts of the job."""
     host_index: int
     """This one's place among them, in natural order."""
-    rendezvous_address: str
-    """Address of the first trainer host."""
-    rendezvous_port: int
+    meeting_points: Sequence[tuple[str, int]]
+    """Where ranks meet: address and first free port of the first trainer host, or with tensorflow of each in order."""
     own_address: str
     num_ranks: int
     """Ranks on this host."""
     num_cpus: int
     """CPUs that the ranks share."""
+    num_gpus: int
+    """GPUs of this host."""
     environment: Mapping[str, str]
     """Added to this process's own."""
     generation: int = 0
@@ -90,9 +95,9 @@ class RankProcesses:
             relay.add(f"rank {first_rank + local_rank}", log)
             self._logs.append(log)
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        relay.add(AGENT_NAME, read_end)
+        relay.add(self._agent_name, read_end)
         self._process = start_child(
-            [sys.executable, "-m", "hetero.launch.elastic", str(self._result_file), *self._agent_arguments()],
+            [sys.executable, "-m", *self._agent_command(), options.script, *options.script_args],
             env={
                 # Without it torch's agent gives every rank one thread and warns about that.
                 "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
@@ -110,27 +115,41 @@ class RankProcesses:
         )
         os.close(write_end)
 
-    def _agent_arguments(self) -> list[str]:
+    @property
+    def _agent_name(self) -> str:
+        return _AGENT_NAMES[self._options.framework]
+
+    def _agent_command(self) -> list[str]:
+        """Return the module that starts the ranks, and what it is told, but for the script."""
         options = self._options
+        if options.framework == "tensorflow":
+            ranks = PlainRanks(
+                meeting_points=tuple(options.meeting_points),
+                host_index=options.host_index,
+                num_ranks=options.num_ranks,
+                num_gpus=options.num_gpus,
+            )
+            return ["hetero.launch.plain", str(self._result_file), ranks.to_json()]
+        address, port = options.meeting_points[0]
         return [
+            "hetero.launch.elastic",
+            str(self._result_file),
             f"--nnodes={options.num_hosts}",
             f"--node-rank={options.host_index}",
             f"--nproc-per-node={options.num_ranks}",
-            f"--master-addr={options.rendezvous_address}",
-            f"--master-port={options.rendezvous_port}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
             f"--local-addr={options.own_address}",
             "--max-restarts=0",
             "--monitor-interval=0.1",
             f"--log-dir={self._result_file.parent / 'torchrun'}",  # its own default outlives the job
             "--module",
             "hetero.launch.rank",
-            options.script,
-            *options.script_args,
         ]
 
     @property
     def pid(self) -> int:
-        """Process id of torch's agent."""
+        """Process id of what starts the ranks, the agent: torch's, or ours."""
         return self._process.pid
 
     def poll(self) -> int | None:
@@ -145,7 +164,7 @@ class RankProcesses:
         """
         failures = self._failures()
         if not failures:
-            return self._describe(AGENT_NAME, self._process.poll() or 1)
+            return self._describe(self._agent_name, self._process.poll() or 1)
         rank, exit_status = first_to_fail(failures, reported)
         if rank in reported and not is_crash(exit_status):
             return reported[rank]
@@ -176,7 +195,7 @@ class RankProcesses:
         )
 
     def kill(self) -> None:
-        """End torch's agent, the ranks and everything that they started; idempotent.
+        """End the agent, the ranks and everything that they started; idempotent.
 
         What cannot be killed, because it waits for a device, say, is named in the log after 5 s, and left.
         """
@@ -214,7 +233,7 @@ class RankProcesses:
     def _name_of(self, process: psutil.Process) -> str:
         """Return which process it is, and its state: in disk-sleep it waits for a device."""
         with contextlib.suppress(psutil.Error):
-            name = AGENT_NAME if process.pid == self._process.pid else process.name()
+            name = self._agent_name if process.pid == self._process.pid else process.name()
             return f"process {process.pid} ({name}, {process.status()})"
         return f"process {process.pid}"
 
@@ -267,16 +286,32 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     return min(failures, key=place)
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on, for torch's rendezvous, which binds it seconds later on all addresses.
+def free_port(count: int = 1) -> int:
+    """Return the first of ports in a row that nobody listens on, for ranks to bind seconds later, on all addresses.
 
-    If possible not one of those that the system gives to outgoing connections meanwhile.
+    If possible not of those that the system gives to outgoing connections meanwhile.
+
+    Args:
+        count: How many, >= 1.
+
+    Raises:
+        PortError: If there are none.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    num_others = first_ephemeral - 1024
+    num_others = first_ephemeral - 1024 - (count - 1)
     candidates = [1024 + secrets.randbelow(num_others) for _ in range(100)] if num_others > 0 else []
-    for port in (*candidates, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return int(probe.getsockname()[1])
-    raise PortError("the system has no free port for the ranks' rendezvous; end what listens on its ports")
+    for candidate in (*candidates, 0):
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
+            first = _bind(probes, candidate)
+            for port in range(first + 1, first + count):
+                _bind(probes, port)
+            return first
+    what = "no free port" if count == 1 else f"no {count} free ports in a row"
+    raise PortError(f"the system has {what} where the ranks could meet; end what listens on its ports")
+
+
+def _bind(probes: contextlib.ExitStack, port: int) -> int:
+    """Bind a port, 0 for any, until the stack is left; return it."""
+    probe = probes.enter_context(socket.socket())
+    probe.bind(("", port))
+    return int(probe.getsockname()[1])

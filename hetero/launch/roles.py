@@ -70,7 +70,7 @@ def train(host: Host) -> None:
 def _train_generation(host: Host) -> bool:
     """Run the ranks of this host once; False if the trainer group has to start over."""
     try:
-        port = free_port() if host.is_first_trainer else 0
+        port = _own_port(host)
         host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
         if _wait_for_peers(host, time.monotonic() + host.timings.start_timeout_s):
             host.publish(state=HostState.TRAINING)
@@ -81,6 +81,18 @@ def _train_generation(host: Host) -> bool:
     except RestartError:
         return False
     return True
+
+
+def _meeting_hosts(host: Host) -> Sequence[str]:
+    """Return the trainer hosts whose addresses and ports ranks need: all if each rank has a server of TensorFlow's."""
+    return host.trainer_hosts if host.placement.framework == "tensorflow" else host.trainer_hosts[:1]
+
+
+def _own_port(host: Host) -> int:
+    """Return the first of the free ports where ranks of this host may be met; 0: they are not."""
+    if host.name not in _meeting_hosts(host):
+        return 0
+    return free_port(host.placement.num_ranks if host.placement.framework == "tensorflow" else 1)
 
 
 def _start_endpoints(host: Host, deadline_s: float) -> None:
@@ -143,8 +155,9 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
             stop_requested = membership.stop_requested
         words = _words(data + trainers)
-        if not words and not host.has_address(first := host.trainer_hosts[0]):
-            words = f"the address of {first}, where ranks meet"
+        nameless = [name for name in _meeting_hosts(host) if not host.has_address(name)]
+        if not words and nameless:
+            words = f"the address of {', '.join(nameless)}, where ranks meet"
         if stop_requested:
             # The others learn of the request with or before this host's DONE, and start no ranks either.
             host.publish(stop_requested=True)
@@ -162,19 +175,19 @@ def _run_ranks(host: Host) -> None:
     environment = {**host.child_environment, LAUNCHER_VARIABLE: join_address(host.address, host.hub.port)}
     if host.options.audit:
         environment[DIRECTORY_VARIABLE] = str(host.output_folder)
-    first = host.trainer_hosts[0]
     with host.hub.membership() as membership:
         ports = {status.host: status.rendezvous_port for status in membership.statuses(Role.TRAINER)}
     options = RanksOptions(
         script=host.options.script,
         script_args=host.options.script_args,
+        framework=host.placement.framework,
         num_hosts=len(host.trainer_hosts),
         host_index=host.trainer_hosts.index(host.name),
-        rendezvous_address=host.address_of(first),
-        rendezvous_port=ports[first],
+        meeting_points=[(host.address_of(name), ports[name]) for name in _meeting_hosts(host)],
         own_address=host.address,
         num_ranks=host.placement.num_ranks,
         num_cpus=placement.usable_cpus(),
+        num_gpus=placement.num_gpus(),
         environment=environment,
         generation=host.generation,
     )

@@ -84,8 +84,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if sum(other.directory == job.directory for other in jobs) == 1:  # else the file may be the other one's
             check_end(job)
     killed = [job for job in jobs if job.process.returncode == -signal.SIGKILL]
-    # A killed script cannot remove what Python's own multiprocessing made for it; torch keeps a cache, in some runs.
-    others = ("pymp-", "torchinductor_")
+    # A rank that fails or is killed cannot remove what Python's own multiprocessing, or TensorFlow, made for it; torch
+    # keeps a cache, in some runs.
+    others = ("pymp-", "torchinductor_", "__autograph_generated_file")
     left_names = sorted(path.name for path in temporary.iterdir() if not path.name.startswith(others))
     assert killed or left_names == [], "temporary files are left"
     assert set(Path("/dev/shm").iterdir()) - shared_before == set(), "shared memory or semaphores are left"

@@ -23,7 +23,9 @@ from hetero.batches.seeds import preserved_generators
 from hetero.loaders.sampling import BuiltInOrder, Shard
 
 SCRIPT = Path(__file__).parent / "scripts" / "tf_chain.py"
+WORKERS = SCRIPT.with_name("tf_workers.py")
 NUM_SAMPLES = 800
+TWO_TRAINERS = ["data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:2"]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
@@ -91,3 +93,28 @@ def test_script_without_a_launcher_gets_the_same_from_processes_of_its_own_and_l
     expected = wanted(script, 40)
     assert (result["indices"], result["digests"]) == (expected["indices"], expected["digests"])
     assert [(state["epoch"], state["batches"]) for state in result["states"]] == [(0, 5), (1, 5)]
+
+
+def test_strategy_over_two_trainer_hosts_shares_the_data(start_job: StartJob, tmp_path: Path) -> None:
+    flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
+    args = ["--output", str(tmp_path), "--num-samples", "80"]
+    job = start_job(TWO_TRAINERS, *flags, script=WORKERS, args=args)
+    assert job.wait() == 0, job.output
+    results = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(results[0]["indices"] + results[1]["indices"]) == list(range(80))
+    assert [len(result["indices"]) for result in results] == [40, 40]
+    assert [result["total"] for result in results] == [sum(range(80))] * 2  # a variable of both
+    assert [result["state"] for result in results] == [results[0]["state"]] * 2
+    assert [result["has_torch"] for result in results] == [False, False]
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "other"])
+def test_rank_that_raises_is_the_cause_and_not_the_collective_that_it_broke(
+    start_job: StartJob, tmp_path: Path, rank: int
+) -> None:
+    flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
+    args = ["--output", str(tmp_path), "--num-samples", "800", "--fail-rank", str(rank)]
+    job = start_job(TWO_TRAINERS, *flags, script=WORKERS, args=args)
+    assert job.wait() == 30, job.output
+    cause = f"HET-30 algo-{rank + 2}: rank {rank}: the training script raised RuntimeError: training fails on purpose"
+    assert [job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2, 3)] == [cause] * 3

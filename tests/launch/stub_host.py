@@ -46,7 +46,9 @@ class StubHost:
         self.trainer_hosts = tuple(member.host for member in members if member.role is Role.TRAINER)
         self.known = Membership(members, _status(name, state), timings=self.timings, clock=time.monotonic)
         self.hub = SimpleNamespace(membership=self._membership, port=1)
-        self.placement = SimpleNamespace(num_endpoints=0, num_ranks=1, data_service="", has_tf_dispatcher=False)
+        self.placement = SimpleNamespace(
+            num_endpoints=0, num_ranks=1, framework="torch", data_service="", has_tf_dispatcher=False
+        )
         self.options = SimpleNamespace(script="script.py", script_args=(), audit=False)
         self.child_environment: dict[str, str] = {}
         self.trainers_came = False

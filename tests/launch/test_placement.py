@@ -53,6 +53,16 @@ def test_trainer_host_gets_a_rank_per_gpu_and_no_endpoint() -> None:
     assert (found.num_endpoints, found.num_ranks, found.remote) == (0, 2, True)
 
 
+@pytest.mark.parametrize(
+    ("framework", "nproc_per_node", "expected"), [("tensorflow", None, 1), ("tensorflow", 2, 2), ("torch", None, 2)]
+)
+def test_ranks_of_tensorflow_are_one_per_host_unless_stated(
+    framework: str, nproc_per_node: int | None, expected: int
+) -> None:
+    found = plan("algo-9", framework=framework, nproc_per_node=nproc_per_node)
+    assert (found.framework, found.num_ranks) == (framework, expected)
+
+
 def test_trainer_endpoints_make_placement_hybrid() -> None:
     assert plan("algo-9", trainer_endpoints=3).num_endpoints == 3
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
 from hetero.launch.rank import is_echo
-from hetero.launch.ranks import RankProcesses, RanksOptions, first_to_fail
+from hetero.launch.ranks import RankProcesses, RanksOptions, first_to_fail, free_port
 from hetero.launch.relay import LineRelay
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34723."
@@ -67,42 +70,60 @@ def test_echo_is_a_broken_process_group_only(error: Exception, expected: bool) -
     assert is_echo(error) is expected
 
 
-def options_at(address: str) -> RanksOptions:
+def options_at(address: str, *, framework: str = "torch") -> RanksOptions:
     """Return what one rank of a host at an address is told."""
     return RanksOptions(
         script="train.py",
         script_args=(),
+        framework=framework,
         num_hosts=1,
         host_index=0,
-        rendezvous_address=address,
-        rendezvous_port=29500,
+        meeting_points=[(address, 29500)],
         own_address=address,
         num_ranks=1,
         num_cpus=1,
+        num_gpus=0,
         environment={},
     )
 
 
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relay: LineRelay, command: list[str]) -> RankProcesses:
+def start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    relay: LineRelay,
+    command: list[str],
+    *,
+    framework: str = "torch",
+) -> RankProcesses:
     """Return a rank whose agent is another command."""
     monkeypatch.setattr(
         "hetero.launch.ranks.start_child",
         lambda _command, **options: subprocess.Popen(command, **options),
     )
-    return RankProcesses(options_at("127.0.0.1"), host="algo-1", relay=relay, run_dir=tmp_path)
+    return RankProcesses(options_at("127.0.0.1", framework=framework), host="algo-1", relay=relay, run_dir=tmp_path)
 
 
 @pytest.mark.fault("F9")
 @pytest.mark.parametrize(
-    ("number", "is_echo"),
-    [(signal.SIGKILL, False), (signal.SIGSEGV, False), (signal.SIGABRT, True), (signal.SIGTERM, True)],
+    ("number", "is_echo", "framework", "agent"),
+    [
+        (signal.SIGKILL, False, "torch", "torchrun"),
+        (signal.SIGSEGV, False, "tensorflow", "rank starter"),
+        (signal.SIGABRT, True, "torch", "torchrun"),
+        (signal.SIGTERM, True, "tensorflow", "rank starter"),
+    ],
 )
 def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, is_echo: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    is_echo: bool,
+    framework: str,
+    agent: str,
 ) -> None:
     code = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {int(number)})"
     relay = LineRelay(lambda _source, _line: None)
-    ranks = start(tmp_path, monkeypatch, relay, [sys.executable, "-c", code])
+    ranks = start(tmp_path, monkeypatch, relay, [sys.executable, "-c", code], framework=framework)
     try:
         os.waitid(os.P_PID, ranks.pid, os.WEXITED | os.WNOWAIT)
         assert ranks.poll() == -number
@@ -111,6 +132,7 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
         ranks.kill()
         relay.close()
     assert (cause.by_signal, cause.is_echo) == (True, is_echo)
+    assert cause.summary.startswith(f"{agent} killed by {number.name}")
 
 
 def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
@@ -141,7 +163,7 @@ def test_ranks_meet_at_the_bare_address_also_if_it_is_ipv6(tmp_path: Path, addre
     ranks = RankProcesses.__new__(RankProcesses)
     ranks._options = options_at(address)
     ranks._result_file = tmp_path / "ended.json"
-    arguments = dict(argument.split("=", 1) for argument in ranks._agent_arguments() if "=" in argument)
+    arguments = dict(argument.split("=", 1) for argument in ranks._agent_command() if "=" in argument)
     assert (arguments["--master-addr"], arguments["--local-addr"]) == (address, address)
     # As torch makes MASTER_ADDR and MASTER_PORT of them.
     endpoint = f"{arguments['--master-addr']}:{arguments['--master-port']}"
@@ -183,3 +205,17 @@ def test_note_that_is_none_is_ignored(tmp_path: Path, text: str) -> None:
     ranks = ended(tmp_path, 22, None)
     (tmp_path / "end-1").write_text(text)
     assert ranks.failure_at_stop() is None
+
+
+def test_free_ports_in_a_row_are_all_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as stack:
+        taken = stack.enter_context(socket.socket())
+        taken.bind(("", 0))
+        before_it = taken.getsockname()[1] - 1
+        draw = secrets.randbelow
+        draws = iter([before_it - 1024])  # the first of two of which the second is taken
+        monkeypatch.setattr("hetero.launch.ranks.secrets.randbelow", lambda bound: next(draws, None) or draw(bound))
+        first = free_port(2)
+        assert first != before_it
+        for port in (first, first + 1):
+            stack.enter_context(socket.socket()).bind(("", port))

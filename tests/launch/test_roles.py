@@ -49,6 +49,17 @@ def test_trainer_host_waits_for_the_name_of_the_first_one_before_its_ranks_start
     assert host.said == ["the address of first, where ranks meet"] * 2
 
 
+def test_trainer_host_of_tensorflow_waits_for_the_names_of_all() -> None:
+    members = tuple(Member(host=name, role=Role.TRAINER) for name in ("first", "second", "third"))
+    host = StubHost(members, "second", HostState.WAIT_PEERS, lambda host: setattr(host, "has_addresses", True))
+    host.placement.framework = "tensorflow"
+    host.has_addresses = False
+    for name in ("first", "third"):
+        host.hear(name, HostState.TRAINING)
+    assert roles._wait_for_peers(host, time.monotonic() + 60)  # type: ignore[arg-type]
+    assert host.said == ["the address of first, second, third, where ranks meet"]
+
+
 @pytest.mark.fault("F13")
 @pytest.mark.fault("F14")
 def test_data_host_says_for_which_trainer_hosts_it_waits() -> None:

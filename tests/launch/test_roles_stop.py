@@ -136,3 +136,36 @@ def test_failure_at_the_stop_is_told_before_ranks_of_another_host_overrun_the_gr
         roles._run_ranks(host)  # type: ignore[arg-type]
     # Asked at 8 s, seen to be late at 56 s; the grace is 50 s.
     assert host.num_ticks == 7
+
+
+@pytest.mark.parametrize(
+    ("framework", "is_first", "ports"),
+    [
+        ("torch", True, ["own"]),
+        ("torch", False, [7100]),
+        ("tensorflow", True, ["own", 7100]),
+        ("tensorflow", False, [7100, "own"]),
+    ],
+)
+def test_ranks_are_told_where_they_meet_on_free_ports_of_these_hosts(
+    ranks: SimpleNamespace, framework: str, is_first: bool, ports: list[object]
+) -> None:
+    ranks.status = 0
+    name, other = ("algo-2", "algo-3") if is_first else ("algo-3", "algo-2")
+    published = []
+
+    def on_tick(host: StubHost) -> None:
+        host.hear(other, HostState.DONE, rendezvous_port=7100)
+
+    class Telling(StubHost):
+        def publish(self, **changes: object) -> None:
+            published.append(changes.get("rendezvous_port"))
+            super().publish(**changes)
+
+    host = Telling(MEMBERS, name, HostState.INIT, on_tick)
+    host.placement.framework, host.placement.num_ranks = framework, 2
+    assert roles._train_generation(host)  # type: ignore[arg-type]
+    own_port = published[0]
+    assert bool(own_port) is ("own" in ports)
+    expected = [("127.0.0.1", own_port if port == "own" else port) for port in ports]
+    assert (ranks.options.framework, ranks.options.meeting_points) == (framework, expected)
