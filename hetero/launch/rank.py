@@ -32,6 +32,14 @@ END_PREFIX = "end-"
 """Of the file beside the FIFOs in which a rank says why it fails; the local rank is appended."""
 PARENT_VARIABLE = "HETERO_PARENT_PID"
 _MAX_DETAIL_CHARS = 32_768
+_OF_OTHER_RANKS = (
+    "collective ops is aborted by",
+    "from remote target /job:",
+    "coordination service",
+    "coordinationservice",
+)
+"""What TensorFlow's errors say, in small letters, if a rank that runs on has lost another one: in a collective (by
+whatever code, with the text of what broke it), in a call to its server, or through the service that watches all."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +118,8 @@ def is_echo(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)
     from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
-    return "DistBackendError" in names or "DistNetworkError" in names or from_gloo
+    from_tensorflow = "OpError" in names and any(words in text.lower() for words in _OF_OTHER_RANKS)
+    return "DistBackendError" in names or "DistNetworkError" in names or from_gloo or from_tensorflow
 
 
 def _exit_failure(code: object) -> _Failure | None:

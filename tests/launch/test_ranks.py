@@ -23,6 +23,15 @@ from hetero.launch.ranks import RankProcesses, RanksOptions, first_to_fail, free
 from hetero.launch.relay import LineRelay
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34723."
+ABORTED = """{{function_node __wrapped__CollectiveReduceV2}} Collective ops is aborted by: Socket closed
+Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling
+/tensorflow.WorkerService/RecvBuf:
+:UNKNOWN:Error received from peer  {grpc_message:"Socket closed", grpc_status:14}
+The error could be from a previous operation. Restart your program to reset. [Op:CollectiveReduceV2] name: """
+LEADER_LOST = """Failed to send RPC to coordination service. Either the leader task was preempted/died unexpectedly.
+Additional GRPC error information from remote target coordination_service while calling
+/tensorflow.CoordinationService/Heartbeat:
+"""
 
 
 @pytest.mark.parametrize(
@@ -57,11 +66,24 @@ class DistBackendError(RuntimeError):
     """Stands for torch's, by name."""
 
 
+class OpError(Exception):
+    """Stands for TensorFlow's, by name."""
+
+
+class UnavailableError(OpError):
+    pass
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (RuntimeError(GLOO), True),
         (DistBackendError("NCCL communicator was aborted"), True),
+        (UnavailableError(ABORTED), True),
+        (OpError(f"Graph execution error:\n\n{ABORTED}"), True),
+        (UnavailableError(LEADER_LOST), True),
+        (UnavailableError("Failed to connect to the dispatcher: Socket closed"), False),  # of tf.data service
+        (RuntimeError(ABORTED), False),
         (RuntimeError("on purpose"), False),
         (ConnectionResetError("connection reset by peer"), False),  # the script's own connection
     ],
