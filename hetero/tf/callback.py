@@ -35,7 +35,8 @@ class TakenCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batches of the step."""
         # Not from their numbers: what these are differs between versions of Keras.
-        num_steps = int(getattr(self.model, "steps_per_execution", 1) or 1)
+        steps = getattr(self.model, "steps_per_execution", None)  # in Keras 2 a variable, perhaps a strategy's
+        num_steps = 1 if steps is None else int(tf.convert_to_tensor(steps))
         self._feed.take(num_steps * self._batches_per_step)
 
     def on_test_begin(self, logs: Any = None) -> None:

@@ -107,7 +107,7 @@ def test_ranks_are_given_their_launchers_address_in_brackets_if_it_is_ipv6(ranks
     host.address = "::1"
     roles._run_ranks(host)  # type: ignore[arg-type]
     assert ranks.options.environment[LAUNCHER_VARIABLE] == "[::1]:1"
-    assert (ranks.options.rendezvous_address, ranks.options.own_address) == ("::1", "::1")  # as torch takes it
+    assert (ranks.options.meeting_points[0][0], ranks.options.own_address) == ("::1", "::1")  # as torch takes it
 
 
 @pytest.mark.fault("F27")

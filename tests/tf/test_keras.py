@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import expected
@@ -190,3 +191,15 @@ def _collect() -> Iterator[None]:
     """Let iterators of a test end before the endpoints do."""
     yield
     gc.collect()
+
+
+def test_steps_of_an_execution_may_be_a_variable_of_a_strategy(script: Any, job: Any) -> None:
+    """As Keras 2 has them."""
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        steps = tf.Variable(2, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    data = make(script)
+    callback = data.callback()
+    callback.set_model(SimpleNamespace(steps_per_execution=steps))
+    assert len(list(data.prefetch(1).take(4))) == 4
+    callback.on_train_batch_end(0)
+    assert place(data) == (0, 2)
