@@ -144,8 +144,8 @@ class HostStatus:
     revision: int = 0
     """Grows with every change: tells an older status from a newer one of the same launcher."""
     rendezvous_port: int = 0
-    """A free port of a trainer host, for each generation: where torch's ranks meet, on the first one; the first of those on
-    which this host's ranks of TensorFlow listen."""
+    """A free port of a trainer host, for each generation: where torch's ranks meet, on the first one; the first
+    of those on which this host's ranks of TensorFlow listen."""
     generation: int = 0
     """Restarts of the trainer group so far; the arbiter begins one, the others follow."""
     restarted_for: Cause | None = None

@@ -190,8 +190,6 @@ class EndpointPool:
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"w")
 
-    # What there is in a slot
-
     def _word(self, index: int) -> str:
         """Return what a slot is called on its host."""
         return str(index)
@@ -334,7 +332,12 @@ class EndpointPool:
                 self._give_up(slot.name, status, explanation, slot.last_lines)
             else:
                 slot.awaits_restart = True
-                logger.error("endpoint %s %s; no restarts are left%s", slot.name, explanation, self._budget.next_in_words(time.monotonic()))
+                logger.error(
+                    "endpoint %s %s; no restarts are left%s",
+                    slot.name,
+                    explanation,
+                    self._budget.next_in_words(time.monotonic()),
+                )
             return
         slot.num_crashes += 1
         wait_s = backoff_s(slot.num_crashes)
@@ -361,7 +364,8 @@ class EndpointPool:
                 self._give_up(name, status, explanation, self._forker_lines)
             else:
                 self._forker_awaits_restart = True
-                logger.error("%s %s; no restarts are left%s", name, explanation, self._budget.next_in_words(time.monotonic()))
+                when = self._budget.next_in_words(time.monotonic())
+                logger.error("%s %s; no restarts are left%s", name, explanation, when)
             return
         self._num_forker_crashes += 1
         wait_s = backoff_s(self._num_forker_crashes)

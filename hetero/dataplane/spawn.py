@@ -91,12 +91,23 @@ class Forker(Protocol):
 
     loaded_s: float | None
 
-    def fileno(self) -> int: ...
-    def start_endpoint(self, index: int, incarnation: str, output: int) -> None: ...
-    def stop(self, grace_s: float) -> None: ...
-    def events(self) -> Iterator[dict[str, Any] | None]: ...
-    def poll(self) -> int | None: ...
-    def end(self) -> None: ...
+    def fileno(self) -> int:
+        """Return the descriptor to select for events."""
+
+    def start_endpoint(self, index: int, incarnation: str, output: int) -> None:
+        """Start one process."""
+
+    def stop(self, grace_s: float) -> None:
+        """Have all end."""
+
+    def events(self) -> Iterator[dict[str, Any] | None]:
+        """Yield what has arrived; None if nothing will any more."""
+
+    def poll(self) -> int | None:
+        """Return the exit status of the whole, None while it lives."""
+
+    def end(self) -> None:
+        """Kill what is left."""
 
 
 class ForkerProcess:

@@ -28,7 +28,7 @@ from hetero.errors import ConfigError
 from hetero.process import start_child
 from hetero.wire.channels import join_address
 
-__all__ = ["ServicePool", "ServiceOptions"]
+__all__ = ["ServiceOptions", "ServicePool"]
 
 _MAX_EVENT_BYTES = 64 * 1024
 _LAST_BREATH_S = 2.0

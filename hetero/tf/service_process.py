@@ -1,7 +1,7 @@
 """One server of tf.data.service in a process of its own: a dispatcher or a worker.
 
-Run by `hetero.tf.service_pool` as ``python -m hetero.tf.service_process FD``. FD is a packet socket: the first packet is
-the configuration, then events go back: that it is ready and on which port, and a sign of life every second. The
+Run by `hetero.tf.service_pool` as ``python -m hetero.tf.service_process FD``. FD is a packet socket: the first packet
+is the configuration, then events go back: that it is ready and on which port, and a sign of life every second. The
 socket's end is the request to end; the process ends with the pool in any case (parent-death signal).
 """
 
@@ -61,7 +61,8 @@ def _start(configuration: dict[str, Any]) -> Any:
         if error.name != "tensorflow":
             raise
         raise ConfigError(
-            "--data-service tf needs TensorFlow on data hosts, where it is not installed: pip install 'hetero[tensorflow]'"
+            "--data-service tf needs TensorFlow on data hosts, where it is not installed: "
+            "pip install 'hetero[tensorflow]'"
         ) from None
     service = tf.data.experimental.service
     dispatcher, port = configuration["dispatcher"], configuration["port"]

@@ -110,11 +110,15 @@ def test_endpoint_that_no_restart_was_left_for_gets_the_next_one(
     assert pool.failure is None
 
 
-class Refilled:
+class Refilled(RestartBudget):
     """A budget that is empty until the test puts something in."""
 
-    next_s = 1e12
     num_left = 0
+
+    @property
+    def next_s(self) -> float:
+        """When there will be one: not in this test's time."""
+        return 1e12
 
     def take(self, _now_s: float) -> bool:
         """Use one restart if any is left."""
@@ -127,7 +131,7 @@ class Refilled:
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch) -> Refilled:
     """What pools of this test have."""
-    refilled = Refilled()
+    refilled = Refilled(1, 1.0)
     monkeypatch.setattr("hetero.dataplane.pool.RestartBudget", lambda *_: refilled)
     return refilled
 

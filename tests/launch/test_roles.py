@@ -91,9 +91,7 @@ def test_data_host_of_a_job_that_was_asked_to_stop_says_for_whose_end_it_waits()
 
 
 def server(kind: str) -> EndpointRecord:
-    return EndpointRecord(
-        endpoint_id=f"data/{kind}", host="data", address="127.0.0.1:1", incarnation="1-1", kind=kind
-    )
+    return EndpointRecord(endpoint_id=f"data/{kind}", host="data", address="127.0.0.1:1", incarnation="1-1", kind=kind)
 
 
 def test_dispatcher_waits_for_the_workers_of_other_data_hosts() -> None:
@@ -117,7 +115,9 @@ def test_dispatcher_waits_for_the_workers_of_other_data_hosts() -> None:
         ((TF_DISPATCHER,), "every worker"),
     ],
 )
-def test_tf_service_that_is_gone_for_longer_than_the_data_timeout_ends_the_job(left: tuple[str, ...], lost: str) -> None:
+def test_tf_service_that_is_gone_for_longer_than_the_data_timeout_ends_the_job(
+    left: tuple[str, ...], lost: str
+) -> None:
     host = StubHost(MEMBERS, "trainer", HostState.TRAINING, lambda _: None)
     host.placement.data_service = "tf"
     host.hear("data", HostState.SERVING, endpoints=(server(TF_DISPATCHER), server(TF_WORKER)))
