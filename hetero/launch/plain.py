@@ -32,7 +32,7 @@ _TERM_GRACE_S = 3.0
 _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 
-_Failure = dict[str, float]
+_Failure = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def _take_ended(running: dict[int, subprocess.Popen[bytes]]) -> list[_Failure]:
     for rank in ended:
         del running[rank]
     return [
-        {"rank": rank, "exit_status": process.returncode, "pid": process.pid, "at": time.time()}
+        {"rank": rank, "exit_status": process.returncode, "pid": process.pid}
         for rank, process in ended.items()
         if process.returncode != 0
     ]

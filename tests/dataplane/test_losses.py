@@ -70,9 +70,8 @@ def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -
     for pid in pool.pids[:4]:
         os.kill(pid, signal.SIGKILL)
     tools.wait_for(lambda: pool.num_restarts == 4)
-    take()
-    take()  # one of the two was given to all that are gone, one after the other
-    assert fleet.stats.endpoint_losses == 4
+    while fleet.stats.endpoint_losses < 4:  # one after the other is asked; for as long as there are batches
+        take()
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
     assert fleet.stats.failovers >= 4

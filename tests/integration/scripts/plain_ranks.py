@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import hetero
+from hetero.loaders.pipeline import LoaderOptions
 from hetero.tf.feed import Feed
 
 
@@ -36,20 +37,8 @@ def main() -> None:
     output, num_samples = Path(sys.argv[1]), int(sys.argv[2])
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     restarts = int(os.environ["HETERO_RESTART_COUNT"])
-    feed = Feed(
-        plain_numbers(num_samples),
-        batch_size=4,
-        shuffle=True,
-        drop_last=False,
-        padding=True,
-        seed=17,
-        num_workers=1,
-        prefetch_factor=None,
-        compression=None,
-        on_sample_error="raise",
-        max_skips=0,
-        name=None,
-    )
+    options = LoaderOptions(batch_size=4, shuffle=True, seed=17)
+    feed = Feed(plain_numbers(num_samples), options, num_workers=1, prefetch_factor=None)
     indices = [int(index) for batch in feed.produce() for index in batch]
     heavy = [name for name in ("tensorflow", "torch") if name in sys.modules]
     result = {"config": json.loads(os.environ["TF_CONFIG"]), "indices": indices, "heavy": heavy}
