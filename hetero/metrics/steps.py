@@ -148,6 +148,7 @@ class StepTimer:
         self._begun_at: float | None = None
         self._compute_s: float | None = None  # of the last batch, until its data wait is known
         self._current_samples = 0
+        self._current_steps = 1  # that the last delivery was for
         self._num_steps = 0
         self._num_samples = 0
         self._batch_samples = 0
@@ -173,19 +174,29 @@ class StepTimer:
             self._delivered_at = None
         self._begun_at = now
 
-    def end_wait(self, num_samples: int) -> None:
-        """Note that a batch of ``num_samples`` samples is being delivered."""
+    def end_wait(self, num_samples: int, *, waited_s: float | None = None, num_steps: int = 1) -> None:
+        """Note that a batch of ``num_samples`` samples is being delivered, or was.
+
+        Args:
+            num_samples: Of all batches that are delivered.
+            waited_s: How long the wait was, if it is over already and some of the compute with it; cut to the time
+                since `begin_wait`. None: until now.
+            num_steps: Batches that are delivered for as many steps in a row, at least 1. Only the wait for the first
+                one is known: it, and the time of all, is divided evenly among them.
+        """
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
+        delivered_at = now if waited_s is None else min(now, self._begun_at + max(0.0, waited_s))
         with self._lock:
             if self._compute_s is not None:
-                self._record(self._compute_s, now - self._begun_at)
-            self._num_steps += 1
+                self._record(self._compute_s, delivered_at - self._begun_at)
+            self._num_steps += num_steps
             self._num_samples += num_samples
-            self._batch_samples = max(self._batch_samples, num_samples)
+            self._batch_samples = max(self._batch_samples, -(-num_samples // num_steps))
         self._current_samples = num_samples
+        self._current_steps = num_steps
         self._begun_at = self._compute_s = None
-        self._delivered_at = now
+        self._delivered_at = delivered_at
 
     def pause(self) -> None:
         """Stop the clock: the loader is exhausted (inside ``next()``) or was left (outside it). Idempotent.
@@ -237,9 +248,10 @@ class StepTimer:
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:
+        step_wait_s *= self._current_steps
         if now - start > step_wait_s:
             with self._lock:
-                self._num_overruns += 1
+                self._num_overruns += self._current_steps
             return now
         while (remaining_s := start + step_wait_s - now) > 0:
             self._sleep(remaining_s)
@@ -247,13 +259,20 @@ class StepTimer:
         return now
 
     def _record(self, compute_s: float, wait_s: float) -> None:
+        """Note what the steps of the last delivery took, with the wait that followed them."""
+        num_steps, samples = self._current_steps, self._current_samples
+        for index in range(num_steps):
+            num_samples = samples * (index + 1) // num_steps - samples * index // num_steps
+            self._record_step(compute_s / num_steps, wait_s / num_steps, num_samples)
+
+    def _record_step(self, compute_s: float, wait_s: float, num_samples: int) -> None:
         self._num_complete += 1
         num_measured = self._num_complete - self.warmup_steps
         if num_measured <= 0:
             return
         self._compute_total_s += compute_s
         self._data_wait_total_s += wait_s
-        self._num_samples_measured += self._current_samples
+        self._num_samples_measured += num_samples
         if num_measured <= _CAPACITY:
             self._computes_s.append(compute_s)
             self._waits_s.append(wait_s)

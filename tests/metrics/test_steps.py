@@ -113,6 +113,56 @@ def test_timer_after_failed_wait_drops_that_step() -> None:
     assert summary.step_time_mean_s == pytest.approx(0.3)
 
 
+def test_timer_wait_that_is_over_counts_the_rest_as_compute() -> None:
+    timer, clock = make_timer()
+    for _ in range(3):
+        timer.begin_wait()
+        clock.now += 0.5  # 0.1 s of waiting, then compute
+        timer.end_wait(4, waited_s=0.1)
+    summary = timer.summary()
+    assert (summary.num_steps, summary.num_steps_measured) == (3, 2)
+    assert summary.data_wait_total_s == pytest.approx(0.2)
+    assert summary.compute_total_s == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("waited_s", "counted_s"), [(-3.0, 0.0), (7.0, 0.5)])
+def test_timer_wait_that_is_over_is_cut_to_what_passed(waited_s: float, counted_s: float) -> None:
+    timer, clock = make_timer()
+    deliver(timer, clock, wait_s=0.0, compute_s=0.2)
+    timer.begin_wait()
+    clock.now += 0.5
+    timer.end_wait(4, waited_s=waited_s)  # by another clock, which was set meanwhile
+    assert timer.summary().data_wait_total_s == pytest.approx(counted_s)
+    timer.begin_wait()
+    timer.end_wait(4)
+    assert timer.summary().compute_total_s == pytest.approx(0.2 + 0.5 - counted_s)
+
+
+def test_timer_deliveries_for_several_steps_are_divided_among_them() -> None:
+    timer, clock = make_timer(warmup_steps=1)
+    for num_samples, num_steps in ((12, 3), (12, 3), (5, 2)):
+        timer.begin_wait()
+        clock.now += 0.6
+        timer.end_wait(num_samples, waited_s=0.3, num_steps=num_steps)
+    summary = timer.summary()
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (8, 29, 4)
+    assert (summary.num_steps_measured, summary.num_samples_measured) == (5, 20)  # the last two have no end
+    assert summary.step_time_mean_s == pytest.approx(0.2)
+    assert summary.data_wait_mean_s == pytest.approx(0.1)
+
+
+def test_timer_emulated_step_waits_once_for_each_of_several_steps() -> None:
+    timer, clock = make_timer(step_wait_s=0.5)
+    timer.begin_wait()
+    timer.end_wait(12, waited_s=0.0, num_steps=3)
+    timer.begin_wait()
+    assert clock.now == pytest.approx(101.5)
+    timer.end_wait(12, num_steps=3)
+    clock.now += 2.0
+    timer.begin_wait()
+    assert timer.summary().num_emulation_overruns == 3
+
+
 def test_timer_emulated_step_waits_out_the_stated_compute() -> None:
     timer, clock = make_timer(step_wait_s=0.5)
     deliver(timer, clock, wait_s=1.0, compute_s=0.2)
