@@ -1,4 +1,4 @@
-"""What lies behind a loader of any framework: data set, order, place in it, requests, step timer."""
+"""What lies behind a loader of any framework: data set, order, place in it, requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
-from hetero.metrics.names import check_name
+from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
-from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
+from hetero.metrics.steps import StepTimer
 from hetero.metrics.traffic import Traffic
 
 __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
@@ -50,7 +50,7 @@ class LoaderOptions:
     """For reports; None: the data set's."""
 
 
-class LoaderPipeline:
+class LoaderPipeline(LoaderTiming):
     """The parts of one loader that are the same for every framework. Those of a framework subclass it.
 
     Args:
@@ -60,11 +60,9 @@ class LoaderPipeline:
 
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
         dataset = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
+        super().__init__(options.name or dataset)
         self.subject = subject
         self.options = options
-        self.name = options.name or dataset
-        """For reports."""
-        check_name(self.name)
         self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
         self.traffic = Traffic(options.compression)
         """What batches from endpoints took."""
@@ -72,8 +70,6 @@ class LoaderPipeline:
         self.audited_as: LoaderFacts | None = None
         """What the ledger knows this loader by; made with its first entry."""
         self._num_requested = 0
-        self._timer: StepTimer | None = None
-        self._timed: object = None
 
     @property
     def has_own_order(self) -> bool:
@@ -172,34 +168,11 @@ class LoaderPipeline:
             compression=self.options.compression,
         )
 
-    @property
-    def timer(self) -> StepTimer:
-        """Measures this loader's steps; made and registered at the first use."""
-        if self._timer is None:
-            session = control.current()
-            options = None if session is None else session.options
-            self._timer = StepTimer(
-                self.name,
-                warmup_steps=DEFAULT_WARMUP_STEPS if options is None else options.warmup_steps,
-                step_wait_s=None if options is None else options.emulate_step_s,
-            )
-            self._timer.skips = self.skips
-            self._timer.traffic = self.traffic
-            if session is not None:
-                session.register_timer(self._timer)
-        return self._timer
-
-    def begin_wait(self, owner: object) -> StepTimer:
-        """Begin a data wait of the pass that ``owner`` stands for."""
-        self._timed = owner
-        self.timer.begin_wait()
-        return self.timer
-
-    def end_timing(self, owner: object) -> None:
-        """Stop the clock if no other pass has begun a wait since; idempotent."""
-        if self._timed is owner:
-            self._timed = None
-            self.timer.pause()
+    def _make_timer(self) -> StepTimer:
+        timer = super()._make_timer()
+        timer.skips = self.skips
+        timer.traffic = self.traffic
+        return timer
 
 
 def shard_of_environment() -> Shard:

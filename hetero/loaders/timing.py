@@ -1,0 +1,58 @@
+"""The step timer of one loader: made as the job's options say, reported to the launcher, shared by its passes."""
+
+from __future__ import annotations
+
+from hetero.control import session as control
+from hetero.metrics.names import check_name
+from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
+
+__all__ = ["LoaderTiming"]
+
+
+class LoaderTiming:
+    """Step time and data wait of one loader.
+
+    Args:
+        name: For reports.
+
+    Raises:
+        ConfigError: It cannot be told to the launcher.
+    """
+
+    def __init__(self, name: str) -> None:
+        check_name(name)
+        self.name = name
+        """For reports."""
+        self._timer: StepTimer | None = None
+        self._timed: object = None
+
+    @property
+    def timer(self) -> StepTimer:
+        """Measures this loader's steps; made and registered at the first use."""
+        if self._timer is None:
+            self._timer = self._make_timer()
+            session = control.current()
+            if session is not None:
+                session.register_timer(self._timer)
+        return self._timer
+
+    def begin_wait(self, owner: object) -> StepTimer:
+        """Begin a data wait of the pass that ``owner`` stands for."""
+        self._timed = owner
+        self.timer.begin_wait()
+        return self.timer
+
+    def end_timing(self, owner: object) -> None:
+        """Stop the clock if no other pass has begun a wait since; idempotent."""
+        if self._timed is owner:
+            self._timed = None
+            self.timer.pause()
+
+    def _make_timer(self) -> StepTimer:
+        session = control.current()
+        options = None if session is None else session.options
+        return StepTimer(
+            self.name,
+            warmup_steps=DEFAULT_WARMUP_STEPS if options is None else options.warmup_steps,
+            step_wait_s=None if options is None else options.emulate_step_s,
+        )
