@@ -1,4 +1,4 @@
-"""The TensorFlow face: batches of the data plane as a `tf.data.Dataset`.
+"""The TensorFlow face: batches of the data plane, or elements of TensorFlow's own service, as a `tf.data.Dataset`.
 
 How `from_dataset` works:
 
@@ -17,9 +17,17 @@ How `from_dataset` works:
    raise what the data set raised; a loop over the dataset gets the original exception, Keras a tf.errors.OpError.
 8. The state is that of hetero.torch: under 1 KiB, the same on all ranks, and either loads the other's.
 
-Nothing here imports TensorFlow before `from_dataset` is called: data hosts import the script too, and need none.
+How `distribute` works:
+
+1. The dataset is TensorFlow's own, and so are the servers (tf.data.service), what they guarantee and their errors. Ours
+   are the names of shared jobs, and the choice of workers (`served.py`).
+2. Whatever its elements come from, the result counts and measures steps (`measured.py`): in a loop of the script on the
+   thread that trains; in `fit` by the times at which batches came out of the pipeline (`deliveries.py`).
+
+Nothing here imports TensorFlow before one of the two is called: data hosts import the script too, and need none.
 """
 
 from hetero.tf.api import from_dataset
+from hetero.tf.distribute import distribute
 
-__all__ = ["from_dataset"]
+__all__ = ["distribute", "from_dataset"]

@@ -16,6 +16,7 @@ from hetero.loaders.checks import (
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.names import check_name
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
+from hetero.tf.requirement import check_tensorflow
 
 if TYPE_CHECKING:
     from hetero.tf.dataset import FedDataset
@@ -108,7 +109,7 @@ def from_dataset(
     check_name(name or spec.name)
     check_compression(compression)
     policy = check_sample_errors(on_sample_error, max_skips, makes_batches=True)
-    _check_tensorflow()
+    check_tensorflow()
     if is_remote():
         answer_lengths()
     from hetero.tf.dataset import FedDataset
@@ -126,13 +127,3 @@ def from_dataset(
         name=name,
     )
     return FedDataset(Feed(spec, options, num_workers=num_workers, prefetch_factor=prefetch_factor), element_spec)
-
-
-def _check_tensorflow() -> None:
-    try:
-        import tensorflow as tf  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "tensorflow":
-            raise
-        missing = "hetero.tf needs TensorFlow, which is not installed: pip install 'hetero[tensorflow]'"
-        raise ImportError(missing) from None

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # what iter() of a dataset returns; has no other name
 
-from hetero.errors import ConfigError
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import check_element, check_spec, derive_spec, to_element
 from hetero.tf.feed import Feed
+from hetero.tf.iterators import ScriptIterator
 from hetero.tf.passes import Claim
 
 __all__ = ["FedDataset"]
-
-_KERAS = ("keras", "tf_keras")
 
 
 class FedDataset(tf.data.Dataset):  # type: ignore[misc]
@@ -122,10 +118,9 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         Raises:
             ConfigError: It is no integer of at least 1.
         """
-        from hetero.tf.callback import TakenCallback
+        from hetero.tf.callback import TakenCallback, check_batches_per_step
 
-        if type(batches_per_step) is not int or batches_per_step < 1:
-            raise ConfigError(f"batches_per_step is {batches_per_step!r}, expected an integer of at least 1")
+        check_batches_per_step(batches_per_step)
         self._feed.promise_to_take()
         return TakenCallback(self._feed, batches_per_step)
 
@@ -150,35 +145,28 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         return [self._elements]
 
 
-class _CountingIterator(OwnedIterator):  # type: ignore[misc]
-    """An iterator over a `FedDataset`, for the script and for Keras.
-
-    Keras hands it to graphs, which take from the resource that it stands for and not by ``next``; or calls ``next``
-    from its own code, to build a model or to run eagerly. In all of these cases the callback counts.
-    """
+class _CountingIterator(ScriptIterator):
+    """An iterator over a `FedDataset`; what it does not see, the callback counts."""
 
     def __init__(self, dataset: FedDataset, feed: Feed) -> None:
         super().__init__(dataset)
         self._feed = feed
         self._claim = Claim()
 
-    def __next__(self) -> Any:
-        """Return the next batch; blocks until it is there.
+    def _take(self, following: Callable[[], Any]) -> Any:
+        """Return the next batch and note that it was taken.
 
         Raises:
             DatasetError: If the user's code raises.
             DataPlaneError: If no endpoint answers.
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
-        if not tf.executing_eagerly() or _is_keras(sys._getframe(1)):
-            return super().__next__()
         feed, claim = self._feed, self._claim
         feed.begin_step(is_counted=True)
         is_first = claim.found is None
         if is_first:
             feed.passes.expect(claim)
         try:
-            batch = super().__next__()
+            batch = following()
         except StopIteration:
             feed.pause()
             raise
@@ -199,7 +187,3 @@ class _CountingIterator(OwnedIterator):  # type: ignore[misc]
         else:
             feed.take(found=claim.found)
         return batch
-
-
-def _is_keras(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _KERAS

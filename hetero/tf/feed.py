@@ -206,7 +206,7 @@ class Feed(LoaderPipeline):
 
     # Taking: on the thread that trains
 
-    def begin_step(self, *, is_counted: bool) -> None:
+    def begin_step(self, *, is_counted: bool = False) -> None:
         """Begin to wait for the next batch; the job may end here.
 
         Args:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from typing import Any
 
 import pytest
 
 import hetero.tf
+from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 
@@ -24,14 +26,17 @@ def test_import_of_the_package_imports_no_framework() -> None:
     assert run(code) == "[]"
 
 
-def test_missing_tensorflow_is_told_in_one_line_that_says_what_to_install() -> None:
-    code = """
+@pytest.mark.parametrize(
+    "call", ["from_dataset(DatasetSpec('some'), batch_size=1)", "distribute(None)"], ids=lambda call: call.split("(")[0]
+)
+def test_missing_tensorflow_is_told_in_one_line_that_says_what_to_install(call: str) -> None:
+    code = f"""
 import sys
 sys.modules["tensorflow"] = None
 import hetero.tf
 from hetero.datasets import DatasetSpec
 try:
-    hetero.tf.from_dataset(DatasetSpec("some"), batch_size=1)
+    hetero.tf.{call}
 except ImportError as error:
     print(error)
 """
@@ -57,3 +62,33 @@ except ImportError as error:
 def test_arguments_that_cannot_work_are_refused(spec: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         hetero.tf.from_dataset(spec, **{"batch_size": 2, **options})
+
+
+class Rank:
+    """What `distribute` reads of a session before TensorFlow is there."""
+
+    options = types.SimpleNamespace(data_service="grpc")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sharding": "static"}, "sharding is 'static', expected one of 'dynamic', 'off', 'data', 'file', "),
+        ({"sharding": None}, "sharding is None"),
+        ({"compression": "snappy"}, "compression is 'snappy', expected one of 'auto', None"),
+        ({"placement": "data"}, "placement is 'data', expected one of 'any', 'local', 'remote'"),
+        ({"coordinated": 1}, "coordinated is 1, expected one of False, True"),
+        ({"max_outstanding_requests": 0}, "max_outstanding_requests is 0, expected an integer of at least 1, or None"),
+        ({"max_outstanding_requests": 1.5}, "max_outstanding_requests is 1.5"),
+        ({"name": 3}, "name is 3, expected at most 200 printable characters"),
+        ({"coordinated": True, "sharding": "file"}, "coordinated=True with sharding='file'"),
+        ({"coordinated": True, "placement": "local"}, "coordinated=True with placement='local'"),
+        ({}, "Launch with --data-service tf; or use hetero.tf.from_dataset"),
+    ],
+)
+def test_distribute_refuses_what_cannot_work(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(control, "_session", Rank())
+    with pytest.raises(ConfigError, match=words):
+        hetero.tf.distribute(None, **options)

@@ -1,0 +1,480 @@
+"""`distribute` against real servers of tf.data.service: what ranks get, and what is measured."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'hetero[tensorflow]'")
+
+import hetero.tf  # noqa: E402
+from hetero.control import session as control  # noqa: E402
+from hetero.control.directory import Directory, EndpointRecord  # noqa: E402
+from hetero.errors import ConfigError, EndpointUnavailableError  # noqa: E402
+from hetero.tf import served  # noqa: E402
+from hetero.tf.measured import MeasuredDataset  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+class Job:
+    """A job whose session is this object; what the launcher tells a rank, without a launcher.
+
+    ``stop_at`` is the step before which it ends, counted from 1; 0: never.
+    """
+
+    job_id = "tf-test"
+    remote = False
+
+    def __init__(self, data_service: str) -> None:
+        self.rank, self.world_size, self.generation = 0, 1, 0
+        self.tf_servers = Directory()
+        self.options = SimpleNamespace(
+            data_service=data_service, data_timeout_s=60.0, emulate_step_s=None, warmup_steps=0
+        )
+        self.timers: list[Any] = []
+        self.stop_at = self.num_steps = 0
+
+    def register_timer(self, timer: Any) -> None:
+        self.timers.append(timer)
+
+    def check_stop(self, timer: object) -> None:
+        self.num_steps += 1
+        if self.num_steps == self.stop_at:
+            raise SystemExit(143)
+
+    def check_wait(self, is_starved: bool) -> None: ...
+
+
+def dispatcher_record(address: str) -> EndpointRecord:
+    return EndpointRecord(
+        endpoint_id="algo-1/dispatcher", host="algo-1", address=address, incarnation="0", kind="tf-dispatcher"
+    )
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where the dispatcher listens, for all tests of the module."""
+    script = Path(__file__).with_name("tf_servers.py")
+    servers = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert servers.stdout is not None
+        yield servers.stdout.readline().strip()
+    finally:
+        servers.kill()
+        servers.communicate()
+
+
+@pytest.fixture
+def job(address: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """This process is a rank of a job with ``--data-service tf``; each test is another job."""
+    made = Job("tf")
+    made.job_id = request.node.name
+    made.tf_servers.replace([dispatcher_record(address)])
+    monkeypatch.setattr(control, "_session", made)
+    monkeypatch.setattr(served, "_num_named", collections.Counter())
+    yield made
+    gc.collect()  # iterators of a test end before the servers do
+
+
+@pytest.fixture(params=["no launcher", "homogeneous"])
+def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Job | None:
+    """A job without data hosts, and no job at all."""
+    made = None if request.param == "no launcher" else Job("")
+    monkeypatch.setattr(control, "_session", made)
+    return made
+
+
+def on_ranks(job: Job, dataset: Any, **options: Any) -> list[MeasuredDataset]:
+    """Return what each rank of two makes of a dataset; one after the other is this process."""
+    job.world_size, found = 2, []
+    for job.rank in range(2):
+        served._num_named.clear()
+        found.append(hetero.tf.distribute(dataset, **options))
+    return found
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in np.atleast_1d(batch.numpy())]
+
+
+def taking_turns(datasets: list[MeasuredDataset]) -> list[list[int]]:
+    """Return the numbers that each dataset yields in a pass, where their readers take turns."""
+    found: list[list[int]] = [[] for _ in datasets]
+    reading = dict(enumerate(map(iter, datasets)))
+    while reading:
+        for index in list(reading):
+            batch = next(reading[index], None)
+            if batch is None:
+                del reading[index]
+            else:
+                found[index] += numbers([batch])
+    return found
+
+
+# What ranks get
+
+
+@pytest.mark.parametrize("sharding", ["dynamic", "data", "file_or_data"])
+def test_each_element_goes_to_one_rank_exactly_once(job: Job, sharding: str) -> None:
+    dataset = tf.data.Dataset.range(600).batch(3)
+    datasets = on_ranks(job, dataset, sharding=sharding, max_outstanding_requests=2)
+    for _ in range(2):
+        found = taking_turns(datasets)
+        assert sorted(found[0] + found[1]) == list(range(600))
+        assert min(map(len, found)) > 0
+    assert int(datasets[0].cardinality()) == tf.data.UNKNOWN_CARDINALITY
+
+
+@pytest.mark.parametrize(("placement", "num_workers"), [("remote", 2), ("any", 3)])
+def test_without_sharding_each_worker_of_the_placement_makes_every_element(
+    job: Job, placement: str, num_workers: int
+) -> None:
+    data = hetero.tf.distribute(tf.data.Dataset.range(20), sharding="off", compression=None, placement=placement)
+    assert sorted(numbers(data)) == sorted([*range(20)] * num_workers)
+
+
+def test_iterator_that_nobody_reads_from_begins_no_epoch(job: Job) -> None:
+    datasets = on_ranks(job, tf.data.Dataset.range(200))
+    looked = [iter(datasets[0]) for _ in range(3)]  # Keras makes some on one rank that it does not make on others
+    found = taking_turns(datasets)
+    assert sorted(found[0] + found[1]) == list(range(200))
+    del looked
+
+
+def test_pass_after_one_that_was_left_is_a_whole_one(job: Job) -> None:
+    data = hetero.tf.distribute(tf.data.Dataset.range(50).batch(5), name="train")
+    for num_batches, _ in enumerate(data, start=1):
+        if num_batches == 3:
+            break
+    assert sorted(numbers(data)) == list(range(50))
+    summary = data.step_timer.summary()
+    assert (summary.name, summary.num_samples) == ("train", 15 + 50)
+
+
+def test_repeat_before_makes_it_infinite_and_behind_gives_more_passes(job: Job) -> None:
+    twice = hetero.tf.distribute(tf.data.Dataset.range(10)).repeat(2)
+    assert sorted(numbers(twice)) == sorted([*range(10)] * 2)
+    endless = hetero.tf.distribute(tf.data.Dataset.range(10).repeat())
+    assert int(endless.cardinality()) == int(endless.prefetch(2).cardinality()) == tf.data.INFINITE_CARDINALITY
+    found = numbers(endless.take(40))
+    assert len(found) == 40
+    assert set(found) == set(range(10))
+
+
+def test_datasets_of_one_name_and_of_other_generations_are_jobs_of_their_own(job: Job) -> None:
+    datasets = [hetero.tf.distribute(tf.data.Dataset.range(size)) for size in (3, 5)]
+    job.generation = 1
+    served._num_named.clear()
+    datasets.append(hetero.tf.distribute(tf.data.Dataset.range(7)))
+    assert [len(numbers(data)) for data in datasets] == [3, 5, 7]
+
+
+def test_coordinated_ranks_get_consecutive_elements_in_every_round(job: Job) -> None:
+    datasets = on_ranks(job, tf.data.Dataset.range(10**6).repeat(), sharding="off", coordinated=True)
+    found: list[list[int]] = [[], []]
+
+    def read(rank: int) -> None:  # a rank waits for the other one
+        found[rank] = numbers(datasets[rank].take(20))
+
+    threads = [threading.Thread(target=read, args=[rank]) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert [len(each) for each in found] == [20, 20]
+    assert [second - first for first, second in zip(*found, strict=True)] == [1] * 20
+
+
+def test_elements_of_any_structure_come_through(job: Job) -> None:
+    element = {"image": np.arange(6, dtype=np.uint8).reshape(1, 2, 3), "name": np.array([b"one"])}
+    dataset = tf.data.Dataset.from_tensor_slices(element).batch(1, drop_remainder=True)
+    data = hetero.tf.distribute(dataset)
+    assert data.element_spec == dataset.element_spec
+    (batch,) = data
+    assert batch["image"].numpy().tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert batch["name"].numpy().tolist() == [b"one"]
+
+
+# Without data hosts
+
+
+DATASETS = {
+    "tensor": lambda: tf.data.Dataset.range(7).batch(3),
+    "dict": lambda: tf.data.Dataset.from_tensor_slices(
+        {"image": np.zeros((5, 2), np.uint8), "label": np.arange(5)}
+    ).batch(2),
+    "tuple": lambda: tf.data.Dataset.from_tensor_slices((np.arange(4), [b"a", b"b", b"c", b"d"])),
+    "namedtuple": lambda: tf.data.Dataset.range(3).map(lambda number: Pair(number[tf.newaxis], number)),
+    "none": lambda: tf.data.Dataset.range(3).map(lambda number: (number, None)),
+    "ragged": lambda: tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1, 2], [], [3]])).batch(2),
+    "sparse": lambda: tf.data.Dataset.from_tensor_slices(tf.sparse.eye(4)).batch(2),
+    "unknown": lambda: tf.data.Dataset.range(3).filter(lambda number: number > 0),
+    "infinite": lambda: tf.data.Dataset.range(3).repeat(),
+}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_alone_the_elements_are_those_of_the_dataset(alone: Job | None, kind: str) -> None:
+    dataset = DATASETS[kind]()
+    data = hetero.tf.distribute(dataset, max_outstanding_requests=3)
+    assert isinstance(data, tf.data.Dataset)
+    assert data.element_spec == dataset.element_spec
+    assert int(data.cardinality()) == int(dataset.cardinality())
+    wanted, found = [], []
+    for batches, texts in ((dataset.take(4), wanted), (data.take(4), found)):
+        texts += [str(tf.nest.flatten(batch, expand_composites=True)) for batch in batches]
+    assert found == wanted
+    assert wanted
+
+
+def test_local_placement_keeps_the_dataset_in_this_process(job: Job) -> None:
+    job.options.data_service = "grpc"  # nor does it need tf.data.service
+    dataset = tf.data.Dataset.range(3).map(lambda number: tf.numpy_function(np.negative, [number], tf.int64))
+    assert numbers(hetero.tf.distribute(dataset, placement="local")) == [0, -1, -2]
+
+
+# What is measured
+
+
+def test_loop_counts_and_measures_its_steps(job: Job) -> None:
+    data = hetero.tf.distribute(tf.data.Dataset.range(10).batch(4).repeat(), sharding="off", name="train")
+    iterator = iter(data)
+    samples = sum(len(next(iterator)) for _ in range(9))
+    summary = data.step_timer.summary()
+    assert [timer.name for timer in job.timers] == ["train"]
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (9, samples, 4)
+    assert (summary.num_steps_measured, job.num_steps) == (8, 9)
+    assert summary.total_s == pytest.approx(summary.compute_total_s + summary.data_wait_total_s)
+
+
+def test_loop_over_a_dataset_made_of_it_is_measured_where_asked_for(alone: Job | None) -> None:
+    data = hetero.tf.distribute(tf.data.Dataset.range(10).batch(4))
+    assert numbers(data.measure(data.map(lambda batch: -batch).prefetch(2))) == [-number for number in range(10)]
+    assert numbers(data.measure(data)) == list(range(10))
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    assert numbers(data.measure(strategy.experimental_distribute_dataset(data))) == list(range(10))
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples) == (9, 30)
+
+
+def model_of(train_step_s: float = 0.0, **options: Any) -> Any:
+    """Return a compiled model of a number, whose steps take at least as long as stated."""
+
+    class Slow(tf.keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            tf.numpy_function(lambda _: time.sleep(train_step_s), [data[1]], [])
+            return super().train_step(data)
+
+    model = Slow([tf.keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False, **options)
+    return model
+
+
+def pairs(num_batches: int, batch_s: float = 0.0) -> Any:
+    """Return batches of four samples, each of which takes as long as stated to make."""
+
+    def late(number: Any) -> Any:
+        time.sleep(batch_s)
+        return number
+
+    def make(number: Any) -> Any:
+        made = tf.ensure_shape(tf.numpy_function(late, [number], tf.int64), [])
+        return tf.fill([4, 3], tf.cast(made, tf.float32)), tf.zeros([4, 1])
+
+    return tf.data.Dataset.range(num_batches).map(make)
+
+
+@pytest.mark.parametrize(("batch_s", "train_step_s"), [(0.1, 0.0), (0.0, 0.1)])
+def test_fit_tells_waiting_from_computing(alone: Job | None, batch_s: float, train_step_s: float) -> None:
+    data = hetero.tf.distribute(pairs(8, batch_s))
+    begun_s = time.perf_counter()
+    model_of(train_step_s).fit(data, verbose=0, shuffle=False, callbacks=[data.callback()])
+    took_s = time.perf_counter() - begun_s
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (8, 32, 4)
+    measured = summary.num_steps_measured
+    assert 0.9 * 0.1 * (measured - 1) <= summary.total_s <= took_s
+    # The first step's compute has the tracing of the model in it.
+    waits, computes = summary.data_wait_p50_s, summary.step_time_p50_s - summary.data_wait_p50_s
+    assert (waits > computes) == (batch_s > 0)
+
+
+@pytest.mark.parametrize(("num_batches", "steps_per_execution"), [(5, 2), (6, 3)])
+def test_fit_counts_every_step_of_an_execution(alone: Job | None, num_batches: int, steps_per_execution: int) -> None:
+    data = hetero.tf.distribute(pairs(num_batches))
+    model = model_of(steps_per_execution=steps_per_execution)
+    model.fit(data.prefetch(4), epochs=2, verbose=0, shuffle=False, callbacks=[data.callback()])
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (2 * num_batches, 8 * num_batches, 4)
+
+
+def test_fit_over_the_service_with_steps_per_epoch_and_validation(job: Job) -> None:
+    numbers_only = tf.data.Dataset.range(32).map(lambda number: (tf.cast(number, tf.float32)[tf.newaxis], [0.0]))
+    data = hetero.tf.distribute(numbers_only.batch(4, drop_remainder=True).repeat())
+    model = model_of()
+    history = model.fit(
+        data,
+        steps_per_epoch=3,
+        epochs=3,
+        validation_data=numbers_only.batch(8),
+        verbose=0,
+        shuffle=False,
+        callbacks=[data.callback()],
+    ).history
+    assert len(history["val_loss"]) == 3
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples, job.num_steps) == (9, 36, 9)
+
+
+def test_fit_counts_steps_that_take_several_batches(alone: Job | None) -> None:
+    data = hetero.tf.distribute(pairs(6))
+    taken = data.callback(batches_per_step=2)
+    model_of().fit(data.unbatch().batch(8), verbose=0, shuffle=False, callbacks=[taken])
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (3, 24, 8)
+    with pytest.raises(ConfigError, match="batches_per_step is 0"):
+        data.callback(batches_per_step=0)
+
+
+def test_fit_under_a_strategy_counts_its_steps_wherever_the_dataset_was_made(alone: Job | None) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        data = hetero.tf.distribute(pairs(6).repeat())
+        model = model_of()
+    model.fit(data, steps_per_epoch=3, epochs=2, verbose=0, shuffle=False, callbacks=[data.callback()])
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples) == (6, 24)
+
+
+def test_batches_that_a_strategy_cuts_for_several_processes_are_several_steps() -> None:
+    data = hetero.tf.distribute(tf.data.Dataset.range(12).batch(5))
+    iterator = iter(data)
+    steps = data._steps
+    steps.parts_per_batch = 2
+    for _ in range(5):
+        steps.begin_step()
+        if not steps._parts:
+            iterator.get_next()  # as a graph does
+        steps.take(1)
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (5, 5 + 5 + 1, 3)
+
+
+def test_job_that_is_to_stop_ends_between_two_steps(job: Job) -> None:
+    data = hetero.tf.distribute(pairs_of_tensorflow().repeat())
+    job.stop_at = 4
+    with pytest.raises(SystemExit):
+        collections.deque(data, 0)
+    assert data.step_timer.summary().num_steps == 3
+    job.stop_at, job.num_steps = 3, 0
+    model = model_of()
+    with pytest.raises(SystemExit):
+        model.fit(data, steps_per_epoch=9, verbose=0, shuffle=False, callbacks=[data.callback()])
+    assert int(model.optimizer.iterations) == 2
+
+
+def pairs_of_tensorflow() -> Any:
+    return tf.data.Dataset.range(16).map(lambda number: (tf.fill([4, 3], 1.0), tf.zeros([4, 1])))
+
+
+# What is refused
+
+
+def test_datasets_that_cannot_work_are_refused(alone: Job | None) -> None:
+    with pytest.raises(ConfigError, match="was given a range, expected a tf.data.Dataset"):
+        hetero.tf.distribute(range(3))
+    data = hetero.tf.distribute(tf.data.Dataset.range(3))
+    with pytest.raises(ConfigError, match="what it returned before"):
+        hetero.tf.distribute(data)
+    with pytest.raises(ConfigError, match=r"dataset of 3 elements; expected an infinite one(.|\n)*\.repeat\(\)"):
+        hetero.tf.distribute(tf.data.Dataset.range(3), coordinated=True)
+    with pytest.raises(ConfigError, match="inside of a tf.function"):
+        tf.function(lambda: hetero.tf.distribute(tf.data.Dataset.range(3)) and tf.no_op(), autograph=False)()
+
+
+def test_python_in_a_dataset_is_refused_before_anything_is_contacted(job: Job) -> None:
+    job.tf_servers.replace([])
+
+    def nested(number: Any) -> Any:
+        return tf.data.Dataset.from_tensors(number).map(lambda one: tf.py_function(lambda: 1, [], tf.int64))
+
+    generator = tf.data.Dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64))
+    for dataset in (generator.batch(2), tf.data.Dataset.range(3).interleave(nested)):
+        with pytest.raises(ConfigError, match=r"runs Python \((Eager)?PyFunc\)(.|\n)*hetero.tf.from_dataset"):
+            hetero.tf.distribute(dataset)
+
+
+def test_datasets_that_differ_between_ranks_are_refused(job: Job) -> None:
+    hetero.tf.distribute(tf.data.Dataset.range(3))
+    served._num_named.clear()  # another rank
+    with pytest.raises(ConfigError, match="are not on all ranks the same"):
+        hetero.tf.distribute(tf.data.Dataset.range(3).batch(2))
+
+
+def test_dispatcher_is_waited_for_within_bounds(job: Job, address: str) -> None:
+    job.tf_servers.replace([])
+    job.options.data_timeout_s = 0.2
+    with pytest.raises(EndpointUnavailableError, match=r"no dispatcher of tf.data.service(.|\n)*first data host"):
+        hetero.tf.distribute(tf.data.Dataset.range(3))
+    job.options.data_timeout_s = 60.0
+
+    class Late(Directory):
+        """Told once somebody listens."""
+
+        def subscribe(self, listener: Any) -> Any:
+            unsubscribe = super().subscribe(listener)
+            threading.Timer(0.1, self.replace, [[dispatcher_record(address)]]).start()
+            return unsubscribe
+
+    job.tf_servers = Late()
+    assert sorted(numbers(hetero.tf.distribute(tf.data.Dataset.range(3)))) == [0, 1, 2]
+
+
+# How it ends
+
+
+def test_process_ends_although_iterators_are_open(address: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import tensorflow as tf
+import hetero.tf
+from hetero.control import session as control
+import test_distribute
+
+if __name__ == "__main__":
+    control._session = job = test_distribute.Job("tf")
+    job.job_id = "left open"
+    job.tf_servers.replace([test_distribute.dispatcher_record({address!r})])
+    data = hetero.tf.distribute(tf.data.Dataset.range(100).batch(4).repeat())
+    iterators = [iter(data), iter(data.prefetch(8))]
+    print([len(next(each)) for each in iterators], flush=True)
+"""
+    )
+    child = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "[4, 4]\n"
+        assert child.wait(10.0) == 0
+    finally:
+        child.kill()
+        child.communicate()
