@@ -37,13 +37,19 @@ class Addresses:
         """Whether the address of a host was found."""
         return host in self._known
 
-    def of(self, host: str) -> str:
+    def of(self, host: str, timeout_s: float | None = None) -> str:
         """Return the address of a host; needs no name service where one was found before, else waits for its name.
 
+        Args:
+            host: Its name.
+            timeout_s: For how long; None: the start timeout.
+
         Raises:
-            ClusterError: If it is not resolved within the start timeout.
+            ClusterError: If it is not resolved in that time.
         """
-        return self._known.get(host) or self._wait_for(host)
+        return self._known.get(host) or self._wait_for(
+            host, self._timings.start_timeout_s if timeout_s is None else timeout_s
+        )
 
     def launcher_of(self, host: str) -> str:
         """Return where the launcher of a host listens, as the name says now; does not wait.
@@ -54,7 +60,7 @@ class Addresses:
         address = self._known[host] = resolve_address(host)
         return join_address(address, self._port)
 
-    def _wait_for(self, host: str) -> str:
+    def _wait_for(self, host: str, timeout_s: float) -> str:
         begin_s = said_s = time.monotonic()
         while True:
             try:
@@ -62,7 +68,7 @@ class Addresses:
                 return address
             except ClusterError as error:
                 now_s = time.monotonic()
-                if now_s - begin_s > self._timings.start_timeout_s:
+                if now_s - begin_s > timeout_s:
                     raise
                 if now_s - said_s >= (self._timings.patience_s if said_s > begin_s else _INTERVAL_S):
                     said_s = now_s

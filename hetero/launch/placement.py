@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,13 @@ from hetero.cgroups import cpu_quota
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.dataplane.pool import PoolOptions
+from hetero.errors import ClusterError
+from hetero.launch.addresses import Addresses
 from hetero.tf.service_pool import ServiceOptions
 
 __all__ = ["Placement", "num_gpus", "plan", "pool_options", "service_options", "usable_cpus"]
+
+logger = logging.getLogger(__name__)
 
 _EMULATED_ENDPOINTS = 1
 
@@ -52,7 +58,7 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
     data_service = options.data_service if cluster.data_hosts else ""
     has_tf_dispatcher = data_service == "tf" and cluster.current_host == cluster.data_hosts[0].name
     if options.data_service == "tf":
-        num_endpoints = _num_tf_servers(options, cluster)
+        num_endpoints = _tf_workers(options, cluster).get(cluster.current_host, 0) + has_tf_dispatcher
     elif not is_trainer:
         num_endpoints = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
     elif emulated and not cluster.data_hosts:
@@ -76,13 +82,28 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
     )
 
 
-def _num_tf_servers(options: LaunchOptions, cluster: ClusterSpec) -> int:
-    """Return dispatcher and workers on the current host; a job without data hosts has none."""
-    if not cluster.data_hosts:
-        return 0
-    if cluster.role is Role.TRAINER:
-        return options.trainer_tf_workers
-    return options.tf_workers_per_host + (cluster.current_host == cluster.data_hosts[0].name)
+def _tf_workers(options: LaunchOptions, cluster: ClusterSpec) -> dict[str, int]:
+    """Return by host, how many tf.data workers are to be there; a job without data hosts has none."""
+    workers = {host.name: options.tf_workers_per_host for host in cluster.data_hosts}
+    if workers and options.trainer_tf_workers:
+        workers.update((host.name, options.trainer_tf_workers) for host in cluster.trainer_hosts)
+    return workers
+
+
+def _tf_worker_addresses(
+    options: LaunchOptions, cluster: ClusterSpec, addresses: Addresses, timings: Timings
+) -> Mapping[str, int]:
+    """Return by address, how many tf.data workers are to be there; empty if some name is not there in time."""
+    workers: Counter[str] = Counter()
+    try:
+        for name, number in _tf_workers(options, cluster).items():
+            workers[addresses.of(name, timings.patience_s)] += number
+    except ClusterError as error:
+        logger.warning(
+            "hetero.tf.distribute with sharding='file', 'data', 'file_or_data' or 'hint' will not work: %s", error
+        )
+        return {}
+    return workers
 
 
 def service_options(
@@ -91,16 +112,20 @@ def service_options(
     *,
     host: str,
     address: str,
+    cluster: ClusterSpec,
+    addresses: Addresses,
     job_id: str,
     environment: Mapping[str, str],
     timings: Timings,
 ) -> ServiceOptions:
-    """Return the options of this host's servers of tf.data.service."""
+    """Return the options of this host's servers of tf.data.service; for a dispatcher, waits for names for a while."""
     return ServiceOptions(
         host=host,
         address=address,
         num_endpoints=placement.num_endpoints,
         has_dispatcher=placement.has_tf_dispatcher,
+        is_trainer=placement.num_ranks > 0,
+        workers=_tf_worker_addresses(options, cluster, addresses, timings) if placement.has_tf_dispatcher else {},
         work_dir=None if options.tf_work_dir is None else str(options.tf_work_dir.absolute()),
         job_id=job_id,
         endpoint_restarts=options.endpoint_restarts,

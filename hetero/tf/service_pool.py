@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ from hetero.wire.channels import join_address
 __all__ = ["ServiceOptions", "ServicePool"]
 
 _MAX_EVENT_BYTES = 64 * 1024
+_ANY_PORT = "%port%"
+"""What TensorFlow puts the number in for, or matches any number with."""
+_TRAINER_TAG = "COLOCATED"
+"""What TensorFlow calls workers on trainer hosts; readers with ``target_workers="AUTO"`` pass over them."""
 _LAST_BREATH_S = 2.0
 """From the end of a server's socket to the end of its process."""
 _DISPATCHER_S = 2.0
@@ -45,6 +49,11 @@ class ServiceOptions(PoolOptions):
     """Not used: what workers compute comes from the ranks, as a graph."""
     has_dispatcher: bool = False
     """Whether the dispatcher runs on this host."""
+    is_trainer: bool = False
+    """Whether the workers share this host with ranks, so that only datasets placed anywhere are made by them."""
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """For the dispatcher: by address of a host, how many workers there are to be. Static sharding needs to know; empty:
+    it is refused."""
     work_dir: str | None = None
     """Where the dispatcher keeps a journal, so that its successor goes on; None: it keeps none."""
 
@@ -191,7 +200,11 @@ class _Servers:
             "incarnation": incarnation,
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
-            "worker_address": join_address(self._options.address, "%port%"),  # TensorFlow puts in the number
+            "worker_address": join_address(self._options.address, _ANY_PORT),
+            "worker_addresses": [
+                [join_address(address, _ANY_PORT), number] for address, number in self._options.workers.items()
+            ],
+            "worker_tags": [_TRAINER_TAG] if self._options.is_trainer else [],
             "work_dir": None if is_worker else self._work_dir(),
             "worker_timeout_s": self._options.stuck_s,
             "parent_pid": os.getpid(),

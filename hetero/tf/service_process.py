@@ -74,15 +74,21 @@ def _start(configuration: dict[str, Any]) -> Any:
                 work_dir=configuration["work_dir"],
                 fault_tolerant_mode=configuration["work_dir"] is not None,
                 worker_timeout_ms=int(configuration["worker_timeout_s"] * 1000),
+                worker_addresses=[
+                    address for address, number in configuration["worker_addresses"] for _ in range(number)
+                ],
             )
         )
+    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # that of the API has no tags
+
     return service.WorkerServer(
-        service.WorkerConfig(
+        WorkerConfig(
             dispatcher_address=dispatcher,
             worker_address=configuration["worker_address"],
             port=port,
             protocol="grpc",
             heartbeat_interval_ms=_HEARTBEAT_MS,
+            worker_tags=configuration["worker_tags"],
         )
     )
 
