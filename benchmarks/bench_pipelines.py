@@ -33,6 +33,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import harness
 import tf_service
@@ -94,10 +95,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_photos() -> None:
-    """Make the photographs, unless they are there."""
+def make_photos(folder: Path = PHOTOS, *, count: int = NUM_PHOTOS, size: str = "500x375") -> None:
+    """Make photographs, unless they are there.
+
+    Args:
+        folder: Where.
+        count: How many.
+        size: Mean width and height in pixels.
+    """
     subprocess.run(
-        [sys.executable, str(MAKE_PHOTOS), "--output", str(PHOTOS), "--count", str(NUM_PHOTOS), "--size", "500x375"],
+        [sys.executable, str(MAKE_PHOTOS), "--output", str(folder), "--count", str(count), "--size", size],
         check=True,
         stdout=sys.stderr,
     )

@@ -40,6 +40,10 @@ _COLOURS = {
     "ray": _PURPLE,
     "rpc": _GREEN,
     "sample": _GREY,
+    "tf-local": _ORANGE,
+    "tf-by-hand": _OCHRE,
+    "tf-launcher": _GREEN,
+    "from_dataset": _BLUE,
     "none": _BLACK,
     "lz4": _BLUE,
     "zstd": _ORANGE,
@@ -221,6 +225,26 @@ def draw_compression(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def draw_tf_feed(rows: Sequence[Row]) -> Figure:
+    """Draw samples per second, and the CPU of both sides on top of each other, a bar per competitor."""
+    figure, panels = plt.subplots(1, 2, figsize=(9.5, 3.4))
+    names = [row.trial.name for row in rows]
+    for index, row in enumerate(rows):
+        values, middle = row.values("samples_per_s"), row.median("samples_per_s")
+        error = [[middle - min(values)], [max(values) - middle]]
+        panels[0].bar(index, middle, 0.6, yerr=error, color=_COLOURS.get(row.trial.name), error_kw={"linewidth": 0.8})
+    trainer = [row.median("trainer_cpu_s_per_gb") for row in rows]
+    supply = [row.median("supply_cpu_s_per_gb") for row in rows]
+    panels[1].bar(range(len(rows)), trainer, 0.6, color=_BLACK, label="trainer process")
+    panels[1].bar(range(len(rows)), supply, 0.6, bottom=trainer, color=_GREY, label="supply")
+    panels[1].legend(fontsize=8)
+    for axes, label in zip(panels, ("samples/s", "CPU-s per GB"), strict=True):
+        axes.set_xticks(range(len(rows)), names, fontsize=8)
+        axes.set(ylabel=label)
+    figure.suptitle("A TensorFlow trainer fed with photographs, two preprocessing threads or processes", fontsize=10)
+    return figure
+
+
 CHARTS: Mapping[str, Callable[[Sequence[Row]], Figure]] = {
     "transport": draw_transport,
     "pipelines": draw_pipelines,
@@ -228,6 +252,7 @@ CHARTS: Mapping[str, Callable[[Sequence[Row]], Figure]] = {
     "interference": draw_interference,
     "interference-pinned": draw_interference,
     "compression": draw_compression,
+    "tf_feed": draw_tf_feed,
 }
 
 

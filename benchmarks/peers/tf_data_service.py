@@ -52,8 +52,14 @@ class TfDataService(Competitor):
         self._service.stop()
 
 
-def make_jpeg(root: str) -> Any:
-    """Return the JPEG pipeline; decoding is fused with the crop, which only TensorFlow offers."""
+def make_jpeg(root: str, *, num_shuffled: int = 10_000, num_parallel_calls: int | None = None) -> Any:
+    """Return the JPEG pipeline; decoding is fused with the crop, which only TensorFlow offers.
+
+    Args:
+        root: Folder of the photographs.
+        num_shuffled: Indices of which the next one is drawn.
+        num_parallel_calls: Samples under way; None: one.
+    """
     import tensorflow as tf
 
     files = tf.constant(sorted(str(path) for path in Path(root).glob("train/*/*.jpg")))
@@ -74,7 +80,8 @@ def make_jpeg(root: str) -> Any:
         pixels = tf.image.random_flip_left_right(pixels)
         return tf.transpose(pixels, [2, 0, 1]), index % 8
 
-    return tf.data.Dataset.range(64 * LENGTH_BATCHES).shuffle(10_000).map(sample).batch(64, drop_remainder=True)
+    indices = tf.data.Dataset.range(64 * LENGTH_BATCHES).shuffle(num_shuffled)
+    return indices.map(sample, num_parallel_calls=num_parallel_calls).batch(64, drop_remainder=True)
 
 
 def make_tabular(_root: str) -> Any:
