@@ -9,8 +9,15 @@ of one vCPU, so the homogeneous row reproduces its calibration; the heterogeneou
 nothing is fitted to them. Warm-up is left out; every configuration runs ``--runs`` times, interleaved, and
 the table shows medians.
 
+``--backend grpc``: batches come from endpoints, whose vCPUs are slots. ``--backend tf``: the pipeline of
+`examples/resnet_tf`, run by tf.data service or, without data hosts, by tf.data in every rank. There a vCPU is a
+branch of the pipeline that waits out its sample; decoding and augmenting a tiny photograph come on top, and ranks
+meet by a collective of `tf.distribute.MultiWorkerMirroredStrategy`. It needs TensorFlow, and 19 processes of it for
+seed-tf.
+
     python benchmarks/price_performance.py --profile seed-pt
     python benchmarks/price_performance.py --profile seed-tf
+    python benchmarks/price_performance.py --profile seed-tf --backend tf
     python benchmarks/price_performance.py --profile FILE
 
 Results, with hardware and versions, go to ``benchmarks/results/``.
@@ -20,25 +27,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench_pipelines
 import yaml
 from harness import HERE, RESULTS, environment, save, say
 
 from hetero.errors import ConfigError
-from hetero.launch.simulate import parse_group
+from hetero.launch.simulate import SimulatedGroup, parse_group
 from hetero.pricing import Catalogue, cost
 from hetero.report import load_report
 from hetero.report.markdown import PricePerformance, price_performance_table
 
 WARMUP_CYCLES = 2
+PHOTOS = HERE.parent / "data" / "bench-photos-tiny"
+"""So small that decoding one takes a thousandth of what a sample is emulated to cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +99,39 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a backend adds to a job."""
+
+    flags: tuple[str, ...]
+    """Of `hetero simulate`."""
+    script: str
+    """In this folder."""
+    script_args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """Who preprocesses, and emulates the vCPUs for it."""
+
+    title: str
+    """Behind the profile's, where it is not empty."""
+    ending: str
+    """Of the result's name."""
+    counts_overruns: bool
+    """Whether the real work of a sample is part of the emulated time, and may exceed it."""
+    job: Callable[[Profile, Configuration], Job]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What the runs of one configuration showed; medians."""
 
     configuration: Configuration
     step_times_s: tuple[float, ...]
     hourly_usd: float | None
-    num_overruns: int
-    """Emulated batches whose real work took longer than the emulated time: the emulation does not hold for them."""
+    num_overruns: int | None
+    """Emulated batches whose real work took longer than the emulated time: the emulation does not hold for them. None:
+    the real work is no part of the emulated time."""
 
     @property
     def step_time_s(self) -> float:
@@ -111,19 +147,23 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a profile and print its table."""
     args = parse_arguments(argv)
-    profile = load_profile(args.profile)
+    profile, backend = load_profile(args.profile), BACKENDS[args.backend]
     configurations = (profile.baseline, *profile.candidates)
-    say(f"{profile.title}\n{describe_calibration(profile)}")
+    jobs = [backend.job(profile, configuration) for configuration in configurations]  # refuses before anything runs
+    say(f"{profile.title}{backend.title}\n{describe_calibration(profile)}")
+    if args.backend == "tf":
+        bench_pipelines.make_photos(PHOTOS, count=200, size="64x48")
     facts = environment()
     found: dict[str, list[Any]] = {configuration.name: [] for configuration in configurations}
     for run_index in range(args.runs):
-        for configuration in configurations:
+        for configuration, job in zip(configurations, jobs, strict=True):
             say(f"run {run_index + 1}/{args.runs}: {configuration.name}")
-            found[configuration.name].append(simulate(profile, configuration))
-    outcomes = [summarise(configuration, found[configuration.name]) for configuration in configurations]
-    text = render(profile, outcomes)
+            found[configuration.name].append(simulate(profile, configuration, job))
+    outcomes = [summarise(configuration, found[configuration.name], backend) for configuration in configurations]
+    text = render(profile, outcomes, backend)
     print(text)
-    write_result(args.results / f"price_performance-{Path(args.profile).stem}", profile, outcomes, text, facts)
+    path = args.results / f"price_performance-{Path(args.profile).stem}{backend.ending}"
+    write_result(path, profile, outcomes, text, {"backend": args.backend, **facts})
     return 0
 
 
@@ -161,57 +201,129 @@ def read_configuration(content: dict[str, Any]) -> Configuration:
     return Configuration(**{**content, "groups": tuple(content["groups"])})
 
 
-def num_vcpus(profile: Profile, configuration: Configuration) -> int:
-    """Return the vCPUs that preprocess in a configuration."""
+def preprocessing(profile: Profile, configuration: Configuration) -> list[tuple[int, SimulatedGroup]]:
+    """Return the groups that preprocess in a configuration, each after the vCPUs of one of its hosts."""
     catalogue = Catalogue.load(profile=profile.price_profile)
     groups = [parse_group(text) for text in configuration.groups]
     if len(groups) > 1 and not configuration.trainer_endpoints:
-        groups = [group for group in groups if group.name.startswith("data")]
+        groups = [group for group in groups if is_data(group)]
     counts = [(catalogue.get(group.instance_type).vcpus, group) for group in groups]
     unknown = [group.instance_type for vcpus, group in counts if vcpus is None]
     if unknown:
         raise ConfigError(f"the vCPU count of {', '.join(unknown)} is not known")
-    return sum((vcpus or 0) * group.count for vcpus, group in counts)
+    return [(vcpus or 0, group) for vcpus, group in counts]
 
 
-def simulate(profile: Profile, configuration: Configuration) -> Any:
-    """Run one job and return its report."""
-    steps_per_cycle = num_vcpus(profile, configuration) // profile.num_ranks
-    with tempfile.TemporaryDirectory(prefix="price-performance-") as folder:
-        command = [
-            *(sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", folder),
-            *(flag for group in configuration.groups for flag in ("--group", group)),
-            *("--nproc-per-node", str(profile.num_ranks)),
+def is_data(group: SimulatedGroup) -> bool:
+    """Return whether a group only preprocesses."""
+    return group.name.startswith("data")
+
+
+def num_vcpus(profile: Profile, configuration: Configuration) -> int:
+    """Return the vCPUs that preprocess in a configuration."""
+    return sum(vcpus * group.count for vcpus, group in preprocessing(profile, configuration))
+
+
+def endpoint_job(profile: Profile, configuration: Configuration) -> Job:
+    """Return the job whose endpoints have a slot for every vCPU."""
+    return Job(
+        flags=(
             *("--trainer-endpoints", str(configuration.trainer_endpoints)),
-            *("--emulate-sample-seconds", repr(profile.sample_time_s)),
-            *(("--price-profile", profile.price_profile) if profile.price_profile else ()),
-            *("--warmup-steps", str(WARMUP_CYCLES * steps_per_cycle), "--purity-checks", "0"),
-        ]
-        if profile.accelerator_step_time_s:
-            command += ["--emulate-step-seconds", repr(profile.accelerator_step_time_s)]
-        # One more: a step ends with the delivery of the next batch.
-        steps = (WARMUP_CYCLES + profile.cycles) * steps_per_cycle + 1
-        script = [str(HERE / "train_emulated.py"), "--"]
-        script += ["--batch-size", str(profile.batch_size), "--steps", str(steps)]
+            *("--emulate-sample-seconds", repr(profile.sample_time_s), "--purity-checks", "0"),
+        ),
+        script="train_emulated.py",
+        script_args=(),
+    )
+
+
+def tf_job(profile: Profile, configuration: Configuration) -> Job:
+    """Return the job whose tf.data pipelines have a branch for every vCPU.
+
+    All workers of tf.data service run the same pipeline, so hosts of different sizes have different numbers of them:
+    each stands for as many vCPUs as divide those of every host.
+
+    Raises:
+        ConfigError: If the vCPUs cannot be divided so.
+    """
+    hosts = preprocessing(profile, configuration)
+    if len(configuration.groups) == 1:
+        ((vcpus, _),) = hosts
+        flags, (per_pipeline, rest) = ["--framework", "tensorflow"], divmod(vcpus, profile.num_ranks)
+    else:
+        per_pipeline = math.gcd(*(vcpus for vcpus, _ in hosts))
+        data_workers = {vcpus // per_pipeline for vcpus, group in hosts if is_data(group)}
+        trainer_workers = {vcpus // per_pipeline for vcpus, group in hosts if not is_data(group)} or {0}
+        rest = len(data_workers) + len(trainer_workers) - 2
+        flags = ["--data-service", "tf", "--tf-workers-per-host", str(max(data_workers, default=0))]
+        flags += ["--trainer-tf-workers", str(max(trainer_workers))]
+    if rest:
+        raise ConfigError(
+            f"{configuration.name}: pipelines of one size cannot stand for {', '.join(configuration.groups)}\n"
+            f"  Expected data hosts of one size; or without any, vCPUs that divide by the {profile.num_ranks} ranks."
+        )
+    return Job(
+        flags=tuple(flags),
+        script="train_emulated_tf.py",
+        script_args=(
+            *("--data", str(PHOTOS), "--sample-seconds", repr(profile.sample_time_s)),
+            *("--vcpus", str(per_pipeline)),
+        ),
+    )
+
+
+BACKENDS = {
+    "grpc": Backend(title="", ending="", counts_overruns=True, job=endpoint_job),
+    "tf": Backend(title=", tf.data service", ending="-data-service", counts_overruns=False, job=tf_job),
+}
+
+
+def command(profile: Profile, configuration: Configuration, job: Job, folder: str) -> list[str]:
+    """Return the arguments of `hetero` for one job; its report goes to ``folder``."""
+    steps_per_cycle = num_vcpus(profile, configuration) // profile.num_ranks
+    # One more: a step ends with the delivery of the next batch.
+    steps = (WARMUP_CYCLES + profile.cycles) * steps_per_cycle + 1
+    step_s = profile.accelerator_step_time_s
+    return [
+        *("simulate", "--output-dir", folder),
+        *(flag for group in configuration.groups for flag in ("--group", group)),
+        *("--nproc-per-node", str(profile.num_ranks)),
+        *(("--price-profile", profile.price_profile) if profile.price_profile else ()),
+        *("--warmup-steps", str(WARMUP_CYCLES * steps_per_cycle)),
+        *(("--emulate-step-seconds", repr(step_s)) if step_s else ()),
+        *job.flags,
+        *(str(HERE / job.script), "--"),
+        *("--batch-size", str(profile.batch_size), "--steps", str(steps)),
+        *job.script_args,
+    ]
+
+
+def simulate(profile: Profile, configuration: Configuration, job: Job) -> Any:
+    """Run one job and return its report."""
+    with tempfile.TemporaryDirectory(prefix="price-performance-") as folder:
         done = subprocess.run(
-            command + script, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-m", "hetero.cli", *command(profile, configuration, job, folder)],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         if done.returncode != 0:
             sys.exit(f"{configuration.name} ended with {done.returncode}:\n{done.stdout[-4000:]}")
         return load_report(folder)
 
 
-def summarise(configuration: Configuration, reports: Sequence[Any]) -> Outcome:
+def summarise(configuration: Configuration, reports: Sequence[Any], backend: Backend) -> Outcome:
     """Return the medians over the runs of a configuration."""
     for report in reports:
         if report.headline is None or report.headline.step_time_mean is None:
             sys.exit(f"{configuration.name}: no step was measured; the profile needs more cycles")
     hourly = reports[0].cost.hourly
+    num_overruns = sum(report.run.events.get("emulation overruns", 0) for report in reports)
     return Outcome(
         configuration=configuration,
         step_times_s=tuple(report.headline.step_time_mean.value for report in reports),
         hourly_usd=None if hourly is None else hourly.value,
-        num_overruns=sum(report.run.events.get("emulation overruns", 0) for report in reports),
+        num_overruns=num_overruns if backend.counts_overruns else None,
     )
 
 
@@ -225,10 +337,10 @@ def describe_calibration(profile: Profile) -> str:
     )
 
 
-def render(profile: Profile, outcomes: Sequence[Outcome]) -> str:
+def render(profile: Profile, outcomes: Sequence[Outcome], backend: Backend) -> str:
     """Return the tables and what explains their difference."""
     baseline = outcomes[0]
-    parts = [f"# {profile.title}", describe_calibration(profile), ""]
+    parts = [f"# {profile.title}{backend.title}", describe_calibration(profile), ""]
     parts += ["Simulated here:", "", price_performance_table([row(outcome, baseline) for outcome in outcomes])]
     if profile.published is not None:
         parts += ["", "Published:", "", price_performance_table(published_rows(profile, profile.published)), ""]
@@ -246,11 +358,11 @@ def describe_outcome(profile: Profile, outcome: Outcome) -> str:
     """Return one line: the simulated step time beside what the number of vCPUs alone predicts, and the spread."""
     expected_s = predicted_s(profile, outcome.configuration)
     runs = ", ".join(f"{1000 * value:.0f}" for value in outcome.step_times_s)
+    overruns = "" if outcome.num_overruns is None else f"; {outcome.num_overruns} batches took longer than emulated"
     return (
         f"- {outcome.configuration.name}: {num_vcpus(profile, outcome.configuration)} vCPUs preprocess; arithmetic "
         f"says {1000 * expected_s:.0f} ms, simulated {1000 * outcome.step_time_s:.0f} ms "
-        f"({100 * cost.relative_error(outcome.step_time_s, expected_s):+.1f} %; runs {runs} ms); "
-        f"{outcome.num_overruns} batches took longer than emulated"
+        f"({100 * cost.relative_error(outcome.step_time_s, expected_s):+.1f} %; runs {runs} ms){overruns}"
     )
 
 
@@ -332,6 +444,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Compare clusters by simulation.", allow_abbrev=False)
     parser.add_argument("--profile", required=True, help="seed-pt, seed-tf or a file of the same form")
+    parser.add_argument("--backend", choices=BACKENDS, default="grpc", help="who preprocesses (%(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="runs of each configuration, interleaved (%(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the result goes (%(default)s)")
     return parser.parse_args(argv)
