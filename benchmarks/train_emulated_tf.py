@@ -1,7 +1,8 @@
 """The training script of price_performance.py --backend tf: the pipeline of `examples/resnet_tf` on emulated vCPUs.
 
-A vCPU is a branch of an interleave, in which every sample waits for as long as it would take. What is done to it then
-is real, and comes on top. There is no model: ranks meet once a step, as gradients would make them.
+A vCPU is an endless branch of an interleave, in which every sample waits for as long as it would take. (A branch for
+each sample would not do: TensorFlow begins half as many again as it was told.) What is done to a sample then is real,
+and comes on top. There is no model: ranks meet once a step, as gradients would make them.
 """
 
 from __future__ import annotations
@@ -38,14 +39,11 @@ def example() -> ModuleType:
 def emulated_batches(args: argparse.Namespace) -> Any:
     """Return batches without end, of a pipeline that has a sample under way for each of its vCPUs."""
     resnet = example()
-    wait = sleep(round(1e6 * args.sample_seconds))
-
-    def waited_out(path: Any, label: Any) -> Any:
-        return tf.data.Dataset.from_tensors((path, label)).apply(wait)
-
     files = tf.data.Dataset.from_tensor_slices(resnet.list_photos(args.data, "train")).repeat()
-    samples = files.interleave(
-        waited_out, cycle_length=args.vcpus, num_parallel_calls=args.vcpus, deterministic=False
+    waited_out = files.apply(sleep(round(1e6 * args.sample_seconds)))
+    vcpus = tf.data.Dataset.range(args.vcpus)
+    samples = vcpus.interleave(
+        lambda _: waited_out, cycle_length=args.vcpus, num_parallel_calls=args.vcpus, deterministic=False
     )
     samples = samples.map(lambda path, label: (resnet.augmented(path, _IMAGE_SIZE, _ROUNDS), label))
     options = tf.data.Options()
@@ -69,7 +67,8 @@ def main() -> None:
     def meet(images: Any) -> Any:
         return strategy.reduce("SUM", strategy.run(tf.size, args=(images,)), axis=None)
 
-    batches = hetero.tf.distribute(emulated_batches(args), placement="any")
+    # Sharding would divide the branches among the workers.
+    batches = hetero.tf.distribute(emulated_batches(args), sharding="off", placement="any")
     for images, _ in itertools.islice(batches, args.steps):
         meet(images)
 

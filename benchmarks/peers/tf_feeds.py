@@ -97,7 +97,8 @@ class TfLauncher(_TfFeed):
 
     def start(self) -> None:
         self._exits = contextlib.ExitStack()
-        folder = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
+        scratch = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+        folder = Path(self._exits.enter_context(scratch))
         fifo = folder / "stay"
         os.mkfifo(fifo)
         self._exits.callback(self._wait)
