@@ -93,6 +93,7 @@ class RankSession:
             see `hetero.launch.rank`: of a callback that failed it leaves the launcher a note, and with 30 if it cannot.
         stop_failure: Why a stop callback failed, the first one that did.
         generation: Restarts of the trainer group before this process.
+        hidden_error: The latest one that a framework passes on to the script as the text of one of its own.
 
     Raises:
         HeteroError: If the launcher cannot be reached or refuses the token.
@@ -119,6 +120,7 @@ class RankSession:
         self.stopped = False
         self.stop_failure: CallbackFailure | None = None
         self.generation = generation
+        self.hidden_error: HeteroError | None = None
         self._timers: list[Timer] = []
         self._loaders: dict[int, str] = {}
         """By a timer's id: its loader's name, made unique within this rank."""
@@ -223,7 +225,7 @@ class RankSession:
                 self._steps_started[loader] += 1
                 self._loader = loader
                 return
-        self._end()
+        self.end()
 
     def check_wait(self, is_starved: bool) -> None:
         """End this process if the job was asked to stop and the batch that is waited for will not come.
@@ -236,9 +238,15 @@ class RankSession:
         Raises:
             SystemExit: As `check_stop` does.
         """
-        if self._late_stop.is_wait_over(is_starved=is_starved) and self._stop_at is not None:
+        if self.must_end_wait(is_starved):
+            self.end()
+
+    def must_end_wait(self, is_starved: bool) -> bool:
+        """Tell what `check_wait` would do, on a thread that is not the script's."""
+        is_over = self._late_stop.is_wait_over(is_starved=is_starved) and self._stop_at is not None
+        if is_over:
             logger.warning("asked to stop, and the next batch does not come: ending before it")
-            self._end()
+        return is_over
 
     def take_late_stops(self) -> None:
         """Have this process end even if it begins no further step, see `LateStop`; call it on the main thread."""
@@ -257,7 +265,8 @@ class RankSession:
             thread.join(2.0)
         self._channel.close()
 
-    def _end(self) -> NoReturn:
+    def end(self) -> NoReturn:
+        """End this process as `check_stop` does; call it on the script's thread."""
         self.stopped = True
         failures = run_callbacks(_callbacks)
         self.stop_failure = next(iter(failures), None)
@@ -266,7 +275,7 @@ class RankSession:
     def _end_late(self) -> None:
         if not self.stopped:
             logger.warning("asked to stop, and no step has ended since: stopping in the midst of it")
-            self._end()
+            self.end()
 
     def _is_reached(self, loader: str) -> bool:
         stop_at = self._stop_at

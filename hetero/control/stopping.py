@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["LateStop"]
+from hetero.errors import HeteroError
+
+__all__ = ["LateStop", "StopError"]
 
 _STARVED_S = 2.0
 """How long a rank that is to stop waits for a batch while no endpoint serves: one may be restarting."""
@@ -18,6 +20,10 @@ _SIGNAL = signal.SIGRTMIN + 8
 """From this process to itself. None of those that scripts and their libraries use."""
 
 logger = logging.getLogger(__name__)
+
+
+class StopError(HeteroError):
+    """The job is to stop, and the thread that learnt it is not the one to end it: passed on to the script's."""
 
 
 class LateStop:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero.control.stopping import StopError
 from hetero.documents import write_text
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.memory import keep_freed_memory
@@ -107,10 +108,36 @@ def _run(script: str, arguments: list[str]) -> _Failure | None:
         _show_traceback()
         return _Failure(first_line(error), str(error), error.exit_code)
     except BaseException as error:  # noqa: BLE001  KeyboardInterrupt too is an end to report
+        hidden = _hidden_in(error)
+        if isinstance(hidden, StopError):
+            return _stop()
         text = _show_traceback()
+        if hidden is not None:
+            return _Failure(first_line(hidden), str(hidden), hidden.exit_code)
         line = traceback.format_exception_only(type(error), error)[-1].strip()
         return _Failure(f"the training script raised {line}", text, is_echo=is_echo(error))
     return None
+
+
+def _hidden_in(error: BaseException) -> HeteroError | None:
+    """Return what failed behind a framework's exception, if this session knows it."""
+    from hetero.control import session as sessions
+
+    session = sessions.current()
+    hidden = None if session is None else session.hidden_error
+    return hidden if hidden is not None and first_line(hidden) in str(error) else None
+
+
+def _stop() -> _Failure | None:
+    """End as the loaders of a job that is to stop do."""
+    from hetero.control import session as sessions
+
+    session = sessions.current()
+    assert session is not None
+    try:
+        session.end()
+    except SystemExit as error:
+        return _exit_failure(error.code)
 
 
 def is_echo(error: BaseException) -> bool:

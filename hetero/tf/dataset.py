@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hetero.control import session as control
+from hetero.control.stopping import StopError
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import check_element, check_spec, derive_spec, to_element
 from hetero.tf.feed import Feed
@@ -159,6 +161,7 @@ class _CountingIterator(ScriptIterator):
         Raises:
             DatasetError: If the user's code raises.
             DataPlaneError: If no endpoint answers.
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
         feed, claim = self._feed, self._claim
         feed.begin_step(is_counted=True)
@@ -175,6 +178,11 @@ class _CountingIterator(ScriptIterator):
             failure = None if claim.found is None else claim.found.take_failure()
             if failure is None:
                 raise
+            session = control.current()
+            if session is not None:
+                session.hidden_error = None
+                if isinstance(failure, StopError):
+                    session.end()
             try:
                 raise failure from None  # whose text is all that TensorFlow's has of it
             finally:

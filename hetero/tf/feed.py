@@ -16,10 +16,11 @@ import numpy as np
 from hetero.audit.ledger import BatchEntry
 from hetero.batches.request import BatchRequest
 from hetero.control import session as control
+from hetero.control.stopping import StopError
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
@@ -137,7 +138,7 @@ class Feed(LoaderPipeline):
             )
             for each in indices
         ]
-        with self._open(iter(requests), on_skips=None) as reader:
+        with self._open(iter(requests), on_skips=None, on_wait=_check_wait) as reader:
             return [(len(each), batch) for each, batch in zip(indices, reader, strict=True)]
 
     # Producing: in TensorFlow's threads
@@ -149,7 +150,8 @@ class Feed(LoaderPipeline):
         planned: deque[PlannedBatch] = deque()
         reader: Reader | None = None
         try:
-            reader = self._open(self._requests(found, order, shard, planned), on_skips=self.skips.note)
+            requests = self._requests(found, order, shard, planned)
+            reader = self._open(requests, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
             for batch in reader:
                 of_batch = planned.popleft()
                 entry = auditing.entry_of(self, of_batch, found.start.epoch, batch)
@@ -182,20 +184,28 @@ class Feed(LoaderPipeline):
                 self.timer.end_wait(size)
 
     def _note_failed(self, found: TensorFlowPass, error: Exception) -> None:
+        session = control.current()
+        if session is not None and isinstance(error, HeteroError):
+            session.hidden_error = error
         with self.passes.hold():
             found.failure = error
             if self._is_waiting and not found.is_counted:
                 self._stop_clock()
 
-    def _open(self, requests: Iterator[BatchRequest], *, on_skips: Callable[[Any], object] | None) -> Reader:
+    def _open(
+        self,
+        requests: Iterator[BatchRequest],
+        *,
+        on_skips: Callable[[Any], object] | None,
+        on_wait: Callable[[bool], None],
+    ) -> Reader:
         return Reader(
             self._fleet(),
             requests,
             prefetch_factor=self.prefetch_factor,
             on_skips=on_skips,
             on_received=self.traffic.add,
-            # Of a job with endpoints nothing is asked about its end: stop callbacks belong on the thread that trains.
-            on_wait=None if is_remote() else local_endpoints(self.num_workers).check,
+            on_wait=on_wait if is_remote() else local_endpoints(self.num_workers).check,
         )
 
     def _fleet(self) -> Fleet:
@@ -291,6 +301,28 @@ class Feed(LoaderPipeline):
     def _stop_clock(self) -> None:
         self._is_waiting = False
         self.end_timing(self)
+
+
+def _check_wait(is_starved: bool) -> None:
+    """End this process if the job is to stop and no batch comes; on the script's thread.
+
+    Raises:
+        SystemExit: It is; the stop callbacks ran.
+    """
+    session = control.current()
+    if session is not None:
+        session.check_wait(is_starved)
+
+
+def _check_wait_of_framework(is_starved: bool) -> None:
+    """Have TensorFlow's wait fail instead: stop callbacks run on the script's thread.
+
+    Raises:
+        StopError: The job is to stop, and no batch comes.
+    """
+    session = control.current()
+    if session is not None and session.must_end_wait(is_starved):
+        raise StopError("the job was asked to stop, and the next batch does not come")
 
 
 def _as_it_is(batch: Any) -> Any:

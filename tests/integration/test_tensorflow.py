@@ -25,7 +25,8 @@ from hetero.loaders.sampling import BuiltInOrder, Shard
 SCRIPT = Path(__file__).parent / "scripts" / "tf_chain.py"
 WORKERS = SCRIPT.with_name("tf_workers.py")
 NUM_SAMPLES = 800
-TWO_TRAINERS = ["data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:2"]
+DATA, TRAINER = "data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:1"
+TWO_TRAINERS = [DATA, "dnn_group=ml.p3.2xlarge:2"]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
@@ -118,3 +119,73 @@ def test_rank_that_raises_is_the_cause_and_not_the_collective_that_it_broke(
     assert job.wait() == 30, job.output
     cause = f"HET-30 algo-{rank + 2}: rank {rank}: the training script raised RuntimeError: training fails on purpose"
     assert [job.failure(f"algo-{number}").splitlines()[0] for number in (1, 2, 3)] == [cause] * 3
+
+
+IN_FIT = """
+import sys
+import time
+
+import numpy as np
+
+import hetero
+import hetero.tf
+
+
+class Numbers:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 40 and sys.argv[1] == "raise":
+            raise ValueError("sample 40 is broken on purpose")
+        if index == 40:
+            print("sample 40 does not come", flush=True)
+            time.sleep(600)
+        return np.float32([index])
+
+
+@hetero.dataset(collate_fn=hetero.collate_arrays)
+def numbers():
+    return Numbers()
+
+
+def main():
+    import tensorflow as tf
+
+    hetero.on_stop(lambda: print("callback ran", flush=True))
+    data = hetero.tf.from_dataset(numbers(), batch_size=8)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile(loss="mse", jit_compile=False)
+    model.fit(data.map(lambda batch: (batch, batch)), verbose=0, shuffle=False, callbacks=[data.callback()])
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def in_fit(tmp_path: Path) -> Path:
+    """A script whose data set fails, or hangs, while Keras waits for a batch inside of TensorFlow."""
+    path = tmp_path / "in_fit.py"
+    path.write_text(IN_FIT)
+    return path
+
+
+def test_data_set_that_raises_while_keras_waits_is_the_cause(start_job: StartJob, in_fit: Path) -> None:
+    flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
+    job = start_job([DATA, TRAINER], *flags, script=in_fit, args=["raise"])
+    assert job.wait() == 34, job.output
+    assert "in sample at sample 40: ValueError: sample 40 is broken on purpose" in job.failure("algo-2").splitlines()[0]
+
+
+@pytest.mark.fault("F12")
+def test_request_finds_a_rank_that_waits_inside_of_tensorflow_and_callbacks_run(
+    start_job: StartJob, in_fit: Path
+) -> None:
+    flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
+    job = start_job([DATA, TRAINER], *flags, script=in_fit, args=["hang"])
+    job.wait_line("sample 40 does not come")
+    job.process.terminate()
+    assert job.wait() == 143, job.output
+    assert job.output.count("callback ran") == 1

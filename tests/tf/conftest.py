@@ -15,6 +15,7 @@ from hetero.loaders import pipeline
 
 SCRIPT = """
     import random
+    import time
 
     import numpy as np
 
@@ -31,6 +32,8 @@ SCRIPT = """
         def __getitem__(self, index):
             if self.kind == "broken" and index == 11:
                 raise KeyError("no such file")
+            if self.kind == "slow" and index == 11:
+                time.sleep(0.5)
             noise = np.random.rand(3).astype(np.float32) + np.float32(random.random())
             image = np.full((4, 4, 3), index, np.uint8)
             if self.kind == "longer":
@@ -64,11 +67,19 @@ class StoppingJob(ServedJob):
 
     stop_at = 0
     num_steps = 0
+    is_wait_over = False
+    hidden_error: Exception | None = None
 
     def check_stop(self, timer: object) -> None:
         self.num_steps += 1
         if self.num_steps == self.stop_at:
             raise SystemExit(143)
+
+    def must_end_wait(self, is_starved: bool) -> bool:
+        return self.is_wait_over
+
+    def end(self) -> None:
+        raise SystemExit(143)
 
 
 @pytest.fixture(scope="module")
@@ -90,5 +101,6 @@ def job(served: StoppingJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stoppi
     monkeypatch.setattr(pipeline, "_num_verified", 0)
     served.timers.clear()
     served.stop_at = served.num_steps = 0
+    served.is_wait_over, served.hidden_error = False, None
     yield served
     hetero.datasets.set_describer(None)

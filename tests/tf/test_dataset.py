@@ -18,6 +18,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'hetero[tensorflow]'")
 
 import hetero.tf  # noqa: E402
+from hetero.control.stopping import StopError  # noqa: E402
 from hetero.errors import ConfigError, DatasetError  # noqa: E402
 from hetero.tf.dataset import FedDataset  # noqa: E402
 
@@ -168,6 +169,17 @@ def test_job_that_is_to_stop_ends_between_two_steps(script: Any, job: Any) -> No
         for _ in data:
             pass
     assert data.state_dict()["batches"] == 3
+
+
+def test_job_that_is_to_stop_ends_before_a_batch_that_does_not_come(script: Any, job: Any) -> None:
+    data = hetero.tf.from_dataset(script.tf_test_drawn(kind="slow"), batch_size=4)
+    job.is_wait_over = True
+    with pytest.raises(SystemExit):
+        for _ in data:
+            pass
+    with pytest.raises(tf.errors.OpError, match="asked to stop"):
+        list(data.map(lambda batch: batch))
+    assert isinstance(job.hidden_error, StopError)
 
 
 def test_batch_that_does_not_fit_is_an_error_with_what_to_do(script: Any, job: Any) -> None:

@@ -66,7 +66,7 @@ class PlainFeed(Feed):
     def fingerprint(self) -> str:
         return "plain"
 
-    def _open(self, requests: Iterator[Any], *, on_skips: Any) -> Any:
+    def _open(self, requests: Iterator[Any], *, on_skips: Any, on_wait: Any) -> Any:
         reader = PlainReader(requests)
         self.readers.append(weakref.ref(reader))
         return reader
