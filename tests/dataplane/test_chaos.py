@@ -33,7 +33,7 @@ class Links:
         records = []
         for pool in job.pools:
             for record, pid in zip(pool.records, pool.pids, strict=True):
-                network = f"127.{60 + os.getpid() % 60}.{next(_number)}.1"
+                network = f"127.{60 + os.getpid() % 60}.{next(_number) % 256}.1"
                 rpc_port = int(record.address.rpartition(":")[2])
                 for port in _listening(pid):
                     proxy = chaos.proxy(("127.0.0.1", port), address=network, port=port)
