@@ -50,8 +50,8 @@ def distribute(
 
     - ``"dynamic"``: the dispatcher hands each piece of the source (a file name, an index) to the worker that asks
       next. Exactly once while no worker restarts; what one that restarts was at is lost then: at most once. If the
-      dispatcher restarts, that holds with ``--tf-work-dir``; without it, training fails. The source must be one that
-      can be split; ``shuffle`` before it mixes what one worker has.
+      dispatcher restarts, that holds with ``--tf-work-dir``; without it, training fails. The source must be one, not
+      several that are zipped, and one that can be split; ``shuffle`` before it mixes what one worker has.
     - ``"off"``: every worker makes the whole dataset: each element once per worker, and again from the beginning by
       one that restarts or joins. For sources that cannot be split; shuffle without a seed, so that workers differ.
     - ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``: each worker has a fixed part, by its place in the list of
@@ -59,6 +59,9 @@ def distribute(
       of files or else elements; or what the ``shard(tf.data.experimental.SHARD_HINT, ...)`` in the dataset says. Once
       while no worker restarts; one that does begins its part again: at least once. The part of one that never came
       is missing. Read from every worker, whatever ``placement`` says.
+
+    With ``"dynamic"`` and ``"file"`` a worker runs the pipeline on its part of the source: ``take(n)`` before this call
+    takes so many on each worker, and so it is with ``skip``, and with what ``batch(drop_remainder=True)`` drops.
 
     None of them keeps the order, and none can be resumed: `hetero.tf.from_dataset` does both. A pass that one rank
     leaves early goes on for the others, which then get the rest.
@@ -159,15 +162,19 @@ def _check_arguments(
 def _check_dataset(dataset: Any, *, coordinated: bool) -> None:
     import tensorflow as tf
 
+    from hetero.tf.dataset import FedDataset
     from hetero.tf.measured import MeasuredDataset
+    from hetero.tf.movable import parts_of
 
     if not isinstance(dataset, tf.data.Dataset):
         raise ConfigError(
             f"distribute was given a {type(dataset).__name__}, expected a tf.data.Dataset\n"
             "  What a function decorated with @hetero.dataset returns is for hetero.tf.from_dataset."
         )
-    if isinstance(dataset, MeasuredDataset):
-        raise ConfigError("distribute was given what it returned before; pass it the dataset that was made of")
+    if any(isinstance(each, MeasuredDataset) for each in parts_of(dataset)):
+        raise ConfigError("distribute was given what it returned before, or a dataset made of that; call it once, last")
+    if any(isinstance(each, FedDataset) for each in parts_of(dataset)):
+        raise ConfigError("distribute was given what from_dataset returned: data hosts make that, and it is measured")
     if not tf.executing_eagerly():
         raise ConfigError("distribute was called inside of a tf.function; call it outside, and pass in the dataset")
     if coordinated and (num_elements := int(dataset.cardinality())) >= 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import itertools
 import logging
 import threading
 import time
@@ -15,15 +14,15 @@ import tensorflow as tf
 from hetero.control.directory import TF_DISPATCHER
 from hetero.control.session import RankSession
 from hetero.errors import ConfigError, EndpointUnavailableError
+from hetero.tf.movable import check_divisible, check_movable
 
-__all__ = ["check_movable", "served"]
+__all__ = ["served"]
 
 logger = logging.getLogger(__name__)
 
 _PROTOCOL = "grpc"
 _TELL_AFTER_S = 5.0
 _POLL_S = 0.5
-_PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 _num_named: collections.Counter[str] = collections.Counter()
 """By name, the datasets of this process."""
@@ -56,10 +55,12 @@ def served(
         max_outstanding_requests: Elements that are asked for at a time; None: as TensorFlow thinks best.
 
     Raises:
-        ConfigError: The dataset holds Python, or is not that of the other ranks.
+        ConfigError: The dataset holds Python, cannot be sharded so, or is not that of the other ranks.
         EndpointUnavailableError: There is no dispatcher.
     """
     check_movable(dataset)
+    if policy == "DYNAMIC":
+        check_divisible(dataset)
     service = f"{_PROTOCOL}://{_dispatcher_address(session)}"
     label = _label(session, name)
     dataset_id = hashlib.blake2b(label.encode(), digest_size=16).hexdigest()  # a file name in the dispatcher's work_dir
@@ -86,32 +87,6 @@ def served(
         target_workers=target_workers,
     )
     return _begun_when_read(elements)
-
-
-def check_movable(dataset: Any) -> None:
-    """Refuse a dataset with Python in it, as far as that can be seen: it would fail on the workers.
-
-    Raises:
-        ConfigError: It has some; names the operation.
-    """
-    seen: set[int] = set()
-    waiting = [dataset]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        waiting.extend(each._inputs())
-        for function in each._functions():
-            graph = function.function.graph.as_graph_def()
-            nodes = itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
-            found = next((node.op for node in nodes if node.op in _PYTHON_OPS), None)
-            if found is not None:
-                raise ConfigError(
-                    f"the dataset runs Python ({found}), which tf.data.service cannot take to other machines\n"
-                    "  That is what from_generator, tf.py_function and tf.numpy_function make. Put the Python into a\n"
-                    "  registered data set and use hetero.tf.from_dataset, or pass placement='local'."
-                )
 
 
 def _label(session: RankSession, name: str) -> str:

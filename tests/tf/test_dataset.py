@@ -253,6 +253,11 @@ def test_cardinality_does_not_end_a_shorter_pass(script: Any, job: Any) -> None:
     assert len(list(data)) == 5
 
 
+def test_distribute_refuses_what_data_hosts_make_already(script: Any, job: Any) -> None:
+    with pytest.raises(ConfigError, match="distribute was given what from_dataset returned"):
+        hetero.tf.distribute(make(script).prefetch(2), placement="local")
+
+
 def test_numpy_iterator_counts_too(script: Any, job: Any) -> None:
     data = make(script)
     batch = next(iter(data.as_numpy_iterator()))

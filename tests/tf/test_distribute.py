@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -401,8 +401,9 @@ def test_datasets_that_cannot_work_are_refused(alone: Job | None) -> None:
     with pytest.raises(ConfigError, match="was given a range, expected a tf.data.Dataset"):
         hetero.tf.distribute(range(3))
     data = hetero.tf.distribute(tf.data.Dataset.range(3))
-    with pytest.raises(ConfigError, match="what it returned before"):
-        hetero.tf.distribute(data)
+    for made in (data, data.prefetch(1), tf.data.Dataset.range(3).concatenate(data.batch(2).unbatch())):
+        with pytest.raises(ConfigError, match="what it returned before"):
+            hetero.tf.distribute(made)
     with pytest.raises(ConfigError, match=r"dataset of 3 elements; expected an infinite one(.|\n)*\.repeat\(\)"):
         hetero.tf.distribute(tf.data.Dataset.range(3), coordinated=True)
     with pytest.raises(ConfigError, match="inside of a tf.function"):
@@ -419,6 +420,25 @@ def test_python_in_a_dataset_is_refused_before_anything_is_contacted(job: Job) -
     for dataset in (generator.batch(2), tf.data.Dataset.range(3).interleave(nested)):
         with pytest.raises(ConfigError, match=r"runs Python \((Eager)?PyFunc\)(.|\n)*hetero.tf.from_dataset"):
             hetero.tf.distribute(dataset)
+
+
+def zipped() -> Any:
+    numbers_of = tf.data.Dataset.range(40)
+    return tf.data.Dataset.zip((numbers_of.map(lambda number: -number), numbers_of)).batch(2)
+
+
+@pytest.mark.parametrize("make", [zipped, lambda: tf.data.Dataset.range(3).enumerate()], ids=["zip", "enumerate"])
+def test_datasets_that_dynamic_sharding_would_pair_wrongly_are_refused(job: Job, make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"zips several sources(.|\n)*from_tensor_slices(.|\n)*sharding='data'"):
+        hetero.tf.distribute(make())
+
+
+def test_datasets_that_are_zipped_elsewhere_or_not_divided_keep_their_pairs(job: Job) -> None:
+    for sharding in ("data", "off"):
+        data = hetero.tf.distribute(zipped(), sharding=sharding)
+        assert all((first == -second).all() for first, second in data.as_numpy_iterator())
+    data = hetero.tf.distribute(tf.data.Dataset.range(4).interleave(lambda _: zipped()))
+    assert all((first == -second).all() for first, second in data.as_numpy_iterator())
 
 
 def test_datasets_that_differ_between_ranks_are_refused(job: Job) -> None:

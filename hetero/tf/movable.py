@@ -1,0 +1,63 @@
+"""What tf.data.service can make of a dataset elsewhere: looked at before anything is sent there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from hetero.errors import ConfigError
+
+__all__ = ["check_divisible", "check_movable", "parts_of"]
+
+_PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+_ZIP = "_ZipDataset"
+
+
+def parts_of(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and all those that it is made of, each once."""
+    seen: set[int] = set()
+    waiting = [dataset]
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting.extend(each._inputs())
+            yield each
+
+
+def check_movable(dataset: Any) -> None:
+    """Refuse a dataset with Python in it, as far as that can be seen: it would fail on the workers.
+
+    Raises:
+        ConfigError: It has some; names the operation.
+    """
+    for each in parts_of(dataset):
+        for function in each._functions():
+            graph = function.function.graph.as_graph_def()
+            nodes = itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
+            found = next((node.op for node in nodes if node.op in _PYTHON_OPS), None)
+            if found is not None:
+                raise ConfigError(
+                    f"the dataset runs Python ({found}), which tf.data.service cannot take to other machines\n"
+                    "  That is what from_generator, tf.py_function and tf.numpy_function make. Put the Python into a\n"
+                    "  registered data set and use hetero.tf.from_dataset, or pass placement='local'."
+                )
+
+
+def check_divisible(dataset: Any) -> None:
+    """Refuse a dataset that zips several, for dynamic sharding.
+
+    The dispatcher hands out the pieces of each source by itself: of two that are zipped, a worker gets other pieces of
+    the one than of the other, and pairs images with labels of others. TensorFlow says nothing. Datasets that are zipped
+    within a function, of `interleave` say, are whole.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if any(type(each).__name__ == _ZIP and len(each._inputs()) > 1 for each in parts_of(dataset)):
+        raise ConfigError(
+            "the dataset zips several sources, which sharding='dynamic' would pair wrongly: it divides each by itself\n"
+            "  Dataset.zip, enumerate and Keras' image_dataset_from_directory make such ones. Begin with one source:\n"
+            "  from_tensor_slices((paths, labels)), for example; or pass sharding='data' or 'off'."
+        )
