@@ -18,7 +18,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a tf
 __all__ = ["Deliveries", "num_samples"]
 
 _NUM_KEPT = 1024
-"""Batches of which the latest times are kept: more than an execution has steps, or a pipeline is ahead."""
+"""Batches of which the latest times are kept: more than most executions have steps, or a pipeline is ahead."""
 
 
 class Deliveries:
@@ -46,13 +46,18 @@ class Deliveries:
         return dataset.map(tf.autograph.experimental.do_not_convert(note))
 
     def read(self) -> list[tuple[float, int]]:
-        """Return, of the batches that came since the last call, when (seconds of `time.time`) and how many samples."""
+        """Return, of the batches that came since the last call, when (seconds of `time.time`) and how many samples.
+
+        Of more than are kept, the first ones count as long there, and as large as the oldest that is.
+        """
         log = self._log.numpy()
         count = int(log[0])
         first = max(self._num_read, count - _NUM_KEPT)
+        num_lost = first - self._num_read
         self._num_read = count
         places = (1 + 2 * (index % _NUM_KEPT) for index in range(first, count))
-        return [(float(log[place]), int(log[place + 1])) for place in places]
+        kept = [(float(log[place]), int(log[place + 1])) for place in places]
+        return [(0.0, size) for _, size in kept[:1]] * num_lost + kept
 
     def _note(self, size: Any) -> None:
         count = self._log.sparse_read([0])[0]

@@ -23,6 +23,7 @@ from hetero.control import session as control  # noqa: E402
 from hetero.control.directory import Directory, EndpointRecord  # noqa: E402
 from hetero.errors import ConfigError, EndpointUnavailableError  # noqa: E402
 from hetero.tf import served  # noqa: E402
+from hetero.tf.deliveries import Deliveries  # noqa: E402
 from hetero.tf.measured import MeasuredDataset  # noqa: E402
 
 pytestmark = pytest.mark.integration
@@ -323,6 +324,18 @@ def test_fit_counts_every_step_of_an_execution(alone: Job | None, num_batches: i
     model.fit(data.prefetch(4), epochs=2, verbose=0, shuffle=False, callbacks=[data.callback()])
     summary = data.step_timer.summary()
     assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (2 * num_batches, 8 * num_batches, 4)
+
+
+def test_batches_of_an_execution_that_is_longer_than_their_times_are_kept_count_too() -> None:
+    deliveries = Deliveries()
+    made = deliveries.behind(tf.data.Dataset.range(2 * 1500).batch(2))
+    assert deliveries.read() == []
+    collections.deque(made, 0)
+    found = deliveries.read()
+    assert [size for _, size in found] == [2] * 1500
+    assert found == sorted(found)
+    assert (found[0][0], found[-1][0] > 0) == (0.0, True)
+    assert deliveries.read() == []
 
 
 def test_fit_over_the_service_with_steps_per_epoch_and_validation(job: Job) -> None:
