@@ -110,8 +110,8 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
         Make it just before `fit`: what Keras looks at to build a model is told apart by being asked for after that.
 
-        Lets the job stop between steps, and measures step time and data wait. Where a step takes several batches, or
-        with ``steps_per_execution``, what is measured is the wait for the first batch, and an execution is one step.
+        Lets the job stop between steps, and measures step time and data wait. With ``steps_per_execution`` every step
+        counts, but only the wait for the first batch of an execution is known.
 
         Args:
             batches_per_step: What a step takes of this dataset: as many as this process has replicas behind
@@ -122,7 +122,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         from hetero.tf.callback import TakenCallback, check_batches_per_step
 
-        check_batches_per_step(batches_per_step)
+        self._feed.batches_per_step = check_batches_per_step(batches_per_step)
         self._feed.promise_to_take()
         return TakenCallback(self._feed, batches_per_step)
 

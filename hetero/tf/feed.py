@@ -7,6 +7,7 @@ guards what both touch; nobody waits for an endpoint, or for the user's code, wh
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,7 +53,14 @@ class Feed(LoaderPipeline):
         self.convert: Callable[[Any], Any] = _as_it_is
         """Makes an element of a batch; raises what the script is to see."""
         self.passes = PassLog(self.progress)
+        self.batches_per_step = 1
+        """What a step takes, of those whose beginning is told."""
         self._is_waiting = False
+        """Whether such a step has begun and no batch was there for it yet."""
+        self._begun_s: float | None = None
+        """When it began; None: none has, or its end was told."""
+        self._waited_s = 0.0
+        """How long it waited for its first batch, once that has come."""
 
     # What the script asks for
 
@@ -179,9 +187,9 @@ class Feed(LoaderPipeline):
     def _note_produced(self, found: TensorFlowPass, size: int, entry: BatchEntry | None) -> None:
         with self.passes.hold():
             found.produced(size, entry)
-            if self._is_waiting and not found.is_counted:
+            if self._is_waiting and not found.is_counted and self._begun_s is not None:
                 self._is_waiting = False
-                self.timer.end_wait(size)
+                self._waited_s = time.perf_counter() - self._begun_s
 
     def _note_failed(self, found: TensorFlowPass, error: Exception) -> None:
         session = control.current()
@@ -226,8 +234,9 @@ class Feed(LoaderPipeline):
             SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
         with self.passes.hold():
-            self._is_waiting = False  # if the wait before this one had no end
+            self._end_step()  # if the one before this had no end
         timer = self.begin_wait(self)
+        begun_s = time.perf_counter()
         try:
             control.check_stop(timer)
         except BaseException:
@@ -237,20 +246,19 @@ class Feed(LoaderPipeline):
             return
         with self.passes.hold():
             self.passes.is_told = True
-            ready = self.passes.oldest_untaken()
-            if ready is None:
-                self._is_waiting = True  # until it is produced
-            else:
-                timer.end_wait(ready.next_size)
+            self._begun_s, self._waited_s = begun_s, 0.0
+            self._is_waiting = self.passes.oldest_untaken() is None  # until it is produced
 
     def take(self, num_batches: int = 1, *, found: TensorFlowPass | None = None) -> None:
         """Note that the training has the next batches.
 
         Args:
             num_batches: More than were produced are none: Keras says so of the last ones of an epoch.
-            found: Of which pass; None: of the oldest from which some are left. Its wait ends here.
+            found: Of which pass, whose wait ends here; None: of the oldest from which some are left, for the steps that
+                `begin_step` told of, if it did.
         """
         entries: list[BatchEntry] = []
+        sizes: list[int] = []
         with self.passes.hold():
             if found is None:
                 self.passes.is_told = self.passes.is_training = True
@@ -258,11 +266,16 @@ class Feed(LoaderPipeline):
                 taken = self.passes.told() if found is None else found
                 if taken is None:
                     break
-                if found is not None:
-                    self.timer.end_wait(found.next_size)
+                sizes.append(taken.next_size)
                 entry = self.passes.take(taken)
                 if entry is not None:
                     entries.append(entry)
+            if found is not None:
+                self.timer.end_wait(sum(sizes))
+            elif sizes and self._begun_s is not None:
+                num_steps = -(-len(sizes) // self.batches_per_step)
+                self.timer.end_wait(sum(sizes), waited_s=self._waited_s, num_steps=num_steps)
+            self._end_step()
         for entry in entries:
             auditing.add(self, entry)
 
@@ -299,8 +312,12 @@ class Feed(LoaderPipeline):
             self._stop_clock()
 
     def _stop_clock(self) -> None:
-        self._is_waiting = False
+        self._end_step()
         self.end_timing(self)
+
+    def _end_step(self) -> None:
+        self._is_waiting = False
+        self._begun_s = None
 
 
 def _check_wait(is_starved: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import types
 import weakref
 from collections.abc import Iterator
@@ -396,6 +397,22 @@ def test_steps_are_measured_from_the_question_to_the_batch() -> None:
         feed.take()
     summary = feed.timer.summary()
     assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (6, 10, 2)
+
+
+def test_step_waits_until_its_batch_is_produced_and_computes_until_it_is_taken() -> None:
+    feed = PlainFeed()
+    feed.timer.warmup_steps = 0
+    iterator = feed.produce()
+    for _ in range(3):
+        feed.begin_step()
+        time.sleep(0.02)
+        next(iterator)
+        time.sleep(0.06)
+        feed.take()
+    summary = feed.timer.summary()
+    assert summary.num_steps_measured == 2
+    assert summary.data_wait_total_s >= 2 * 0.02
+    assert summary.compute_total_s >= 2 * 0.06
 
 
 def test_wait_that_ended_with_a_failure_is_no_step() -> None:

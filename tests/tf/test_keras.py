@@ -101,6 +101,8 @@ def test_fit_with_steps_per_epoch_stops_and_resumes_at_any_step(
     model.fit(ahead, steps_per_epoch=4, epochs=3, verbose=0, shuffle=False, callbacks=[data.callback(), stops])
     assert model.seen == indices(0, 1)[:6]
     assert place(data) == (1, 1)
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (6, 23 + 5, 5)
 
     resumed, later = make(script), compiled(Recorder(), steps_per_execution=steps_per_execution)
     resumed.load_state_dict(data.state_dict())
@@ -126,6 +128,8 @@ def test_fit_whose_steps_take_two_batches_counts_both(script: Any, job: Any) -> 
     first, second, *_ = indices(0, 0)
     assert model.seen == [first + second]
     assert place(data) == (0, 2)
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples) == (1, 10)
     with pytest.raises(ConfigError, match="batches_per_step is 0, expected an integer of at least 1"):
         data.callback(batches_per_step=0)
 
