@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hetero.control import session as control
 from hetero.control.stopping import StopError
+from hetero.errors import ConfigError
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import check_element, check_spec, derive_spec, to_element
 from hetero.tf.feed import Feed
@@ -134,8 +135,11 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         themselves, and measure steps, which this cannot: nobody says when the loop waits.
 
         Raises:
+            ConfigError: ``num_batches`` is no integer of at least 0.
             SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
+        if type(num_batches) is not int or num_batches < 0:
+            raise ConfigError(f"num_batches is {num_batches!r}, expected an integer of at least 0")
         self._feed.mark_taken(num_batches)
 
     @property

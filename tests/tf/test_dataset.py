@@ -118,6 +118,12 @@ def test_prefetching_does_not_count(script: Any, job: Any) -> None:
     assert [batch["index"].numpy().tolist() for batch in resumed] == indices[7:]
 
 
+@pytest.mark.parametrize("num_batches", [-1, 1.0, "1"])
+def test_number_of_batches_that_is_none_is_refused(script: Any, job: Any, num_batches: Any) -> None:
+    with pytest.raises(ConfigError, match=f"num_batches is {num_batches!r}, expected an integer of at least 0"):
+        make(script).mark_taken(num_batches)
+
+
 def test_two_iterators_do_not_disturb_each_other(script: Any, job: Any) -> None:
     data = make(script)
     first, second = iter(data), iter(data)
