@@ -136,6 +136,7 @@ def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
         ("require_token", 1, "true or false"),
         ("log_level", "loud", "one of debug, info, warning, error"),
         ("data_service", "ray", "one of grpc, tf"),
+        ("tf_workers_per_host", 2, "data_service 'tf'"),
         ("trainer_tf_workers", 1, "data_service 'tf'"),
         ("tf_work_dir", Path("journal"), "data_service 'tf'"),
         ("framework", "jax", "one of torch, tensorflow"),

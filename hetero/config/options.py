@@ -198,8 +198,8 @@ def _check_data_service(options: LaunchOptions) -> None:
                 "endpoints_per_host and trainer_endpoints are for data_service 'grpc'; "
                 "with 'tf' give tf_workers_per_host and trainer_tf_workers"
             )
-    elif options.trainer_tf_workers or options.tf_work_dir is not None:
-        raise ConfigError("trainer_tf_workers and tf_work_dir need data_service 'tf'")
+    elif options.tf_workers_per_host != 1 or options.trainer_tf_workers or options.tf_work_dir is not None:
+        raise ConfigError("tf_workers_per_host, trainer_tf_workers and tf_work_dir need data_service 'tf'")
 
 
 def _has_type(name: str, value: object) -> bool:
