@@ -120,13 +120,26 @@ def run_facts(
         options={
             "ranks per trainer host": str(placement.num_ranks),
             "job restarts allowed": str(options.job_restarts),
-            "endpoints per data host": str(options.endpoints_per_host or "default"),
-            "endpoints per trainer host": str(options.trainer_endpoints),
+            **_servers(options, placement),
             "data service": placement.data_service or "none",
             "emulate_sample_s": str(options.emulate_sample_s),
             "emulate_step_s": str(options.emulate_step_s),
         },
     )
+
+
+def _servers(options: LaunchOptions, placement: Placement) -> dict[str, str]:
+    """Return how many processes were to preprocess on each host."""
+    if placement.data_service == "tf":
+        return {
+            "tf.data workers per data host": str(options.tf_workers_per_host),
+            "tf.data workers per trainer host": str(options.trainer_tf_workers),
+            "journal of the dispatcher": "no" if options.tf_work_dir is None else "yes",
+        }
+    return {
+        "endpoints per data host": str(options.endpoints_per_host or "default"),
+        "endpoints per trainer host": str(options.trainer_endpoints),
+    }
 
 
 def _placement_name(options: LaunchOptions, cluster: ClusterSpec) -> str:

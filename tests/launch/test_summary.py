@@ -1,0 +1,46 @@
+"""What the report says of how a job was started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from clusters import cluster
+
+from hetero.config import LaunchOptions
+from hetero.errors import ExitCode
+from hetero.launch import placement
+from hetero.launch.summary import run_facts
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "other"),
+    [
+        (
+            {"data_service": "tf", "tf_workers_per_host": 3, "trainer_tf_workers": 1},
+            {"data service": "tf", "tf.data workers per data host": "3", "tf.data workers per trainer host": "1"},
+            "endpoints per data host",
+        ),
+        (
+            {"endpoints_per_host": 4, "trainer_endpoints": 2},
+            {"data service": "grpc", "endpoints per data host": "4", "endpoints per trainer host": "2"},
+            "tf.data workers per data host",
+        ),
+    ],
+    ids=["tf", "grpc"],
+)
+def test_options_name_what_preprocessed(options: dict[str, Any], expected: dict[str, str], other: str) -> None:
+    hosts = cluster("algo-9")
+    launched = LaunchOptions(script="train.py", **options)
+    found = run_facts(
+        launched,
+        hosts,
+        placement.plan(launched, hosts),
+        [],
+        job_id="job",
+        started_epoch_s=0.0,
+        wall_s=1.0,
+        exit_code=ExitCode.OK,
+    ).options
+    assert expected.items() <= found.items()
+    assert other not in found
