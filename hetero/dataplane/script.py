@@ -65,9 +65,12 @@ def load_script(path: str, arguments: Sequence[str], *, host: str) -> None:
             raise ConfigError(str(failure)) from error
         raise ChildFailedError(failure) from error
     if not registered():
+        hint = (
+            "\n  If it calls hetero.tf.distribute: launch with --data-service tf." if "hetero.tf" in sys.modules else ""
+        )
         raise ConfigError(
             f"the script {path!r} registers no data set; data hosts can serve only what a function with "
-            "@hetero.dataset at the top level of the script builds"
+            f"@hetero.dataset at the top level of the script builds{hint}"
         )
 
 

@@ -55,6 +55,15 @@ def test_pool_names_a_script_without_a_data_set(job: Any, tools: Any) -> None:
     assert "plain.py' registers no data set" in str(error)
     assert "@hetero.dataset" in str(error)
     assert "algo-1/script: imported as __hetero_script__" in job.lines
+    assert "--data-service" not in str(error)
+
+
+def test_pool_that_is_given_a_script_for_tf_data_service_says_what_is_missing(job: Any, tools: Any) -> None:
+    script = job.path / "plain.py"
+    script.write_text("import hetero.tf\n")
+    error = failure_of(job, tools, script=str(script))
+    assert isinstance(error, ConfigError)
+    assert "launch with --data-service tf" in str(error)
 
 
 @pytest.mark.parametrize("statement", ["raise LookupError('no such column')", "raise SystemExit(2)"])
