@@ -55,9 +55,10 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         """Return a Keras callback that counts and measures the steps of `fit`; put it first in ``callbacks=``.
 
         The job may end between two steps. Pass ``fit`` this dataset, or one made of it that has the same batches
-        (``map``, ``prefetch``, ``repeat``, ``take``). What a step waited is the time from its beginning until its batch
-        came out of this dataset, as TensorFlow's clock says: nothing if that was made ahead. With
-        ``steps_per_execution`` every step counts, but only the wait for the first one of an execution is known.
+        (``map``, ``prefetch``, ``repeat``, ``take``; not ``cache``), and another one for validation. What a step waited
+        is the time from its beginning until its batch came out of this dataset, as TensorFlow's clock says: nothing if
+        that was made ahead. With ``steps_per_execution`` every step counts, but only the wait for the first one of an
+        execution is known.
 
         Args:
             batches_per_step: What a step takes of this dataset where `fit` is not given its batches: as many as this
