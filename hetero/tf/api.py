@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import (
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from hetero.tf.dataset import FedDataset
 
 __all__ = ["from_dataset"]
+
+logger = logging.getLogger(__name__)
 
 
 def from_dataset(
@@ -110,6 +114,13 @@ def from_dataset(
     check_compression(compression)
     policy = check_sample_errors(on_sample_error, max_skips, makes_batches=True)
     check_tensorflow()
+    session = control.current()
+    if session is not None and session.options.data_service == "tf":
+        logger.warning(
+            "data hosts run tf.data.service: this host makes the batches of %s by itself; without --data-service tf "
+            "they make them",
+            name or spec.name,
+        )
     if is_remote():
         answer_lengths()
     from hetero.tf.dataset import FedDataset

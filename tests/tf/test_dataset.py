@@ -259,6 +259,16 @@ def test_cardinality_does_not_end_a_shorter_pass(script: Any, job: Any) -> None:
     assert len(list(data)) == 5
 
 
+def test_job_whose_data_hosts_make_none_of_its_batches_is_told_so(
+    script: Any, job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(script)
+    assert not caplog.messages
+    monkeypatch.setattr(job.options, "data_service", "tf")
+    make(script, name="train")
+    assert "this host makes the batches of train by itself; without --data-service tf" in caplog.text
+
+
 def test_distribute_refuses_what_data_hosts_make_already(script: Any, job: Any) -> None:
     with pytest.raises(ConfigError, match="distribute was given what from_dataset returned"):
         hetero.tf.distribute(make(script).prefetch(2), placement="local")

@@ -44,6 +44,7 @@ class ServedJob:
             purity_checks=purity_checks,
             warmup_steps=0,
             max_batch_bytes=2**28,
+            data_service="grpc",
         )
         self.timers: list[Any] = []
         """What loaders have registered."""
