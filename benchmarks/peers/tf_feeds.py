@@ -20,8 +20,8 @@ from typing import Any
 import harness
 import photo_arrays
 import served
-import tf_servers
 import tf_service
+import tf_service_rank
 from harness import Competitor
 
 import hetero.tf
@@ -107,7 +107,7 @@ class TfLauncher(_TfFeed):
             *(sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", str(folder / "run")),
             *("--group", f"data_group=ml.c5.9xlarge:{NUM_PROCESSES}", "--group", "dnn_group=ml.p3.2xlarge:1"),
             *("--data-service", "tf", "--tf-workers-per-host", "1", "--nproc-per-node", "1"),
-            *(tf_servers.__file__, "--", str(NUM_PROCESSES), str(fifo)),
+            *(tf_service_rank.__file__, "--", str(NUM_PROCESSES), str(fifo)),
         ]
         self._job = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **_THREADS}
@@ -123,7 +123,7 @@ class TfLauncher(_TfFeed):
         output = []
         for line in self._job.stdout:
             output.append(line)
-            _, mark, records = line.partition(tf_servers.MARK)
+            _, mark, records = line.partition(tf_service_rank.MARK)
             if mark:
                 threading.Thread(target=self._job.stdout.read, daemon=True).start()  # so that nobody blocks in a print
                 return list(json.loads(records))
