@@ -35,7 +35,6 @@ DEMO = .venv/.installed-demo
 PROTOS = .venv-protos/.installed
 BENCH = .venv-bench/.installed
 FUZZ = .venv-fuzz/.installed
-DURATION_S ?= 600
 
 test: lint types protos-check pytest
 
