@@ -8,10 +8,10 @@ from typing import Any
 
 from hetero.errors import ConfigError
 
-__all__ = ["check_divisible", "check_movable", "parts_of"]
+__all__ = ["check_divisible", "check_movable", "check_whole", "parts_of"]
 
 _PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
-_ZIP = "_ZipDataset"
+_ZIP, _SHARD = "_ZipDataset", "_ShardDataset"
 
 
 def parts_of(dataset: Any) -> Iterator[Any]:
@@ -61,3 +61,19 @@ def check_divisible(dataset: Any) -> None:
             "  Dataset.zip, enumerate and Keras' image_dataset_from_directory make such ones. Begin with one source:\n"
             "  from_tensor_slices((paths, labels)), for example; or pass sharding='data' or 'off'."
         )
+
+
+def check_whole(dataset: Any, *, rank: int, world_size: int) -> None:
+    """Refuse a rank's own part of the data: all ranks read from what one of them has registered.
+
+    Rank 0 is let through, for which others end the job: every script may take the first part of some.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    for each in parts_of(dataset):
+        if rank and type(each).__name__ == _SHARD and (int(each._num_shards), int(each._index)) == (world_size, rank):
+            raise ConfigError(
+                f"the dataset is shard {rank} of {world_size}, as this is rank {rank}: other parts are not seen\n"
+                "  Leave out shard(...) before distribute: the ranks share the elements of the whole dataset."
+            )

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hetero.control.directory import TF_DISPATCHER
 from hetero.control.session import RankSession
 from hetero.errors import ConfigError, EndpointUnavailableError
-from hetero.tf.movable import check_divisible, check_movable
+from hetero.tf.movable import check_divisible, check_movable, check_whole
 
 __all__ = ["served"]
 
@@ -59,6 +59,7 @@ def served(
         EndpointUnavailableError: There is no dispatcher.
     """
     check_movable(dataset)
+    check_whole(dataset, rank=session.rank, world_size=session.world_size)
     if policy == "DYNAMIC":
         check_divisible(dataset)
     service = f"{_PROTOCOL}://{_dispatcher_address(session)}"

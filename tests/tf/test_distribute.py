@@ -454,6 +454,15 @@ def test_datasets_that_are_zipped_elsewhere_or_not_divided_keep_their_pairs(job:
     assert all((first == -second).all() for first, second in data.as_numpy_iterator())
 
 
+def test_dataset_that_is_the_part_of_a_rank_is_refused(job: Job) -> None:
+    job.world_size, job.rank = 3, 1
+    hetero.tf.distribute(tf.data.Dataset.range(9).shard(3, 0).shard(2, 1))
+    hint = tf.data.experimental.SHARD_HINT
+    hetero.tf.distribute(tf.data.Dataset.range(9).shard(hint, hint), sharding="hint")
+    with pytest.raises(ConfigError, match="is shard 1 of 3, as this is rank 1"):
+        hetero.tf.distribute(tf.data.Dataset.range(9).shard(3, job.rank).batch(2))
+
+
 def test_datasets_that_differ_between_ranks_are_refused(job: Job) -> None:
     hetero.tf.distribute(tf.data.Dataset.range(3))
     served._num_named.clear()  # another rank
