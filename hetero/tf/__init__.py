@@ -20,7 +20,8 @@ How `from_dataset` works:
 How `distribute` works:
 
 1. The dataset is TensorFlow's own, and so are the servers (tf.data.service), what they guarantee and their errors. Ours
-   are the names of shared jobs, and the choice of workers (`served.py`).
+   are the names of shared jobs, the choice of workers (`served.py`), and what is refused because TensorFlow would
+   get it wrong without a word (`movable.py`).
 2. Whatever its elements come from, the result counts and measures steps (`measured.py`): in a loop of the script on the
    thread that trains; in `fit` by the times at which batches came out of the pipeline (`deliveries.py`).
 
