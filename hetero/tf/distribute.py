@@ -61,7 +61,8 @@ def distribute(
       is missing. Read from every worker, whatever ``placement`` says.
 
     With ``"dynamic"`` and ``"file"`` a worker runs the pipeline on its part of the source: ``take(n)`` before this call
-    takes so many on each worker, and so it is with ``skip``, and with what ``batch(drop_remainder=True)`` drops.
+    takes so many on each worker, so it is with ``skip`` and with what ``batch(drop_remainder=True)`` drops, and what
+    ``window`` gathers was not together in the source.
 
     None of them keeps the order, and none can be resumed: `hetero.tf.from_dataset` does both. A pass that one rank
     leaves early goes on for the others, which then get the rest.
