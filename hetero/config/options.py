@@ -83,9 +83,9 @@ class LaunchOptions:
     """Endpoints on every trainer host beside its ranks, 0 to 1024."""
     data_service: str = _option("grpc", choices=DATA_SERVICES, shared=True)
     """What data hosts run: grpc, endpoints of hetero's data plane; or tf, tf.data.service."""
-    tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N")
+    tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N", shared=True)
     """Workers of tf.data.service per data host, 1 to 1024; each uses all CPUs of its host."""
-    trainer_tf_workers: int = _option(0, low=0, high=1024, metavar="N")
+    trainer_tf_workers: int = _option(0, low=0, high=1024, metavar="N", shared=True)
     """Workers of tf.data.service on every trainer host beside its ranks, 0 to 1024."""
     tf_work_dir: Path | None = _option(None, metavar="DIR")
     """Where the dispatcher of tf.data.service keeps a journal, so that one that is restarted goes on."""

@@ -37,19 +37,17 @@ class Addresses:
         """Whether the address of a host was found."""
         return host in self._known
 
-    def of(self, host: str, timeout_s: float | None = None) -> str:
+    def known(self, host: str) -> str | None:
+        """Return the address of a host if it was found; does not wait."""
+        return self._known.get(host)
+
+    def of(self, host: str) -> str:
         """Return the address of a host; needs no name service where one was found before, else waits for its name.
 
-        Args:
-            host: Its name.
-            timeout_s: For how long; None: the start timeout.
-
         Raises:
-            ClusterError: If it is not resolved in that time.
+            ClusterError: If it is not resolved within the start timeout.
         """
-        return self._known.get(host) or self._wait_for(
-            host, self._timings.start_timeout_s if timeout_s is None else timeout_s
-        )
+        return self._known.get(host) or self._wait_for(host, self._timings.start_timeout_s)
 
     def launcher_of(self, host: str) -> str:
         """Return where the launcher of a host listens, as the name says now; does not wait.

@@ -207,7 +207,6 @@ class Host:
                 self.placement,
                 host=self.name,
                 address=self.address,
-                cluster=self.cluster,
                 addresses=self._addresses,
                 job_id=self.job_id,
                 environment=self.child_environment,

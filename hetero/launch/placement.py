@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetero.cgroups import cpu_quota
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.dataplane.pool import PoolOptions
-from hetero.errors import ClusterError
 from hetero.launch.addresses import Addresses
 from hetero.tf.service_pool import ServiceOptions
 
 __all__ = ["Placement", "num_gpus", "plan", "pool_options", "service_options", "usable_cpus"]
-
-logger = logging.getLogger(__name__)
 
 _EMULATED_ENDPOINTS = 1
 
@@ -45,6 +40,8 @@ class Placement:
     """What data hosts run, ``grpc`` or ``tf``; empty: there are none."""
     has_tf_dispatcher: bool = False
     """Whether one of them is the dispatcher: on the first data host."""
+    tf_workers: Mapping[str, int] = field(default_factory=dict)
+    """By host of the job, how many workers of tf.data.service are to be there."""
 
 
 def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
@@ -57,8 +54,9 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
     is_trainer = cluster.role is Role.TRAINER
     data_service = options.data_service if cluster.data_hosts else ""
     has_tf_dispatcher = data_service == "tf" and cluster.current_host == cluster.data_hosts[0].name
+    tf_workers = _tf_workers(options, cluster) if data_service == "tf" else {}
     if options.data_service == "tf":
-        num_endpoints = _tf_workers(options, cluster).get(cluster.current_host, 0) + has_tf_dispatcher
+        num_endpoints = tf_workers.get(cluster.current_host, 0) + has_tf_dispatcher
     elif not is_trainer:
         num_endpoints = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
     elif emulated and not cluster.data_hosts:
@@ -78,31 +76,15 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
         remote=data_service == "grpc" or options.trainer_endpoints > 0 or emulated,
         data_service=data_service,
         has_tf_dispatcher=has_tf_dispatcher,
+        tf_workers=tf_workers,
         usage_scope="tree" if "HETERO_SIMULATED" in os.environ else "host",
     )
 
 
 def _tf_workers(options: LaunchOptions, cluster: ClusterSpec) -> dict[str, int]:
-    """Return by host, how many tf.data workers are to be there; a job without data hosts has none."""
     workers = {host.name: options.tf_workers_per_host for host in cluster.data_hosts}
-    if workers and options.trainer_tf_workers:
+    if options.trainer_tf_workers:
         workers.update((host.name, options.trainer_tf_workers) for host in cluster.trainer_hosts)
-    return workers
-
-
-def _tf_worker_addresses(
-    options: LaunchOptions, cluster: ClusterSpec, addresses: Addresses, timings: Timings
-) -> Mapping[str, int]:
-    """Return by address, how many tf.data workers are to be there; empty if some name is not there in time."""
-    workers: Counter[str] = Counter()
-    try:
-        for name, number in _tf_workers(options, cluster).items():
-            workers[addresses.of(name, timings.patience_s)] += number
-    except ClusterError as error:
-        logger.warning(
-            "hetero.tf.distribute with sharding='file', 'data', 'file_or_data' or 'hint' will not work: %s", error
-        )
-        return {}
     return workers
 
 
@@ -112,20 +94,20 @@ def service_options(
     *,
     host: str,
     address: str,
-    cluster: ClusterSpec,
     addresses: Addresses,
     job_id: str,
     environment: Mapping[str, str],
     timings: Timings,
 ) -> ServiceOptions:
-    """Return the options of this host's servers of tf.data.service; for a dispatcher, waits for names for a while."""
+    """Return the options of this host's servers of tf.data.service."""
     return ServiceOptions(
         host=host,
         address=address,
         num_endpoints=placement.num_endpoints,
         has_dispatcher=placement.has_tf_dispatcher,
         is_trainer=placement.num_ranks > 0,
-        workers=_tf_worker_addresses(options, cluster, addresses, timings) if placement.has_tf_dispatcher else {},
+        workers=placement.tf_workers if placement.has_tf_dispatcher else {},
+        address_of=addresses.known,
         work_dir=None if options.tf_work_dir is None else str(options.tf_work_dir.absolute()),
         job_id=job_id,
         endpoint_restarts=options.endpoint_restarts,

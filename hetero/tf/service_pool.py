@@ -52,8 +52,10 @@ class ServiceOptions(PoolOptions):
     is_trainer: bool = False
     """Whether the workers share this host with ranks, so that only datasets placed anywhere are made by them."""
     workers: Mapping[str, int] = field(default_factory=dict)
-    """For the dispatcher: by address of a host, how many workers there are to be. Static sharding needs to know; empty:
+    """For the dispatcher: by name of a host, how many workers there are to be. Static sharding needs to know; empty:
     it is refused."""
+    address_of: Callable[[str], str | None] = lambda _: None
+    """Where such a host is; None: not known yet, and the dispatcher is not started before. Called by any thread."""
     work_dir: str | None = None
     """Where the dispatcher keeps a journal, so that its successor goes on; None: it keeps none."""
 
@@ -94,6 +96,8 @@ class ServicePool(EndpointPool):
     def describe(self) -> str:
         """Return what is to serve here."""
         words = ["a dispatcher"] if self._service.has_dispatcher else []
+        if nameless := self._nameless():
+            words[0] += f" (once the address of {', '.join(nameless)} is known)"
         num_workers = self._service.num_endpoints - self._service.has_dispatcher
         if num_workers:
             words.append(f"{num_workers} worker{'s' if num_workers > 1 else ''}")
@@ -113,13 +117,17 @@ class ServicePool(EndpointPool):
     def _kind(self, index: int) -> str:
         return _kind(self._service, index)
 
+    def _nameless(self) -> list[str]:
+        """Return the hosts of workers whose addresses are not known yet."""
+        return [host for host in self._service.workers if self._service.address_of(host) is None]
+
     # The pool's thread
 
     def _make_forker(self, output: int) -> Forker:
         return self._servers
 
     def _may_start(self, slot: Slot) -> bool:
-        return self._kind(slot.index) == TF_DISPATCHER or bool(self._servers.dispatcher)
+        return not self._nameless() if self._kind(slot.index) == TF_DISPATCHER else bool(self._servers.dispatcher)
 
     def _start_what_is_due(self) -> None:
         self._servers.end_strays()
@@ -202,7 +210,9 @@ class _Servers:
             "dispatcher": dispatcher,
             "worker_address": join_address(self._options.address, _ANY_PORT),
             "worker_addresses": [
-                [join_address(address, _ANY_PORT), number] for address, number in self._options.workers.items()
+                [join_address(address, _ANY_PORT), number]
+                for host, number in self._options.workers.items()
+                if (address := self._options.address_of(host)) is not None
             ],
             "worker_tags": [_TRAINER_TAG] if self._options.is_trainer else [],
             "work_dir": None if is_worker else self._work_dir(),

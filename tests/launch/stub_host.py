@@ -47,7 +47,7 @@ class StubHost:
         self.known = Membership(members, _status(name, state), timings=self.timings, clock=time.monotonic)
         self.hub = SimpleNamespace(membership=self._membership, port=1)
         self.placement = SimpleNamespace(
-            num_endpoints=0, num_ranks=1, framework="torch", data_service="", has_tf_dispatcher=False
+            num_endpoints=0, num_ranks=1, framework="torch", data_service="", has_tf_dispatcher=False, tf_workers={}
         )
         self.options = SimpleNamespace(script="script.py", script_args=(), audit=False)
         self.child_environment: dict[str, str] = {}

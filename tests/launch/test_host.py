@@ -77,8 +77,9 @@ def test_address_that_was_found_needs_no_name_service_any_more(monkeypatch: pyte
 
     monkeypatch.setattr("hetero.launch.addresses.resolve_address", resolve)
     addresses = Addresses(17807, Timings(), check_stop)
+    assert addresses.known("algo-2") is None
     assert addresses.launcher_of("algo-2") == "127.9.0.1:17807"
-    assert addresses.of("algo-2") == "127.9.0.1"
+    assert addresses.of("algo-2") == addresses.known("algo-2") == "127.9.0.1"
     with pytest.raises(ClusterError, match="no address of algo-2"):
         addresses.launcher_of("algo-2")
     with pytest.raises(StoppedEarlyError):

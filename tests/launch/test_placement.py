@@ -9,7 +9,6 @@ from clusters import cluster
 
 from hetero.config import LaunchOptions, Timings
 from hetero.dataplane.pool import PoolOptions
-from hetero.errors import ClusterError
 from hetero.launch import placement
 from hetero.tf.service_pool import ServiceOptions
 from hetero.wire.limits import Limits
@@ -125,19 +124,16 @@ def test_host_of_a_job_waits_for_the_next_restart() -> None:
 
 
 class Names:
-    """Addresses of hosts, of which those of ``missing`` are not found."""
+    """Addresses of hosts, of which those of ``missing`` are not known yet."""
 
     def __init__(self, *missing: str) -> None:
         self._missing = missing
 
-    def of(self, host: str, timeout_s: float | None = None) -> str:
-        assert timeout_s == Timings().patience_s
-        if host in self._missing:
-            raise ClusterError(f"{host} is not found")
-        return f"10.0.0.{host.removeprefix('algo-')}"
+    def known(self, host: str) -> str | None:
+        return None if host in self._missing else f"10.0.0.{host.removeprefix('algo-')}"
 
 
-def service(current: str, names: Names) -> ServiceOptions:
+def service(current: str) -> ServiceOptions:
     """Return what runs on ``current``, with two data hosts and a worker on the trainer host as well."""
     options = LaunchOptions(script="train.py", data_service="tf", tf_workers_per_host=3, trainer_tf_workers=1)
     hosts = cluster(current, data=2)
@@ -146,8 +142,7 @@ def service(current: str, names: Names) -> ServiceOptions:
         placement.plan(options, hosts),
         host=current,
         address="10.0.0.1",
-        cluster=hosts,
-        addresses=names,  # type: ignore[arg-type]
+        addresses=Names("algo-9"),  # type: ignore[arg-type]
         job_id="job",
         environment={},
         timings=Timings(),
@@ -155,13 +150,9 @@ def service(current: str, names: Names) -> ServiceOptions:
 
 
 def test_dispatcher_knows_the_workers_to_come() -> None:
-    found = service("algo-1", Names())
-    assert (found.workers, found.is_trainer) == ({"10.0.0.1": 3, "10.0.0.2": 3, "10.0.0.9": 1}, False)
-    assert not service("algo-2", Names("algo-1", "algo-2", "algo-9")).workers
-    trainer = service("algo-9", Names("algo-1"))
+    found = service("algo-1")
+    assert (found.workers, found.is_trainer) == ({"algo-1": 3, "algo-2": 3, "algo-9": 1}, False)
+    assert [found.address_of(host) for host in found.workers] == ["10.0.0.1", "10.0.0.2", None]
+    assert not service("algo-2").workers
+    trainer = service("algo-9")
     assert (trainer.workers, trainer.is_trainer) == ({}, True)
-
-
-def test_dispatcher_that_cannot_know_all_workers_starts_without_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    assert not service("algo-1", Names("algo-9")).workers
-    assert "'file_or_data' or 'hint' will not work: algo-9 is not found" in caplog.text

@@ -91,6 +91,20 @@ def test_workers_wait_until_they_know_the_dispatcher() -> None:
 
 
 @needs_tensorflow
+def test_dispatcher_waits_for_the_addresses_of_all_workers() -> None:
+    addresses = {"algo-1": "127.0.0.1"}
+    workers = {"algo-1": 1, "algo-2": 1}
+    with running([], num_endpoints=2, has_dispatcher=True, workers=workers, address_of=addresses.get) as pool:
+        wait_for(lambda: pool._forker is not None)
+        time.sleep(1.0)  # nothing is awaited: what is shown is that nothing happens
+        assert not pool._servers._running
+        assert "a dispatcher (once the address of algo-2 is known) and 1 worker" in pool.describe()
+        addresses["algo-2"] = "127.0.0.2"
+        assert pool.wait_ready(_START_S)
+        assert pool.describe() == "a dispatcher and 1 worker of tf.data.service"
+
+
+@needs_tensorflow
 def test_servers_are_restarted_where_they_were_and_end_in_order(tmp_path: Path) -> None:
     lines: list[str] = []
     journal = tmp_path / "journal"
