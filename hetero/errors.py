@@ -65,7 +65,7 @@ class ExitCode(enum.IntEnum):
     PORT = 23, "A port is taken or an address cannot be bound."
     RESOURCES = 24, "Descriptors, memory or disk do not suffice."
     SCRIPT_FAILED = 30, "The training script failed."
-    DATA_PLANE_LOST = 31, "Every endpoint, or the dispatcher, was lost for longer than the data timeout."
+    DATA_PLANE_LOST = 31, "Every endpoint, or a part of tf.data.service that is needed, was lost for good or too long."
     ORPHANED = 32, "The trainer hosts fell silent."
     DATASET_FAILED = 34, "The data set's code failed on a data host."
     CORRUPTION = 35, "A batch arrived damaged three times."

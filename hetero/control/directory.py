@@ -29,7 +29,8 @@ class EndpointRecord:
     address: str
     """``ip:port``, numeric."""
     incarnation: str
-    """Random per process start: tells a restart from a hiccup. It begins with `launch` and a dash."""
+    """Random per process start: tells a restart from a hiccup; of a dispatcher with a journal, that of the journal. It
+    begins with `launch` and a dash."""
     num_slots: int = 1
     """Batches that it computes at the same time; more than one only where emulated."""
     kind: str = BATCHES

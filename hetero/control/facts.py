@@ -15,6 +15,10 @@ class Timer(Protocol):
     def name(self) -> str:
         """The loader's name; several may have the same."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step has begun whose batch is not there."""
+
     def summary(self) -> Any:
         """Return a record with ``to_json``."""
 

@@ -341,6 +341,7 @@ class RankSession:
                 rank=self.rank,
                 steps_started={name: count for name, count in self._steps_started.items() if name in reported},
                 loader=self._loader,
+                waiting=any(timer.is_waiting for timer in self._timers),
                 stop_vote=self._stop_requested,
                 failure=self._failure,
                 finished=finished,

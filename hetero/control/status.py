@@ -109,6 +109,8 @@ class RankReport:
     """Per loader."""
     loader: str = ""
     """Whose step began last."""
+    waiting: bool = False
+    """For a batch, in a step that has begun."""
     summaries_json: tuple[bytes, ...] = ()
     """One `hetero.metrics.StepSummary` per loader."""
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -202,6 +204,7 @@ def report_to_proto(report: RankReport) -> pb.RankReport:
         rank=report.rank,
         steps_started=report.steps_started,
         loader=report.loader,
+        waiting=report.waiting,
         summaries_json=list(report.summaries_json),
         counters=report.counters,
         stop_vote=report.stop_vote,
@@ -227,6 +230,7 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
         rank=message.rank,
         steps_started=dict(message.steps_started),
         loader=message.loader,
+        waiting=message.waiting,
         summaries_json=tuple(message.summaries_json),
         counters=dict(message.counters),
         stop_vote=message.stop_vote,

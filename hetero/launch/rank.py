@@ -38,9 +38,11 @@ _OF_OTHER_RANKS = (
     "from remote target /job:",
     "coordination service",
     "coordinationservice",
+    "unknown iteration client id",
 )
 """What TensorFlow's errors say, in small letters, if a rank that runs on has lost another one: in a collective (by
-whatever code, with the text of what broke it), in a call to its server, or through the service that watches all."""
+whatever code, with the text of what broke it), in a call to its server, or through the service that watches all. The
+last is what a new dispatcher of tf.data.service says to clients of the one before; the launcher tells of that."""
 
 logger = logging.getLogger(__name__)
 

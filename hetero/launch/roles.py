@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
-from hetero.control.directory import TF_DISPATCHER, TF_WORKER
 from hetero.control.membership import Membership
 from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
@@ -18,6 +17,7 @@ from hetero.errors import ExitCode
 from hetero.launch import placement, progress
 from hetero.launch.host import Host, RestartError
 from hetero.launch.ranks import RankProcesses, RanksOptions, free_port
+from hetero.launch.service_watch import ServiceWatch
 from hetero.wire.channels import join_address
 
 __all__ = ["serve", "train"]
@@ -195,12 +195,12 @@ def _run_ranks(host: Host) -> None:
     interval_s = progress.interval_s(os.environ)
     next_progress_s = time.monotonic() + interval_s
     stopped_s = math.inf
-    served_s = time.monotonic()
+    service = ServiceWatch(host)
     ranks = RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
     try:
         while (status := ranks.poll()) is None:
             host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
-            served_s = _check_tf_service(host, served_s)
+            service.check()
             if host.was_stopped:
                 stopped_s = min(stopped_s, time.monotonic())
             if _is_left_alone(host):
@@ -220,30 +220,6 @@ def _run_ranks(host: Host) -> None:
     finally:
         ranks.kill()
     logger.info("ranks are done")
-
-
-def _check_tf_service(host: Host, served_s: float) -> float:
-    """Return when tf.data.service last had a dispatcher and a worker; end the job if that is longer ago than may be.
-
-    Its clients would wait for an hour, in TensorFlow, and say nothing.
-
-    Args:
-        host: This one, on which ranks run.
-        served_s: What this function returned last, monotonic seconds.
-    """
-    now_s = time.monotonic()
-    if host.placement.data_service != "tf":
-        return now_s
-    with host.hub.membership() as membership:
-        kinds = {record.kind for record in membership.endpoints()}
-    words = {TF_DISPATCHER: "its dispatcher, on the first data host", TF_WORKER: "every worker"}
-    lost = " and ".join(word for kind, word in words.items() if kind not in kinds)
-    if not lost:
-        return now_s
-    if now_s - served_s > host.timings.data_timeout_s:
-        summary = f"tf.data.service has been without {lost} for {now_s - served_s:.0f} s"
-        host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.DATA_PLANE_LOST))
-    return served_s
 
 
 def _is_left_alone(host: Host) -> bool:

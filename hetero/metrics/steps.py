@@ -207,6 +207,11 @@ class StepTimer:
         self._begun_at = None
         self._delivered_at = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether ``next()`` was entered and has not returned: between `begin_wait` and `end_wait`. Thread-safe."""
+        return self._begun_at is not None
+
     def summary(self) -> StepSummary:
         """Return the figures so far. Thread-safe."""
         with self._lock:

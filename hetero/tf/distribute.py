@@ -50,7 +50,7 @@ def distribute(
 
     - ``"dynamic"``: the dispatcher hands each piece of the source (a file name, an index) to the worker that asks
       next. Exactly once while no worker restarts; what one that restarts was at is lost then: at most once. If the
-      dispatcher restarts, that holds with ``--tf-work-dir``; without it, training fails. The source must be one, not
+      dispatcher restarts, that holds with ``--tf-work-dir``; without it, the job ends. The source must be one, not
       several that are zipped, and one that can be split; ``shuffle`` before it mixes what one worker has.
     - ``"off"``: every worker makes the whole dataset: each element once per worker, and again from the beginning by
       one that restarts or joins. For sources that cannot be split; shuffle without a seed, so that workers differ.

@@ -7,6 +7,7 @@ To the rest of the launcher they are endpoints of another kind: the same readine
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -132,6 +133,13 @@ class ServicePool(EndpointPool):
     def _start_what_is_due(self) -> None:
         self._servers.end_strays()
         super()._start_what_is_due()
+
+    def _publish(self) -> None:
+        for slot in self._slots:
+            if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
+                # It knows what the one before knew.
+                slot.record = dataclasses.replace(slot.record, incarnation=f"{self._launch}-journal")
+        super()._publish()
 
     def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
         super()._on_ready(slot, pid, port)

@@ -374,6 +374,10 @@ def test_session_goes_on_where_what_was_measured_cannot_be_summed_up(
         for steps in (1, 2):  # reported by the first turn of its thread, and a later one
             session.check_stop(timer)
             wait_for(trainer, lambda membership, steps=steps: reported_steps(membership) == steps)  # type: ignore[misc]
+        timer.begin_wait()
+        wait_for(trainer, lambda membership: membership.own.ranks[0].waiting)
+        timer.end_wait(1)
+        wait_for(trainer, lambda membership: not membership.own.ranks[0].waiting)
     assert len([record for record in caplog.records if "ZeroDivisionError" in record.getMessage()]) == 1
 
 

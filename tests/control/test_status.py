@@ -43,6 +43,7 @@ reports = st.builds(
     loader=words,
     summaries_json=st.lists(st.binary(max_size=9), max_size=3).map(tuple),
     counters=st.dictionaries(words, counts, max_size=3),
+    waiting=st.booleans(),
     stop_vote=st.booleans(),
     failure=st.none() | causes,
     finished=st.booleans(),

@@ -83,6 +83,7 @@ class UnavailableError(OpError):
         (OpError(f"Graph execution error:\n\n{ABORTED}"), True),
         (UnavailableError(LEADER_LOST), True),
         (UnavailableError("Failed to connect to the dispatcher: Socket closed"), False),  # of tf.data service
+        (OpError("Failed to get tasks: Unknown iteration client id 3000. The dispatcher is not configured"), True),
         (RuntimeError(ABORTED), False),
         (RuntimeError("on purpose"), False),
         (ConnectionResetError("connection reset by peer"), False),  # the script's own connection

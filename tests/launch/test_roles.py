@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from stub_host import FailedError, StubHost
+from stub_host import StubHost
 
 from hetero.cluster import Role
-from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.control.membership import Member
 from hetero.control.status import HostState
 from hetero.launch import roles
@@ -90,10 +89,6 @@ def test_data_host_of_a_job_that_was_asked_to_stop_says_for_whose_end_it_waits()
     assert host.said[1:] == ["the job's end on trainer (heard, training)"] * 2
 
 
-def server(kind: str) -> EndpointRecord:
-    return EndpointRecord(endpoint_id=f"data/{kind}", host="data", address="127.0.0.1:1", incarnation="1-1", kind=kind)
-
-
 def test_dispatcher_waits_for_the_workers_of_other_data_hosts() -> None:
     members = (*MEMBERS, Member(host="second", role=Role.DATA))
 
@@ -105,31 +100,3 @@ def test_dispatcher_waits_for_the_workers_of_other_data_hosts() -> None:
     host.placement.has_tf_dispatcher = True
     serve(host)  # type: ignore[arg-type]
     assert host.num_ticks == 4
-
-
-@pytest.mark.parametrize(
-    ("left", "lost"),
-    [
-        ((), "its dispatcher, on the first data host and every worker"),
-        ((TF_WORKER,), "its dispatcher, on the first data host"),
-        ((TF_DISPATCHER,), "every worker"),
-    ],
-)
-def test_tf_service_that_is_gone_for_longer_than_the_data_timeout_ends_the_job(
-    left: tuple[str, ...], lost: str
-) -> None:
-    host = StubHost(MEMBERS, "trainer", HostState.TRAINING, lambda _: None)
-    host.placement.data_service = "tf"
-    host.hear("data", HostState.SERVING, endpoints=(server(TF_DISPATCHER), server(TF_WORKER)))
-    long_ago_s = time.monotonic() - host.timings.data_timeout_s - 1
-    served_s = roles._check_tf_service(host, long_ago_s)  # type: ignore[arg-type]
-    assert served_s > long_ago_s
-    host.hear("data", HostState.SERVING, endpoints=tuple(server(kind) for kind in left))
-    assert roles._check_tf_service(host, served_s) == served_s  # type: ignore[arg-type]
-    with pytest.raises(FailedError, match=rf"HET-31 trainer: tf\.data\.service has been without {lost} for 301 s"):
-        roles._check_tf_service(host, long_ago_s)  # type: ignore[arg-type]
-
-
-def test_job_of_endpoints_needs_no_servers_of_tensorflow() -> None:
-    host = StubHost(MEMBERS, "trainer", HostState.TRAINING, lambda _: None)
-    assert roles._check_tf_service(host, -1e9) > -1e9  # type: ignore[arg-type]

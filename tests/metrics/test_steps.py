@@ -79,9 +79,11 @@ def test_timer_between_epochs_leaves_out_the_gap_and_keeps_the_next_first_wait()
     timer, clock = make_timer()
     deliver(timer, clock, wait_s=1.0, compute_s=0.2)
     timer.begin_wait()
+    assert timer.is_waiting
     clock.now += 0.001  # until StopIteration
     timer.pause()
     timer.pause()
+    assert not timer.is_waiting
     clock.now += 1000  # validation
     deliver(timer, clock, wait_s=0.5)
     summary = timer.summary()

@@ -115,11 +115,14 @@ def test_servers_are_restarted_where_they_were_and_end_in_order(tmp_path: Path) 
         assert [record.endpoint_id for record in workers] == ["algo-1/tf-worker-0", "algo-1/tf-worker-1"]
         assert all(is_there(record.address) for record in pool.records)
         before = {record.endpoint_id: record.address for record in pool.records}
+        incarnations = {record.incarnation for record in pool.records}
         pids = pool.pids
         for pid in pids[:2]:  # the dispatcher and a worker
             os.kill(pid, signal.SIGKILL)
         wait_for(lambda: len(pool.records) == 3 and not set(pids[:2]) & set(pool.pids))
         assert {record.endpoint_id: record.address for record in pool.records} == before
+        # To ranks the dispatcher is the one that they know: it has read what its predecessor wrote.
+        assert [record.incarnation in incarnations for record in pool.records] == [True, False, True]
         assert pool.counters() == {
             "tf.data dispatcher restarts": 1,
             "tf.data worker restarts": 1,
@@ -133,14 +136,16 @@ def test_servers_are_restarted_where_they_were_and_end_in_order(tmp_path: Path) 
 
 
 @needs_tensorflow
-def test_workers_go_to_a_dispatcher_that_moved() -> None:
-    with running([], num_endpoints=1, has_dispatcher=True) as first, running([], num_endpoints=1) as workers:
+def test_workers_go_to_a_dispatcher_that_moved(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_endpoints": 1, "has_dispatcher": True, "work_dir": str(tmp_path)}
+    with running([], **options) as first, running([], num_endpoints=1) as workers:
         assert first.wait_ready(_START_S)
         workers.follow(first.records)
         assert workers.wait_ready(_START_S)
         (pid,) = workers.pids
-        with running([], num_endpoints=1, has_dispatcher=True) as second:
+        with running([], **options) as second:
             assert second.wait_ready(_START_S)
+            assert second.records[0].incarnation != first.records[0].incarnation  # it has another journal
             workers.follow(second.records)
             wait_for(lambda: workers.pids not in ((), (pid,)))
             assert workers.counters()["tf.data worker restarts"] == 1

@@ -180,7 +180,7 @@ class RankUpdate(_message.Message):
     def __init__(self, endpoints: _Optional[_Iterable[_Union[DirectoryEntry, _Mapping]]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "generation")
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "waiting", "generation")
     class StepsStartedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,7 @@ class RankReport(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     rank: int
     steps_started: _containers.ScalarMap[str, int]
@@ -212,8 +213,9 @@ class RankReport(_message.Message):
     failure: Cause
     finished: bool
     loader: str
+    waiting: bool
     generation: int
-    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RankReportReply(_message.Message):
     __slots__ = ()
