@@ -217,6 +217,10 @@ class Membership:
         """Whether any trainer host was asked to stop."""
         return any(status.stop_requested for status in self.statuses(Role.TRAINER))
 
+    def was_asked_to_stop(self, host: str) -> bool:
+        """Whether a host has said so of itself."""
+        return any(status.host == host and status.stop_requested for status in self.statuses())
+
     def hosts(self, role: Role) -> list[str]:
         """Return the hosts of ``role``, in rank order."""
         return [host for host, member in self._members.items() if member.role is role]

@@ -292,9 +292,10 @@ class Host:
             decided = membership.own.decided
             endpoints = membership.endpoints()
             words = waiting_for(membership) if waiting_for is not None else ""
+            is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
         if decided is not None:
             raise JobEndsError(decided)
-        if self._num_signals:
+        if is_to_stop:
             self._take_signal()
         if self.pool is not None:
             self.pool.follow(endpoints)
@@ -361,6 +362,11 @@ class Host:
             if decided is not None:
                 raise JobEndsError(decided)
         raise JobEndsError(cause)
+
+    def _loses_dispatcher(self, membership: Membership) -> bool:
+        """Whether this host has ranks, and the data host without which none of them goes on was asked to stop."""
+        has_one = self.placement.num_ranks > 0 and self.placement.data_service == "tf"
+        return has_one and membership.was_asked_to_stop(self.cluster.data_hosts[0].name)
 
     def _take_signal(self) -> None:
         now_s = time.monotonic()
