@@ -133,6 +133,7 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
     def start_host(
         host: str,
         *flags: str,
+        script: Path = CHAIN,
         args: Sequence[str] = (),
         token: str = "shared-secret",
         environment: Mapping[str, str] | None = None,
@@ -143,17 +144,9 @@ def start_launcher(start: Start, tmp_path: Path) -> StartLauncher:
         token_file.touch(mode=0o600)
         token_file.write_text(token + "-of-the-job")
         command = [sys.executable, "-m", "hetero.cli", "launch", "--cluster-file", str(cluster_file), "--host", host]
-        command += [
-            "--port",
-            "17801",
-            "--endpoints-per-host",
-            "1",
-            *flags,
-            str(CHAIN),
-            "--",
-            "--output",
-            str(directory),
-        ]
+        if script == CHAIN:
+            flags, args = ("--endpoints-per-host", "1", *flags), ["--output", str(directory), *args]
+        command += ["--port", "17801", *flags, str(script), "--"]
         own = {
             "HETERO_HOSTS_FILE": str(hosts_file),
             "HETERO_TOKEN_FILE": str(token_file),
