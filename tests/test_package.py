@@ -22,7 +22,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 LAYERS = (
     {"errors", "version"},
     {"cgroups", "documents"},
-    {"config", "cluster", "faults", "logs", "memory", "process"},
+    {"config", "cluster", "faults", "logs", "memory", "process", "workdir"},
     {"datasets"},
     {"batches"},
     {"audit", "wire", "pricing", "metrics"},

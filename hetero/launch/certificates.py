@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from hetero.errors import ConfigError, HeteroError
-from hetero.launch.workdir import private_folder
+from hetero.workdir import private_folder
 
 __all__ = ["DEFAULT_DAYS", "make_certificates"]
 

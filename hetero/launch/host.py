@@ -32,13 +32,13 @@ from hetero.launch.addresses import Addresses
 from hetero.launch.relay import LineRelay
 from hetero.launch.summary import output_folder, write_report
 from hetero.launch.watchdog import Watchdog
-from hetero.launch.workdir import private_folder
 from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.tf.service_pool import ServicePool
 from hetero.version import __version__
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
+from hetero.workdir import private_folder
 
 __all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "StoppedEarlyError", "cause_of", "job_id"]
 

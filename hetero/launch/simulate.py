@@ -30,8 +30,8 @@ from hetero.launch.certificates import make_certificates
 from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.launchers import Launchers, SimulatedHost
 from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
-from hetero.launch.workdir import private_folder
 from hetero.pricing import Catalogue
+from hetero.workdir import private_folder
 
 __all__ = ["SimulatedGroup", "parse_group", "simulate"]
 

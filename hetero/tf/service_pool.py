@@ -14,7 +14,6 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from hetero.dataplane.spawn import Forker, child_environment
 from hetero.errors import ConfigError
 from hetero.process import start_child
 from hetero.wire.channels import join_address
+from hetero.workdir import private_folder
 
 __all__ = ["ServiceOptions", "ServicePool"]
 
@@ -180,7 +180,8 @@ class _Servers:
         self._running: dict[int, _Server] = {}
         """By the descriptor of their sockets."""
         self._ports: dict[int, int] = {}
-        self._journal: tempfile.TemporaryDirectory[str] | None = None
+        self._journal: Path | None = None
+        self._stack = contextlib.ExitStack()
         self._end_by_s: float | None = None
         """When what still runs is killed, monotonic; None: nothing was told to end."""
         self._is_last_told = False
@@ -274,8 +275,7 @@ class _Servers:
             server.process.kill()
             self._ended(server)
         self._poller.close()
-        if self._journal is not None:
-            self._journal.cleanup()
+        self._stack.close()
 
     def _tell(self, kind: str) -> None:
         for server in self._running.values():
@@ -302,15 +302,17 @@ class _Servers:
         if self._journal is None:
             try:
                 Path(self._options.work_dir).mkdir(parents=True, exist_ok=True)
-                self._journal = tempfile.TemporaryDirectory(
-                    prefix="tf-dispatcher-", dir=self._options.work_dir, ignore_cleanup_errors=True
-                )
-            except OSError as error:
+                # Private, as what is in it is run by the workers. By the name of this machine: others that share the
+                # file system may not share its locks, which tell whose owner was killed.
+                folder = private_folder(f"tf-dispatcher-{socket.gethostname()}-", parent=self._options.work_dir)
+                self._journal = self._stack.enter_context(folder)
+            except (ConfigError, OSError) as error:
                 raise ConfigError(
-                    f"the dispatcher of tf.data.service cannot have a journal in {self._options.work_dir!r}: {error}; "
-                    "give --tf-work-dir a folder that this user may write to"
+                    f"the dispatcher of tf.data.service cannot have a journal in {self._options.work_dir!r}: "
+                    f"{str(error).splitlines()[0]}; give --tf-work-dir a folder that this user may write to, on a file "
+                    "system that can keep things to one user"
                 ) from error
-        return self._journal.name
+        return str(self._journal)
 
 
 def _receive(source: socket.socket) -> bytes | None:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.errors import ConfigError, ExitCode
-from hetero.tf.service_pool import ServiceOptions, ServicePool
+from hetero.tf.service_pool import ServiceOptions, ServicePool, _Servers
 
 needs_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
@@ -79,6 +80,34 @@ def test_a_folder_for_the_journal_that_cannot_be_is_named(tmp_path: Path) -> Non
     with running([], num_endpoints=1, has_dispatcher=True, work_dir=str(tmp_path / "file" / "journal")) as pool:
         wait_for(lambda: pool.failure is not None)
         assert "--tf-work-dir" in str(pool.failure)
+
+
+def test_journal_that_a_killed_launcher_left_is_removed_by_the_next_on_this_machine(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "tf-dispatcher-elsewhere-1"
+    elsewhere.mkdir(mode=0o700)
+    options: dict[str, Any] = {
+        "host": "algo-1",
+        "address": "::1",
+        "num_endpoints": 1,
+        "job_id": "job",
+        "work_dir": str(tmp_path),
+    }
+    program = (
+        "import os; from hetero.tf.service_pool import ServiceOptions, _Servers\n"
+        f"servers = _Servers(ServiceOptions(**{options!r}, has_dispatcher=True))\n"
+        "servers._work_dir(); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    left = set(tmp_path.iterdir()) - {elsewhere}
+    assert len(left) == 1
+    servers = _Servers(ServiceOptions(**options, has_dispatcher=True))
+    try:
+        journal = Path(servers._work_dir() or "")
+        assert {journal, elsewhere} == set(tmp_path.iterdir())
+        assert journal not in left
+    finally:
+        servers.end()
+    assert list(tmp_path.iterdir()) == [elsewhere]
 
 
 def test_workers_wait_until_they_know_the_dispatcher() -> None:

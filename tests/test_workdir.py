@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.launch.workdir import private_folder
+from hetero.workdir import private_folder
 
 
 def test_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
 
 def test_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from hetero.launch.workdir import private_folder\n"
+        "import os, sys; from hetero.workdir import private_folder\n"
         f"with private_folder('mine-', parent={str(tmp_path)!r}) as path:\n"
         "    (path / 'file').write_text('x'); os.kill(os.getpid(), 9)"
     )
