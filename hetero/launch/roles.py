@@ -127,12 +127,16 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
 
 
 def _let_workers_end(host: Host) -> None:
-    """Wait, a moment at most, until the other data hosts have ended their workers: the dispatcher ends after them."""
+    """Wait, a moment at most, until the other data hosts have ended their workers: the dispatcher ends after them.
+
+    Not for hosts that were lost: their workers were, too.
+    """
     deadline_s = time.monotonic() + host.timings.abort_grace_s
     while time.monotonic() < deadline_s:
         with host.hub.membership() as membership:
             others = [status for status in membership.statuses(Role.DATA) if status.host != host.name]
-        if all(status.state in (HostState.DONE, HostState.FAILED) for status in others):
+            in_service = membership.hosts_in_service()
+        if not any(status.host in in_service or status.state is HostState.DRAINING for status in others):
             return
         host.tick()
 

@@ -90,13 +90,25 @@ def test_data_host_of_a_job_that_was_asked_to_stop_says_for_whose_end_it_waits()
 
 
 def test_dispatcher_waits_for_the_workers_of_other_data_hosts() -> None:
-    members = (*MEMBERS, Member(host="second", role=Role.DATA))
+    states = [HostState.SERVING] * 3 + [HostState.DRAINING, HostState.DONE]
 
     def happen(host: StubHost) -> None:
-        host.hear("second", HostState.SERVING if host.num_ticks < 4 else HostState.DONE)
+        host.hear("second", states[host.num_ticks - 1])
         host.hear("trainer", HostState.TRAINING if host.num_ticks < 2 else HostState.DONE)
 
-    host = StubHost(members, "data", HostState.INIT, happen)
+    host = StubHost((*MEMBERS, Member(host="second", role=Role.DATA)), "data", HostState.INIT, happen)
     host.placement.has_tf_dispatcher = True
     serve(host)  # type: ignore[arg-type]
-    assert host.num_ticks == 4
+    assert host.num_ticks == 5
+
+
+def test_dispatcher_does_not_wait_for_the_workers_of_a_data_host_that_was_lost() -> None:
+    def happen(host: StubHost) -> None:
+        host.hear("second", HostState.SERVING)
+        host.known._peers["second"].last_heard_s -= host.timings.lease_s + 1
+        host.hear("trainer", HostState.DONE)
+
+    host = StubHost((*MEMBERS, Member(host="second", role=Role.DATA)), "data", HostState.INIT, happen)
+    host.placement.has_tf_dispatcher = True
+    serve(host)  # type: ignore[arg-type]
+    assert host.num_ticks == 1
