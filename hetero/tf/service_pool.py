@@ -152,7 +152,7 @@ def _kind(options: ServiceOptions, index: int) -> str:
     return TF_DISPATCHER if options.has_dispatcher and index == 0 else TF_WORKER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Server:
     """One process."""
 
@@ -163,6 +163,7 @@ class _Server:
     process: subprocess.Popen[bytes]
     socket: socket.socket
     """Its end is the request to end, and the process's end."""
+    is_ready: bool = False
 
 
 class _Servers:
@@ -252,6 +253,7 @@ class _Servers:
                     break
                 event = json.loads(packet)
                 if event["event"] == "ready":
+                    server.is_ready = True
                     self._ports[server.index] = event["port"]
                 yield event
 
@@ -279,9 +281,12 @@ class _Servers:
 
     def _tell(self, kind: str) -> None:
         for server in self._running.values():
-            if _kind(self._options, server.index) == kind:
-                with contextlib.suppress(OSError):
-                    server.socket.shutdown(socket.SHUT_WR)
+            if _kind(self._options, server.index) != kind:
+                continue
+            if not server.is_ready:  # it may import TensorFlow for seconds yet, and has nothing to finish
+                server.process.kill()
+            with contextlib.suppress(OSError):
+                server.socket.shutdown(socket.SHUT_WR)
 
     def _ended(self, server: _Server) -> dict[str, Any]:
         """Take leave of a process whose socket has ended; return the event."""

@@ -75,6 +75,20 @@ def test_without_tensorflow_the_pool_fails_with_one_line(tmp_path: Path) -> None
     assert not any("Traceback" in line for line in lines)
 
 
+def test_server_that_still_imports_tensorflow_is_not_waited_for_at_the_end(tmp_path: Path) -> None:
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    lines: list[str] = []
+    with running(lines, num_endpoints=1, has_dispatcher=True, environment={"PYTHONPATH": path}) as pool:
+        wait_for(lambda: any("importing" in line for line in lines))
+        begun_s = time.monotonic()
+        pool.stop(60.0)
+        assert time.monotonic() - begun_s < 30.0  # the grace is for what may be finished
+        assert not pool._servers._running
+
+
 def test_a_folder_for_the_journal_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with running([], num_endpoints=1, has_dispatcher=True, work_dir=str(tmp_path / "file" / "journal")) as pool:
