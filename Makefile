@@ -2,6 +2,8 @@
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
 # make soak    kills, stops, slows and cuts off processes of simulated jobs at random, and compares what was fed to the
 #              ranks with an undisturbed run; DURATION_S=600 SEED=1 EVENTS=1000000
+# make tf-jobs   N=50 simulated TensorFlow jobs in a row, a third of them ended by an exception, SIGTERM or a kill: does
+#              each leave nothing and end as documented? SEED=1; half an hour
 # make repeat  the tests of faults in whole jobs, N=20 times each: hours
 # make reliability   run the tests and write from what they show docs/reliability.md
 # make bench   short form of the benchmarks against their peers, under ten minutes; see benchmarks/README.md
@@ -16,7 +18,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test lint types protos protos-check pytest repeat demo bench bench-env fuzz soak reliability clean
+.PHONY: test lint types protos protos-check pytest repeat demo bench bench-env fuzz soak tf-jobs reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -59,6 +61,10 @@ protos-check: $(PROTOS)
 
 soak: $(DEV)
 	$(ENV)/python tests/chaos/soak.py --duration-s $(DURATION_S) --seed $(SEED) --events $(EVENTS)
+
+tf-jobs: N = 50
+tf-jobs: $(BENCH)
+	.venv-bench/bin/python tests/chaos/tf_jobs.py --jobs $(N) --seed $(SEED)
 
 # The document's own tests come last: they would end the run that is to write it anew.
 reliability: $(DEV)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import leftovers
 import psutil
 from networks import PORT, Network
 
@@ -207,9 +208,7 @@ class Hosts:
             with contextlib.suppress(psutil.Error):
                 found.append(f"process {process.pid} {' '.join(process.cmdline())[:120]}")
         found += [f"port {place}" for place in sorted(self.network.listening())]
-        new = sorted(set(Path("/dev/shm").iterdir()) - shared_before)
-        in_use = _shared_memory_in_use() if new else set()  # by other programs: those of this job have ended
-        found += [f"shared memory {path}" for path in new if path not in in_use and path.exists()]
+        found += [f"shared memory {path}" for path in leftovers.new_shared_memory(shared_before)]
         # A killed process cannot remove what Python's multiprocessing made for it (pymp-*).
         found += [f"file {path}" for path in sorted((self.folder / "tmp").iterdir()) if "pymp-" not in path.name]
         return found
@@ -226,16 +225,6 @@ def _is_endpoint(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return "hetero.dataplane.endpoint" in process.cmdline()
     return False
-
-
-def _shared_memory_in_use() -> set[Path]:
-    """Return the files of shared memory that living processes have mapped."""
-    found = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            lines = [line for line in maps.read_text(errors="replace").splitlines() if " /dev/shm/" in line]
-            found |= {Path(line[line.index("/dev/shm/") :]) for line in lines}
-    return found
 
 
 def signal_safely(process: psutil.Process, number: signal.Signals) -> bool:

@@ -1,0 +1,50 @@
+"""What jobs may leave on a machine: ports, shared memory, files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container
+from pathlib import Path
+
+import psutil
+
+Port = tuple[str, int]
+_SHARED = Path("/dev/shm")
+
+
+def shared_memory() -> set[Path]:
+    """Return the files of shared memory, and the named semaphores."""
+    return set(_SHARED.iterdir())
+
+
+def new_shared_memory(before: set[Path]) -> list[str]:
+    """Return those that were not there before, but for what programs have mapped: those of a job have ended."""
+    new = sorted(shared_memory() - before)
+    in_use = _shared_memory_in_use() if new else set()
+    return [str(path) for path in new if path not in in_use and path.exists()]
+
+
+def listening() -> dict[Port, int | None]:
+    """Return where somebody listens, with whose process it is if that is known."""
+    found = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    return {(each.laddr.ip, each.laddr.port): each.pid for each in found}
+
+
+def ports_of(pids: Container[int]) -> set[Port]:
+    """Return where processes listen."""
+    return {port for port, pid in listening().items() if pid is not None and pid in pids}
+
+
+def files(folder: Path) -> list[str]:
+    """Return the names of what a folder holds; none if it is not there."""
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def _shared_memory_in_use() -> set[Path]:
+    """Return the files of shared memory that living processes have mapped."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            lines = [line for line in maps.read_text(errors="replace").splitlines() if f" {_SHARED}/" in line]
+            found |= {Path(line[line.index(f"{_SHARED}/") :]) for line in lines}
+    return found
