@@ -44,9 +44,10 @@ def main() -> None:
     _send(pool, event="ready", pid=os.getpid(), port=_port(server), **names)
     while not _is_told_to_end(pool):
         _send(pool, event="statistics", **names)
-    server.stop()
     sys.stderr.flush()
-    os._exit(ExitCode.OK)  # TensorFlow's threads may wait for a client for ever; nothing here is worth their end
+    # Not the server's own stop: it waits for TensorFlow's autotuner, which sleeps for up to a minute, and holds the
+    # interpreter meanwhile. The ranks have ended, or see a lost connection as they would with it.
+    os._exit(ExitCode.OK)
 
 
 def _start(configuration: dict[str, Any]) -> Any:
