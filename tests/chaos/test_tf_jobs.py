@@ -6,6 +6,7 @@ import collections
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,8 @@ def test_a_third_of_the_jobs_is_harmed_in_all_ways_and_the_seed_says_how() -> No
     assert all(plan.service == "tf" for plan in plans if plan.fault is Fault.KILL_DISPATCHER or plan.has_work_dir)
 
 
-def test_only_what_a_killed_data_host_did_may_be_lost_and_nothing_twice() -> None:
-    killed = Plan(service="tf", num_data=2, num_trainers=1, fault=Fault.KILL_DATA, victim=1, at_step=1)
+def test_only_what_a_killed_worker_did_may_be_lost_and_nothing_twice() -> None:
+    killed = Plan(service="tf", num_data=2, num_trainers=1, fault=Fault.KILL_SERVER, victim=1, at_step=1)
     assert killed.exit_code == 0
     half = list(range(killed.num_elements // 2))
     assert tf_jobs.check_elements(killed, {0: half, 1: []}) == []
@@ -133,18 +134,18 @@ def test_repeated_dataset_is_left_after_as_many_steps_by_every_rank() -> None:
 
 @pytest.mark.parametrize(
     ("service", "fault", "victim", "num_data", "code"),
-    [
+    [  # of jobs with a finite dataset
         ("tf", None, 0, 1, 0),
         ("tf", Fault.EXCEPTION, 1, 1, 30),
         ("grpc", Fault.KILL_RANK, 0, 1, 30),
         ("tf", Fault.TERM_JOB, 0, 1, 143),
         ("tf", Fault.TERM_TRAINER, 1, 1, 143),
         ("tf", Fault.KILL_SERVER, 0, 1, 0),
-        ("tf", Fault.KILL_DISPATCHER, 0, 1, 30),
+        ("tf", Fault.KILL_DISPATCHER, 0, 1, 31),
         ("tf", Fault.KILL_TRAINER, 0, 1, 137),
         ("tf", Fault.KILL_TRAINER, 1, 1, 32),
         ("tf", Fault.KILL_DATA, 0, 2, 31),
-        ("tf", Fault.KILL_DATA, 1, 2, 0),
+        ("tf", Fault.KILL_DATA, 1, 2, 31),
         ("grpc", Fault.KILL_DATA, 0, 2, 0),
         ("grpc", Fault.KILL_DATA, 0, 1, 31),
     ],
@@ -154,3 +155,10 @@ def test_exit_code_is_that_of_the_documentation(
 ) -> None:
     plan = Plan(service=service, num_data=num_data, num_trainers=2, fault=fault, victim=victim, at_step=1)
     assert plan.exit_code == code
+
+
+def test_job_without_an_end_goes_on_without_a_data_host_but_not_without_the_dispatcher() -> None:
+    plan = Plan(service="tf", num_data=2, num_trainers=1, is_repeated=True, fault=Fault.KILL_DATA, at_step=1)
+    assert [replace(plan, victim=victim).exit_code for victim in (0, 1)] == [31, 0]
+    journal = replace(plan, fault=Fault.KILL_DISPATCHER, has_work_dir=True)
+    assert journal.exit_code == 0

@@ -296,7 +296,7 @@ def check_elements(plan: Plan, results: dict[int, list[int]]) -> list[str]:
     num_repeated = sum(count - 1 for count in seen.values())
     num_lost = plan.num_elements - len(seen)
     # With dynamic sharding, what a worker that restarts was at is lost.
-    may_lose = plan.service == "tf" and plan.fault in (Fault.KILL_SERVER, Fault.KILL_DATA)
+    may_lose = plan.service == "tf" and plan.fault is Fault.KILL_SERVER
     if num_repeated or (num_lost and not may_lose):
         return [f"{num_lost} elements are lost, {num_repeated} are there twice"]
     return []

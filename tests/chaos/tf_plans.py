@@ -77,10 +77,15 @@ class Plan:
         return [f"algo-{number}" for number in range(self.num_data + 1, self.num_data + self.num_trainers + 1)]
 
     @property
+    def loses_pass(self) -> bool:
+        """Whether a pass of tf.data.service that has an end waits for it, as a worker is lost for good."""
+        return self.fault is Fault.KILL_DATA and self.service == "tf" and not self.is_repeated
+
+    @property
     def loses_data(self) -> bool:
-        """Whether nothing is left that could make batches, or say who makes them, for good."""
+        """Whether what is left cannot make the batches that are still to come, or say who makes them."""
         is_all = self.num_data == 1 or (self.service == "tf" and self.victim == 0)
-        return self.fault is Fault.KILL_DATA and is_all
+        return self.fault is Fault.KILL_DATA and (is_all or self.loses_pass)
 
     @property
     def leaves_journal(self) -> bool:
@@ -95,7 +100,7 @@ class Plan:
         if self.fault in (Fault.TERM_JOB, Fault.TERM_TRAINER):
             return 143
         if self.fault is Fault.KILL_DISPATCHER and not self.has_work_dir:
-            return ExitCode.SCRIPT_FAILED
+            return ExitCode.DATA_PLANE_LOST
         if self.fault is Fault.KILL_TRAINER:
             return 137 if self.victim == 0 else ExitCode.ORPHANED  # the job's is that of the first trainer host
         return ExitCode.DATA_PLANE_LOST if self.loses_data else 0
@@ -116,8 +121,8 @@ class Plan:
 
     @property
     def num_elements(self) -> int:
-        """Of the dataset: some more than can be used up before a fault ends the job."""
-        if self.exit_code != 0:
+        """Of the dataset: some more than can be used up before a fault ends the job, if that does not need the end."""
+        if self.exit_code != 0 and not self.loses_pass:
             return 40_000
         return BATCH_SIZE * NUM_RANKS * self.num_steps
 
