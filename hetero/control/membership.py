@@ -109,7 +109,7 @@ class Membership:
         peer.is_stuck = now_s - peer.last_heard_s > self._timings.suspect_s
         state = status.state.name.lower()
         peer.last_word = f"heard, {state}, but its main loop stands still" if peer.is_stuck else f"heard, {state}"
-        peer.status = status
+        peer.status, peer.has_left = status, False
         peer.has_served |= bool(status.endpoints)
         if not is_same:
             self._compare(peer, status, had_served=had_served)
@@ -137,7 +137,9 @@ class Membership:
 
     def unreachable(self, host: str, why: str) -> None:
         """Take note that ``host`` could not be reached, and why."""
-        self._peers[host].last_word = why
+        peer = self._peers[host]
+        peer.last_word = why
+        peer.has_left = peer.status is not None and peer.status.state in _ENDED
 
     def do_without(self, host: str, why: str) -> bool:
         """Take note that ``host`` is there and of no use, and log it once.
@@ -180,7 +182,7 @@ class Membership:
     @property
     def local_news(self) -> tuple[object, ...]:
         """What those on this host who wait for a change should look at at once."""
-        finals = tuple(peer.has_our_final for peer in self._peers.values())
+        finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
         states = tuple(self._state(host) for host in self._members)
         directory = self.endpoints(), self.hosts_in_service()
         return self.failure_delivered, finals, states, self.stop_requested, self.own.generation, directory
@@ -200,9 +202,9 @@ class Membership:
 
     @property
     def final_delivered(self) -> bool:
-        """Whether every living peer has received this host's last word."""
-        return all(peer.has_our_final or not self._lives(host) or self._state(host) in _ENDED
-                   for host, peer in self._peers.items())  # fmt: skip
+        """Whether every living peer that waits for this host's last word has received it."""
+        role = self._members[self.own.host].role
+        return not any(self._lives(host) and peer.awaits_final_of(role) for host, peer in self._peers.items())
 
     @property
     def failure_delivered(self) -> bool:

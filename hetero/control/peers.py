@@ -37,6 +37,8 @@ class Peer:
     """What was last logged of a host that the job does without."""
     is_silent: bool = False
     """It was last logged as silent for a lease, not as heard again."""
+    has_left: bool = False
+    """It could not be reached any more after it had said how it ended."""
     last_word: str = "never heard of"
     delivered: HostStatus | None = None
     """Our status as this host has it."""
@@ -47,6 +49,20 @@ class Peer:
         return self.delivered is not None and (
             self.delivered.state is HostState.DONE or self.delivered.decided is not None
         )
+
+    def awaits_final_of(self, role: Role) -> bool:
+        """Whether it may still be there, and wait to hear how this host ended.
+
+        A host that has ended does not, but for a trainer host that is done: it stays until every one of them is.
+
+        Args:
+            role: Of this host.
+        """
+        if self.has_our_final or self.has_left:
+            return False
+        state = HostState.INIT if self.status is None else self.status.state
+        is_trainers = role is self.member.role is Role.TRAINER
+        return state is not HostState.FAILED and (state is not HostState.DONE or is_trainers)
 
 
 def differences(theirs: HostStatus, ours: HostStatus) -> Iterator[str]:

@@ -254,6 +254,33 @@ def test_final_delivered_waits_for_the_living_only(clock: Clock) -> None:
     assert membership.final_delivered
 
 
+@pytest.mark.parametrize("has_left", [False, True], ids=["it hears of it", "it has left"])
+def test_final_delivered_waits_for_a_trainer_host_that_is_done_and_waits_for_this_one(
+    clock: Clock, has_left: bool
+) -> None:
+    membership = view("algo-4", clock)
+    for host in ("algo-3", "algo-1", "algo-2"):
+        membership.observe(status(host, HostState.DONE))
+    membership.update(state=HostState.DONE)
+    assert membership.trainers_done
+    news = membership.local_news
+    assert not membership.final_delivered  # algo-3 has not heard that this host is done, too
+    if has_left:
+        membership.unreachable("algo-3", "refused")
+    else:
+        membership.delivered("algo-3", membership.own)
+    assert membership.final_delivered
+    assert membership.local_news != news  # who waits for it looks again
+
+
+def test_final_delivered_of_a_data_host_does_not_wait_for_hosts_that_are_done(clock: Clock) -> None:
+    membership = view("algo-1", clock)
+    for host in ("algo-3", "algo-4", "algo-2"):
+        membership.observe(status(host, HostState.DONE))
+    membership.update(state=HostState.DONE)
+    assert membership.final_delivered
+
+
 def test_missing_names_hosts_and_their_last_word(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.unreachable("algo-1", "refused")
