@@ -10,6 +10,8 @@ order. A price file is JSON or YAML::
     source: our contract
     hourly_usd:
       ml.c5.9xlarge: 1.93
+    overrides:                     # optional, like hourly_usd; they beat it, and hetero prices refresh leaves them
+      ml.g5.xlarge: 1.2
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 from hetero.documents import MAX_BYTES, parse_yaml
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price"]
+__all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price", "parse_prices", "read_price_file"]
 
 MAX_HOURLY_USD = 1000.0
 """No instance costs this much an hour; more is a slip of the decimal point."""
@@ -60,6 +62,8 @@ class InstanceTypeInfo:
     """For example ``NVIDIA A100`` or ``AWS Trainium``."""
     network_gbps: float | None
     """Sustained, not burst; None also where AWS only says "high"."""
+    instance_storage_gb: int | None
+    """Local NVMe; 0 where all storage is EBS."""
     as_of: str
     """Date of these facts."""
     source: str
@@ -105,10 +109,10 @@ class Catalogue:
             if profile not in (known := cls.profiles()):
                 raise ConfigError(f"price profile {profile!r} is unknown; there is {', '.join(known)}")
             text = _data().joinpath(f"{_PREFIX}{profile}{_SUFFIX}").read_text(encoding="utf-8")
-            prices.update(_parse_prices(json.loads(text), where=f"profile {profile}", region=region))
+            prices.update(parse_prices(json.loads(text), where=f"profile {profile}", region=region))
         if price_file is not None:
-            content = _read_price_file(Path(price_file))
-            prices.update(_parse_prices(content, where=str(price_file), region=region))
+            content = read_price_file(Path(price_file))
+            prices.update(parse_prices(content, where=str(price_file), region=region))
         for override in overrides:
             name, price = _parse_override(override, region)
             prices[name] = price
@@ -176,12 +180,18 @@ def _bare(name: str, price: Price) -> InstanceTypeInfo:
         num_accelerators=None,
         accelerator=None,
         network_gbps=None,
+        instance_storage_gb=None,
         as_of=price.as_of or "",
         source=price.source,
     )
 
 
-def _read_price_file(path: Path) -> object:
+def read_price_file(path: Path) -> object:
+    """Return what a price file holds, for `parse_prices` to judge.
+
+    Raises:
+        ConfigError: If it cannot be read, is too large or neither JSON nor, by its name, YAML.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -197,17 +207,31 @@ def _read_price_file(path: Path) -> object:
         raise ConfigError(f"price file {path}: not valid JSON: {error}") from error
 
 
-def _parse_prices(content: object, *, where: str, region: str | None) -> dict[str, Price]:
+def parse_prices(content: object, *, where: str, region: str | None) -> dict[str, Price]:
+    """Return the prices that a price file states, by instance type.
+
+    Args:
+        content: Untrusted.
+        where: Where it comes from, for messages.
+        region: That of the job; None: any.
+
+    Raises:
+        ConfigError: If it is malformed, a price is not in (0, 1000), or the prices are of another region.
+    """
     if not isinstance(content, dict) or not isinstance(content.get("hourly_usd"), dict):
         raise ConfigError(f"{where}: hourly_usd: expected an object from instance type to USD, as in {{'ml.x': 1.5}}")
-    unknown = [key for key in content if key not in ("region", "as_of", "source", "hourly_usd")]
+    unknown = [key for key in content if key not in ("region", "as_of", "source", "hourly_usd", "overrides")]
     if unknown:
-        raise ConfigError(f"{where}: {_show(unknown[0])}: unknown key; expected region, as_of, source or hourly_usd")
+        expected = "region, as_of, source, hourly_usd or overrides"
+        raise ConfigError(f"{where}: {_show(unknown[0])}: unknown key; expected {expected}")
+    overrides = content.get("overrides") or {}
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"{where}: overrides: expected an object from instance type to USD, as in {{'ml.x': 1.5}}")
     stated: dict[str, str | None] = {key: _parse_text(content, key, where) for key in ("region", "as_of", "source")}
     if region is not None and stated["region"] not in (None, region):
         raise ConfigError(f"{where}: region: prices of {stated['region']}, but the job runs in {region}")
-    return {
-        _parse_name(name, where): Price(
+    prices = {
+        _parse_name(name, where, "hourly_usd"): Price(
             hourly_usd=_parse_usd(value, f"{where}: hourly_usd.{name}"),
             region=stated["region"] or region,
             as_of=stated["as_of"],
@@ -215,11 +239,16 @@ def _parse_prices(content: object, *, where: str, region: str | None) -> dict[st
         )
         for name, value in content["hourly_usd"].items()
     }
+    for name, value in overrides.items():
+        usd = _parse_usd(value, f"{where}: overrides.{name}")
+        price = Price(hourly_usd=usd, region=stated["region"] or region, source=f"{where}: overrides")
+        prices[_parse_name(name, where, "overrides")] = price
+    return prices
 
 
-def _parse_name(name: object, where: str) -> str:
+def _parse_name(name: object, where: str, key: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{where}: hourly_usd: {_show(name)!r} is no instance type of letters, digits, . _ -")
+        raise ConfigError(f"{where}: {key}: {_show(name)!r} is no instance type of letters, digits, . _ -")
     return name
 
 
@@ -253,5 +282,5 @@ def _parse_override(override: str, region: str | None) -> tuple[str, Price]:
         value = float(text)
     except ValueError:
         raise ConfigError(f"--price {override!r:.80}: {text!r:.40} is no number; expected TYPE=USD") from None
-    usd = _parse_usd(value, f"--price {_parse_name(name, '--price')}")
+    usd = _parse_usd(value, f"--price {_parse_name(name, '--price', 'TYPE')}")
     return name, Price(hourly_usd=usd, region=region, source="--price")

@@ -65,6 +65,7 @@ def show_text(catalogue: Catalogue, instance_type: str) -> str:
         f"  memory        {_number(info.memory_gib)} GiB",
         f"  accelerators  {_accelerators(info)}",
         f"  network       {_number(info.network_gbps)} Gbit/s sustained",
+        f"  local NVMe    {_storage(info)}",
         f"  facts         {info.source}, {info.as_of or 'no date'}",
     ]
     if info.price is None:
@@ -83,6 +84,10 @@ def _accelerators(info: InstanceTypeInfo) -> str:
     if info.num_accelerators is None:
         return _NOT_KNOWN
     return f"{info.num_accelerators} x {info.accelerator}" if info.num_accelerators else "none"
+
+
+def _storage(info: InstanceTypeInfo) -> str:
+    return "none" if info.instance_storage_gb == 0 else f"{_number(info.instance_storage_gb)} GB"
 
 
 def _number(value: float | None) -> str:

@@ -28,6 +28,8 @@ def test_shipped_facts_are_plausible() -> None:
         assert 1.6 <= info.memory_gib / info.vcpus <= 16, info
         assert (info.num_accelerators == 0) == (info.accelerator is None), info
         assert info.network_gbps is None or 0.2 <= info.network_gbps <= 3200, info
+        assert info.instance_storage_gb is not None
+        assert info.instance_storage_gb == 0 or 75 <= info.instance_storage_gb <= 30_400, info
         assert info.as_of
         assert info.source
 

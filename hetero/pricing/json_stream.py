@@ -1,0 +1,142 @@
+"""A JSON document of any size, read member by member: memory holds one small value at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from hetero.errors import ConfigError
+
+__all__ = ["JsonStream"]
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_AFTER_A_VALUE = set(" \t\r\n,:]}")
+_CHUNK_CHARS = 1 << 16
+_MAX_VALUE_CHARS = 1 << 20
+_MAX_DEPTH = 16
+"""Of objects that are larger than that."""
+
+
+class JsonStream:
+    """Reads one document from its start to its end.
+
+    What `members` yields has to be taken or skipped before the next one is asked for::
+
+        for name in stream.members():
+            if name == "products":
+                for sku in stream.members():
+                    product = stream.value()
+            else:
+                stream.skip()
+
+    Args:
+        file: Untrusted text.
+        source: Where it comes from, for messages.
+    """
+
+    def __init__(self, file: TextIO, source: str) -> None:
+        self._file = file
+        self._source = source
+        self._decoder = json.JSONDecoder()
+        self._text = ""
+        self._at = 0
+        self._num_before = 0
+
+    def members(self) -> Iterator[str]:
+        """Yield the names of the object that comes next.
+
+        Raises:
+            ConfigError: If no object comes next, or the text is no JSON or ends too early; says where.
+        """
+        self._expect("{")
+        if self._next() == "}":
+            self._at += 1
+            return
+        while True:
+            name = self.value()
+            if not isinstance(name, str):
+                raise self._broken("a name in quotes")
+            self._expect(":")
+            yield name
+            if self._next() == "}":
+                self._at += 1
+                return
+            self._expect(",")
+
+    def value(self) -> Any:
+        """Return the value that comes next, of at most 2^20 characters.
+
+        Raises:
+            ConfigError: If it is longer, no JSON or cut off; says where.
+        """
+        self._next()
+        while True:
+            is_last = len(self._text) - self._at > _MAX_VALUE_CHARS
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError:
+                if is_last or not self._read():
+                    raise self._broken(f"a value of at most {_MAX_VALUE_CHARS} characters") from None
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits; nested too deep
+                raise self._broken("a value that can be used") from error
+            else:
+                # A number may go on in what was not read yet: 10 in 10.5.
+                if self._text[end : end + 1] in _AFTER_A_VALUE or is_last or not self._read():
+                    self._at = end
+                    return value
+
+    def skip(self) -> None:
+        """Pass over the value that comes next, an object of any size among them.
+
+        Raises:
+            ConfigError: If it is no JSON or cut off, or a list or text of more than 2^20 characters; says where.
+        """
+        self._skip(0)
+
+    def _skip(self, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise self._broken(f"objects nested at most {_MAX_DEPTH} deep")
+        while self._next() == "{" and not self._holds_all():
+            if len(self._text) - self._at > _MAX_VALUE_CHARS or not self._read():
+                for _ in self.members():
+                    self._skip(depth + 1)
+                return
+        self.value()
+
+    def _holds_all(self) -> bool:
+        try:
+            self._decoder.raw_decode(self._text, self._at)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def _expect(self, char: str) -> None:
+        if self._next() != char:
+            raise self._broken(repr(char))
+        self._at += 1
+
+    def _next(self) -> str:
+        """Return the character that comes next, white space left out; empty at the end."""
+        while True:
+            space = _SPACE.match(self._text, self._at)
+            self._at = space.end() if space else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._read():
+                return ""
+
+    def _read(self) -> bool:
+        try:
+            chunk = self._file.read(_CHUNK_CHARS)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._source} is not UTF-8: {error.reason}") from error
+        self._num_before += self._at
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        return bool(chunk)
+
+    def _broken(self, expected: str) -> ConfigError:
+        found = self._text[self._at : self._at + 40]
+        at = self._num_before + self._at
+        return ConfigError(f"{self._source}: character {at}: found {found!r}, expected {expected}")

@@ -1,0 +1,66 @@
+"""Write a price list into a price file, and leave in it what the user has written there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hetero.documents import MAX_BYTES, write_text
+from hetero.errors import ConfigError
+from hetero.pricing.catalog import parse_prices, read_price_file
+from hetero.pricing.offers import PriceList, is_ours
+
+__all__ = ["refresh_file"]
+
+
+def refresh_file(path: Path, prices: PriceList) -> str:
+    """Put a price list into a price file as ``hourly_usd``; the file's ``overrides`` stay, and still beat it.
+
+    A file whose prices did not come from AWS's list is one that the user wrote: all its prices become overrides.
+
+    Args:
+        path: Ends in ``.json``; made if it does not exist, and replaced as a whole or not at all.
+        prices: What AWS states.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        ConfigError: If the file is there and no price file or of another region, or cannot be written.
+    """
+    if path.suffix != ".json":
+        raise ConfigError(f"prices are written as JSON: found {path}, expected a name that ends in .json")
+    old: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
+    if path.exists():
+        content: Any = read_price_file(path)
+        parse_prices(content, where=str(path), region=None)
+        if content.get("region") not in (None, prices.region):
+            raise ConfigError(
+                f"{path} has prices of {content['region']}, these are of {prices.region}; give another --output"
+            )
+        old = content["hourly_usd"] if is_ours(content.get("source")) else {}
+        overrides = {**({} if old else content["hourly_usd"]), **(content.get("overrides") or {})}
+    document: dict[str, Any] = {
+        "region": prices.region,
+        "as_of": prices.as_of,
+        "source": prices.source,
+        "hourly_usd": dict(prices.hourly_usd),
+    }
+    if overrides:
+        document["overrides"] = overrides
+    parse_prices(document, where="the new prices", region=prices.region)
+    text = json.dumps(document, indent=2) + "\n"
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"the new prices take {len(text)} characters; a price file has at most {MAX_BYTES} bytes")
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    num_new = sum(name not in old for name in prices.hourly_usd)
+    num_changed = sum(old.get(name, price) != price for name, price in prices.hourly_usd.items())
+    return (
+        f"{path}: {len(prices.hourly_usd)} prices of {prices.region} as of {prices.as_of}, {num_new} new, "
+        f"{num_changed} changed, {len(overrides)} overrides kept\nuse them with --price-file {path}"
+    )
