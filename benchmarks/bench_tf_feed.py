@@ -56,7 +56,7 @@ COLUMNS = harness.columns(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison and write its table."""
-    parser = harness.parser(__doc__, seconds=3.0, short_seconds=1.5)
+    parser = harness.parser(__doc__, seconds=8.0, short_seconds=1.5)
     args = parser.parse_args(argv)
     plan = harness.plan("tf_feed", parser, args)
     names = plan.choose(args.only, full=tuple(COMPETITORS), short=IN_SHORT_FORM)

@@ -110,3 +110,7 @@ class Session:
 
     def check_wait(self, is_starved: bool) -> None:
         """Never asked to stop."""
+
+    def must_end_wait(self, is_starved: bool) -> bool:
+        """Never asked to stop."""
+        return False

@@ -87,7 +87,7 @@ def random_crop(pixels: MatLike) -> MatLike:
 
 def photos(root: str, split: str, image_size: int) -> Dataset[tuple[Tensor, int]]:
     """Build the data set wherever it is needed."""
-    return PhotoDataset(root, split, image_size)
+    return PhotoDataset(os.path.expandvars(root), split, image_size)  # $SM_CHANNEL_..., each host's own
 
 
 class ResidualBlock(nn.Module):
@@ -233,7 +233,7 @@ def evaluate(network: nn.Module, loader: Iterable[tuple[Tensor, Tensor]], device
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small ResNet on photographs.", allow_abbrev=False)
-    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote (%(default)s)")
+    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote; may name a $VARIABLE")
     parser.add_argument("--epochs", type=int, default=2, help="epochs in all (%(default)s)")
     parser.add_argument("--steps-per-epoch", type=int, help="end every epoch early, after so many steps")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (%(default)s)")

@@ -36,9 +36,10 @@ def list_photos(root: str, split: str) -> tuple[list[str], list[int]]:
     Raises:
         FileNotFoundError: If there are none.
     """
-    paths = sorted(Path(root, split).glob("*/*.jpg"))
+    folder = Path(os.path.expandvars(root), split)  # $SM_CHANNEL_... of the platform
+    paths = sorted(folder.glob("*/*.jpg"))
     if not paths:
-        raise FileNotFoundError(f"no images in {Path(root, split)}: make them with examples/photos/make_data.py")
+        raise FileNotFoundError(f"no images in {folder}: make them with examples/photos/make_data.py")
     classes = sorted({path.parent.name for path in paths})
     return [str(path) for path in paths], [classes.index(path.parent.name) for path in paths]
 
@@ -260,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a ResNet on photographs, with TensorFlow.", allow_abbrev=False)
-    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote (%(default)s)")
+    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote; may name a $VARIABLE")
     parser.add_argument("--model", choices=("small", "resnet50"), default="small", help="the network (%(default)s)")
     parser.add_argument("--epochs", type=int, default=2, help="epochs in all (%(default)s)")
     parser.add_argument("--steps-per-epoch", type=int, help="steps of an epoch; as many as the data set has by default")
