@@ -300,7 +300,7 @@ class RankSession:
                         self._apply(update)
                 except grpc.RpcError as error:
                     if not self._closing.is_set():
-                        logger.info("the launcher's directory is gone (%s), asking again", error.code().name)
+                        logger.info("the launcher's directory is gone (%s), asking again", error.code().name.lower())
             self._closing.wait(0.5)
 
     def _apply(self, update: pb.RankUpdate) -> None:

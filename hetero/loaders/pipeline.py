@@ -176,12 +176,15 @@ class LoaderPipeline(LoaderTiming):
 
 
 def shard_of_environment() -> Shard:
-    """Return this process's rank and world size: from the launcher's session, else ``RANK`` and ``WORLD_SIZE``."""
+    """Return this process's rank and world size: the launcher's session's, else those of torchrun, else of mpirun."""
     session = control.current()
     if session is not None:
         return Shard(session.rank, session.world_size)
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return Shard(int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else Shard()
+    for names in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
+        rank, world_size = (os.environ.get(name, "") for name in names)
+        if rank.isdecimal() and world_size.isdecimal():
+            return Shard(int(rank), int(world_size))
+    return Shard()
 
 
 def is_remote() -> bool:

@@ -71,8 +71,9 @@ def from_dataset(
     steps of the report too, and a job that is asked to stop ends there. Use one dataset for training and another one
     for validation.
 
-    **Ranks** are the launcher's, else those of ``RANK`` and ``WORLD_SIZE``: every rank gets its own part, so automatic
-    sharding is off. In a ``tf.distribute`` strategy over several processes use ``distribute_datasets_from_function``.
+    **Ranks** are the launcher's, else those of ``RANK`` and ``WORLD_SIZE``, or mpirun's: every rank gets its own part,
+    so automatic sharding is off. In a ``tf.distribute`` strategy over several processes use
+    ``distribute_datasets_from_function``.
 
     Args:
         spec: What a function decorated with ``@hetero.dataset`` returned. Its batches need no torch with

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hetero.errors import PortError
@@ -25,13 +26,16 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 __all__ = [
     "MAX_REPLY_BYTES",
     "MAX_REQUEST_BYTES",
+    "PROXY_VARIABLES",
     "add_port",
     "bind",
     "client_options",
+    "find_owner",
     "join_address",
     "open_channel",
     "server_options",
     "short_details",
+    "without_proxy",
 ]
 
 MAX_REPLY_BYTES = 4 * 2**20
@@ -43,6 +47,8 @@ MAX_IDLE_MS = 60_000
 MAX_CONNECTIONS = 4096
 """Of one server: more than ranks and hosts of any job. Strangers leave after the two times above."""
 
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""In the order in which gRPC looks at them; it reads no others, and these only in lower case."""
 _PORT_ADVICE = "end what holds the port, or give every host of the job another --port"
 
 Option = tuple[str, int]
@@ -111,6 +117,18 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
     )
 
 
+def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with which gRPC of libraries that set no options connects to hosts of the job directly.
+
+    Empty if no proxy is set. Connections of a job go to numeric addresses: an exception is the end of one, or, for
+    newer cores, a network. Names that end in a digit are excepted as well, others and what is no gRPC are not.
+    """
+    if not any(environ.get(name) for name in PROXY_VARIABLES):
+        return {}
+    stated = environ.get("no_grpc_proxy") or environ.get("no_proxy") or ""
+    return {"no_grpc_proxy": ",".join([*filter(None, [stated]), *"0123456789", "::/0"])}
+
+
 def join_address(address: str, port: int | str) -> str:
     """Return ``address:port`` as gRPC takes it, an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -174,7 +192,9 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
     target = join_address(address, port)
     bound = add_port(server, target, tls)
     if bound == 0 or (port and bound != port):
-        raise PortError(f"cannot bind {target}{_owner(address, port)}")
+        owner = find_owner(address, port)
+        advice = f"; {_PORT_ADVICE}" if port else ""
+        raise PortError(f"cannot bind {target}{f': {owner} listens on it' if owner else ''}{advice}")
     return bound
 
 
@@ -191,22 +211,20 @@ def short_details(error: grpc.RpcError) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _owner(address: str, port: int) -> str:
-    """Say which process listens on a port, as far as this user may see it, and what to do."""
+def find_owner(address: str, port: int) -> str:
+    """Say which process listens on a port; empty if that is nobody, or nobody whom this user may see."""
     if port == 0:
         return ""
     import psutil
 
-    try:
+    with contextlib.suppress(psutil.Error, OSError):
         for entry in psutil.net_connections("tcp"):
             if entry.status != psutil.CONN_LISTEN or not entry.pid or not entry.laddr:
                 continue
             # gRPC listens on sockets of both families, which show IPv4 addresses as mapped ones.
             if entry.laddr.port == port and entry.laddr.ip.removeprefix("::ffff:") in (address, "0.0.0.0", "::"):
-                return f": {_describe(psutil.Process(entry.pid))} listens on it; {_PORT_ADVICE}"
-    except (psutil.Error, OSError):
-        pass
-    return f"; {_PORT_ADVICE}"
+                return _describe(psutil.Process(entry.pid))
+    return ""
 
 
 def _describe(process: psutil.Process) -> str:

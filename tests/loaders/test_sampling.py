@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.errors import ConfigError
+from hetero.loaders.pipeline import shard_of_environment
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard, epoch_permutation
 
 SIZES = st.integers(0, 60)
@@ -152,3 +153,27 @@ def test_order_padding_starts_over_and_counts_as_repeats(
 def test_shard_out_of_range_raises() -> None:
     with pytest.raises(ConfigError, match="rank 2 is out of range"):
         Shard(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "mpirun", "expected"),
+    [
+        (("1", "2"), (None, None), Shard(1, 2)),
+        ((None, None), ("3", "4"), Shard(3, 4)),  # Horovod's, without a launcher of ours
+        (("1", "2"), ("3", "4"), Shard(1, 2)),
+        ((None, None), ("3", None), Shard()),
+        ((None, None), (None, None), Shard()),
+    ],
+)
+def test_shard_without_a_launcher_is_that_of_whoever_made_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+    torchrun: tuple[str | None, str | None],
+    mpirun: tuple[str | None, str | None],
+    expected: Shard,
+) -> None:
+    names = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    for name, value in zip(names, (*torchrun, *mpirun), strict=True):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert shard_of_environment() == expected

@@ -19,6 +19,7 @@ import pytest
 from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.errors import ConfigError, ExitCode
 from hetero.tf.service_pool import ServiceOptions, ServicePool, _Servers
+from hetero.wire.channels import without_proxy
 
 needs_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
@@ -145,6 +146,18 @@ def test_dispatcher_waits_for_the_addresses_of_all_workers() -> None:
         addresses["algo-2"] = "127.0.0.2"
         assert pool.wait_ready(_START_S)
         assert pool.describe() == "a dispatcher and 1 worker of tf.data.service"
+
+
+@needs_tensorflow
+def test_servers_reach_each_other_directly_where_a_proxy_is_set() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        environment = {"http_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}"}
+        environment |= without_proxy(environment)
+        with running([], num_endpoints=2, has_dispatcher=True, environment=environment) as pool:
+            assert pool.wait_ready(_START_S)
+        with pytest.raises(BlockingIOError):  # nobody has connected to it
+            proxy.accept()
 
 
 @needs_tensorflow

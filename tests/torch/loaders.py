@@ -57,3 +57,8 @@ class FakeSession:
         self.stops += 1
         if self.stops_at == self.stops:
             raise SystemExit(143)
+
+
+def fail_to_start(worker_index: int) -> None:
+    """A ``worker_init_fn`` that spawned workers find by this module's name: there are other packages called tests."""
+    raise ZeroDivisionError("division by zero")

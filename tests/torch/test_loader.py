@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from loaders import Noisy, indices, loader_test_noisy, plain
+from loaders import Noisy, fail_to_start, indices, loader_test_noisy, plain
 
 import hetero
 from hetero.errors import ConfigError, DatasetError
@@ -411,14 +411,10 @@ def test_loader_length_is_that_of_the_data_set_it_fetches_from(num_workers: int)
 
 def test_loader_data_set_that_fails_in_a_spawned_worker_is_reported_whole() -> None:
     loader = DataLoader(
-        loader_test_noisy(4), num_workers=1, multiprocessing_context="spawn", worker_init_fn=_fail_to_start
+        loader_test_noisy(4), num_workers=1, multiprocessing_context="spawn", worker_init_fn=fail_to_start
     )
     with pytest.raises(DatasetError) as caught:
         list(loader)
     record: Any = caught.value.record
     assert (record.dataset, record.stage) == ("loader_test_noisy", "build")
     assert record.exception == "ZeroDivisionError: division by zero (in worker_init_fn)"
-
-
-def _fail_to_start(worker_index: int) -> None:
-    raise ZeroDivisionError("division by zero")

@@ -45,3 +45,12 @@ def test_address_of_another_machine_is_an_error_that_names_it() -> None:
     server = grpc.server(ThreadPoolExecutor(1), options=channels.server_options())
     with pytest.raises(PortError, match=r"cannot bind 192\.0\.2\.1:0"):
         channels.bind(server, "192.0.2.1")
+
+
+def test_connections_of_the_job_are_excepted_from_a_proxy_and_what_was_excepted_stays_so() -> None:
+    assert channels.without_proxy({"no_proxy": "a", "HTTP_PROXY": "http://proxy:1"}) == {}  # gRPC reads lower case only
+    stated = channels.without_proxy({"http_proxy": "http://proxy:1", "no_proxy": "10.0.0.1,.corp"})["no_grpc_proxy"]
+    assert stated.split(",") == ["10.0.0.1", ".corp", *"0123456789", "::/0"]
+    assert channels.without_proxy({"grpc_proxy": "http://proxy:1"})["no_grpc_proxy"].split(",")[0] == "0"
+    both = {"https_proxy": "http://proxy:1", "no_proxy": "a", "no_grpc_proxy": "b"}
+    assert channels.without_proxy(both)["no_grpc_proxy"].split(",")[0] == "b"
