@@ -6,8 +6,9 @@
     |- PortError                            |  |- BatchTimeoutError (also TimeoutError)
     |- ChildFailedError                     |  |- DatasetMismatchError
     |- ResourcesError                       |  |- ProtocolError
-    |- ShutdownError                        |  |  `- ProtocolMismatchError
-    `- DatasetError                         |  `- AuthenticationError
+    |- CapacityError                        |  |  `- ProtocolMismatchError
+    |- ShutdownError                        |  `- AuthenticationError
+    `- DatasetError
 
 Each takes one record: a message, or a frozen dataclass whose ``str`` is the
 message. One argument is what makes an exception survive the trip between
@@ -23,6 +24,7 @@ from typing import ClassVar
 __all__ = [
     "AuthenticationError",
     "BatchTimeoutError",
+    "CapacityError",
     "ChildFailedError",
     "ChildFailure",
     "ClusterError",
@@ -64,6 +66,7 @@ class ExitCode(enum.IntEnum):
     AUTHENTICATION = 22, "A token or certificate is missing, unreadable or wrong."
     PORT = 23, "A port is taken or an address cannot be bound."
     RESOURCES = 24, "Descriptors, memory or disk do not suffice."
+    CAPACITY = 25, "The platform has no instances for the job, or the account's quota does not allow it."
     SCRIPT_FAILED = 30, "The training script failed."
     DATA_PLANE_LOST = 31, "Every endpoint, or a part of tf.data.service that is needed, was lost for good or too long."
     ORPHANED = 32, "The trainer hosts fell silent."
@@ -135,6 +138,12 @@ class ResourcesError(HeteroError):
     """Descriptors, memory or disk do not suffice."""
 
     exit_code = ExitCode.RESOURCES
+
+
+class CapacityError(HeteroError):
+    """The platform has no instances for a job that was to be submitted."""
+
+    exit_code = ExitCode.CAPACITY
 
 
 class ChildFailedError(HeteroError):

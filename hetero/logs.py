@@ -24,7 +24,8 @@ from collections.abc import Iterator
 __all__ = ["LineWriter", "dropped_lines", "escape_line", "relay_line", "setup_logging", "write_behind", "write_line"]
 
 _MAX_WAITING_BYTES = 4 * 2**20
-_CHUNK_BYTES = 64 * 1024
+_CHUNK_BYTES = select.PIPE_BUF
+"""Of lines that are written at once: that much a pipe takes whole or not at all, so no reader sees half of a line."""
 _LAST_WRITES_S = 2.0
 
 # C0 without tab, DEL, C1, line separators, direction overrides, and halves of surrogate pairs.
@@ -170,7 +171,7 @@ class LineWriter:
             self._is_idle = False
             parts: list[bytes] = []
             size = 0
-            while self._lines and size < _CHUNK_BYTES:
+            while self._lines and (not parts or size + len(self._lines[0]) <= _CHUNK_BYTES):
                 parts.append(self._lines.popleft())
                 size += len(parts[-1])
             self._num_bytes -= size

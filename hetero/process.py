@@ -29,6 +29,7 @@ __all__ = [
     "adopt_descendants",
     "allow_descriptors",
     "describe_exit_status",
+    "die_with",
     "die_with_parent",
     "end_descendants",
     "is_resource_tracker",
@@ -68,6 +69,24 @@ def die_with_parent(expected_parent_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected_parent_pid:
         os._exit(ExitCode.ORPHANED)
+
+
+def die_with(pid: int) -> None:
+    """Kill this process when another one ends, which may be any of its ancestors; `die_with_parent` needs no thread.
+
+    Args:
+        pid: The other process.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(ExitCode.ORPHANED)
+
+    def watch() -> None:
+        select.select([descriptor], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="hetero-die-with", daemon=True).start()
 
 
 def adopt_descendants() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["private_folder"]
+__all__ = ["private_folder", "stale_folders"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,28 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
     base = Path(parent if parent is not None else tempfile.gettempdir())
     _remove_stale(base, prefix)
     path, descriptor = _make(base, prefix)
+    owner = os.getpid()
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        if os.getpid() == owner:  # a forked child that ends closes this generator, too
+            shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
+
+
+def stale_folders(prefix: str, *, parent: str | None = None) -> list[Path]:
+    """Return what owners that were killed have left, as far as it is this user's; the next owner removes it.
+
+    Args:
+        prefix: Of their names.
+        parent: Where they are; by default in the folder for temporary files.
+    """
+    found = []
+    for path in Path(parent if parent is not None else tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            os.close(_lock(path))
+            found.append(path)
+    return sorted(found)
 
 
 def _make(base: Path, prefix: str) -> tuple[Path, int]:

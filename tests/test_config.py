@@ -180,6 +180,24 @@ def test_unknown_argument_fails_with_a_suggestion(arguments: list[str], message:
     assert message in str(caught.value)
 
 
+def test_hyperparameters_are_checked_as_texts_and_as_values() -> None:
+    stated = {
+        "hetero_script": '"train.py"',
+        "hetero_port": 7,
+        "hetero_roles": ["a=data"],
+        "hetero_audit": "true",
+        "lr": 1,
+    }
+    options = config.check_hyperparameters(stated, "the estimator")
+    assert options == LaunchOptions(script="train.py", port=7, roles=("a=data",), audit=True)
+    with pytest.raises(ConfigError, match="unknown option 'hetero_prot' in the estimator; did you mean 'hetero_port'"):
+        config.check_hyperparameters({**stated, "hetero_prot": 1}, "the estimator")
+    with pytest.raises(ConfigError, match="port is 0; expected a whole number, 1 or more"):
+        config.check_hyperparameters({**stated, "hetero_port": 0}, "the estimator")
+    with pytest.raises(ConfigError, match="the estimator has no 'hetero_script'"):
+        config.check_hyperparameters({"epochs": 3}, "the estimator")
+
+
 @pytest.mark.parametrize("name", ["hetero_prot", "hetero_"])
 def test_unknown_hyperparameter_of_ours_is_refused(base: Path, name: str) -> None:
     hyperparameters(base, {name: "1"})

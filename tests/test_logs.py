@@ -155,3 +155,17 @@ def test_writer_that_is_closed_gives_up_on_a_stopped_reader(pipe: tuple[int, int
     begin_s = time.monotonic()
     writer.close(0.2)
     assert time.monotonic() - begin_s < 30.0
+
+
+def test_reader_never_sees_half_of_a_line(pipe: tuple[int, int]) -> None:
+    """SageMaker's toolkit takes what a read gives it for whole lines."""
+    read_end, write_end = pipe
+    writer = logs.LineWriter(write_end)
+    for number in range(3_000):
+        writer.put(f"{number:03} {'x' * (number % 90)}")  # more than the pipe holds
+    num_lines = 0
+    while num_lines < 3_000:
+        chunk = os.read(read_end, 65536)
+        assert chunk.endswith(b"\n")
+        num_lines += chunk.count(b"\n")
+    writer.close()

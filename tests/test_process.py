@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from hetero.cgroups import MemoryUse
-from hetero.process import SignalWaiter, describe_exit_status, die_with_parent, limit_threads, thread_limits
+from hetero.process import SignalWaiter, describe_exit_status, die_with, die_with_parent, limit_threads, thread_limits
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,40 @@ def test_child_dies_with_its_parent() -> None:
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
         assert parent.stdout.read() == ""  # the end of file means that the child is gone, too
+
+
+def test_process_dies_with_an_ancestor_though_those_between_live() -> None:
+    program = textwrap.dedent("""
+        import os, sys, time
+        from hetero.process import die_with
+        ancestor = os.getpid()
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.close(0)
+                die_with(ancestor)
+                print("ready", flush=True)
+                time.sleep(600)
+            os.close(1)
+            os.wait()
+            os._exit(0)
+        os.read(0, 1)
+    """)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True, env=environment) as ancestor:
+        assert ancestor.stdout is not None
+        assert ancestor.stdout.readline() == "ready\n"
+        ancestor.kill()
+        assert ancestor.stdout.read() == ""
+
+
+def test_process_that_is_to_die_with_one_that_is_gone_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    child = os.fork()
+    if child == 0:
+        die_with(gone.pid)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 32
 
 
 def test_child_whose_parent_is_gone_already_ends() -> None:

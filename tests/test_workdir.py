@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.workdir import private_folder
+from hetero.workdir import private_folder, stale_folders
 
 
 def test_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
@@ -35,6 +35,18 @@ def test_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path) -> None
     with private_folder("mine-", parent=str(tmp_path)) as path:
         assert not left.exists()
         assert list(tmp_path.iterdir()) == [path]
+
+
+def test_folder_outlives_a_forked_child_of_its_owner(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from hetero.workdir import private_folder\n"
+        f"folder = private_folder('mine-', parent={str(tmp_path)!r}); path = folder.__enter__()\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait(); print(path.exists())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "True\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_in_use_and_strange_folders_are_left(tmp_path: Path) -> None:
@@ -103,3 +115,13 @@ def test_folder_that_another_process_took_for_stale_is_made_anew(
     with private_folder("mine-", parent=str(tmp_path)) as path:
         assert list(tmp_path.iterdir()) == [path]
     assert len(taken) == 1
+
+
+def test_stale_folders_are_those_whose_owner_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "mine-stale").mkdir(mode=0o700)
+    (tmp_path / "mine-open-to-all").mkdir(mode=0o755)
+    (tmp_path / "other").mkdir(mode=0o700)
+    with private_folder("mine-held-", parent=str(tmp_path)):
+        assert stale_folders("mine-", parent=str(tmp_path)) == [tmp_path / "mine-stale"]
+        assert stale_folders("mine-", parent=str(tmp_path)) == [tmp_path / "mine-stale"]
+    assert stale_folders("mine-", parent=str(tmp_path / "none")) == []

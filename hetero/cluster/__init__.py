@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from hetero.cluster.addresses import resolve_address
 from hetero.cluster.roles import has_accelerator
-from hetero.cluster.sources import base_dir, parse_cluster, read_cluster, read_host_names
+from hetero.cluster.sources import base_dir, parse_cluster, platform_variables, read_cluster, read_host_names
 from hetero.cluster.spec import ClusterSpec, Host, InstanceGroup, Role, natural_key, slug
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "has_accelerator",
     "natural_key",
     "parse_cluster",
+    "platform_variables",
     "read_cluster",
     "read_host_names",
     "resolve_address",

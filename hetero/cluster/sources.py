@@ -12,7 +12,7 @@ from hetero.cluster.roles import assign_roles
 from hetero.cluster.spec import ClusterSpec, InstanceGroup, natural_key
 from hetero.errors import ClusterError
 
-__all__ = ["base_dir", "parse_cluster", "read_cluster", "read_host_names"]
+__all__ = ["base_dir", "parse_cluster", "platform_variables", "read_cluster", "read_host_names"]
 
 HOMOGENEOUS_GROUP = "homogeneousCluster"
 
@@ -179,12 +179,17 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
     return document
 
 
-def _warn_of_disagreement(cluster: ClusterSpec, env: Mapping[str, str]) -> None:
-    facts = {
+def platform_variables(cluster: ClusterSpec) -> dict[str, str]:
+    """Return the variables in which the platform's training toolkit says which host this is."""
+    return {
         "SM_CURRENT_HOST": cluster.current_host,
         "SM_CURRENT_INSTANCE_GROUP": cluster.current_group.name,
         "SM_CURRENT_INSTANCE_TYPE": cluster.current_group.instance_type,
     }
+
+
+def _warn_of_disagreement(cluster: ClusterSpec, env: Mapping[str, str]) -> None:
+    facts = platform_variables(cluster)
     odd = [f"{name} says {env[name]!r}, not {fact!r}" for name, fact in facts.items() if env.get(name, fact) != fact]
     if odd:
         _logger.warning("the environment disagrees with %s, which is used: %s", cluster.source, "; ".join(odd))

@@ -6,9 +6,9 @@ hyperparameter and its key in a file follow from the field.
 
 from __future__ import annotations
 
-from hetero.config.flags import add_launch_arguments, add_price_arguments, parse, to_flags
+from hetero.config.flags import add_launch_arguments, add_price_arguments, parse, stated_flags, to_flags
 from hetero.config.options import LaunchOptions, framework_of
-from hetero.config.resolve import resolve_options
+from hetero.config.resolve import check_hyperparameters, resolve_options
 from hetero.config.timings import Timings
 
 __all__ = [
@@ -16,8 +16,10 @@ __all__ = [
     "Timings",
     "add_launch_arguments",
     "add_price_arguments",
+    "check_hyperparameters",
     "framework_of",
     "parse",
     "resolve_options",
+    "stated_flags",
     "to_flags",
 ]

@@ -9,13 +9,13 @@ import difflib
 import functools
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetero.config.options import LaunchOptions, base_type
 from hetero.errors import ConfigError
 
-__all__ = ["add_launch_arguments", "add_price_arguments", "flag_of", "parse", "to_flags"]
+__all__ = ["add_launch_arguments", "add_price_arguments", "flag_of", "parse", "stated_flags", "to_flags"]
 
 _NOT_FLAGS = ("script", "script_args")
 _OF_A_CLUSTER = ("cluster_file", "host")  # that there is
@@ -81,16 +81,30 @@ def to_flags(options: LaunchOptions) -> list[str]:
     hosts: the description of the cluster, the host and the output folder.
     Defaults are stated too, so that the receiver's environment cannot change them.
     """
+    fields = (field for field in dataclasses.fields(options) if field.name not in (*_NOT_FLAGS, *_OWN))
+    return stated_flags({field.name: getattr(options, field.name) for field in fields})
+
+
+def stated_flags(values: Mapping[str, object]) -> list[str]:
+    """Return the flags that state options by name; those that are None are left out.
+
+    Raises:
+        ConfigError: If there is no flag for a name.
+    """
     flags = []
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name in (*_NOT_FLAGS, *_OWN) or value is None:
+    fields = {field.name: field for field in dataclasses.fields(LaunchOptions) if field.name not in _NOT_FLAGS}
+    for name, value in values.items():
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "hetero launch --help lists them"
+            raise ConfigError(f"unknown option {name!r:.80}; {hint}")
+        flag = flag_of(fields[name])
+        if value is None:
             continue
-        flag = flag_of(field)
         if isinstance(value, bool):
             flags.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            flags += [f"{flag}={item}" for item in (value if isinstance(value, tuple) else (value,))]
+            flags += [f"{flag}={item}" for item in (value if isinstance(value, tuple | list) else (value,))]
     return flags
 
 

@@ -16,7 +16,7 @@ from hetero.config.options import LaunchOptions, base_type, kind_text
 from hetero.documents import MAX_BYTES, parse_yaml
 from hetero.errors import ConfigError
 
-__all__ = ["resolve_options"]
+__all__ = ["check_hyperparameters", "resolve_options"]
 
 _FIELDS = {field.name: field for field in dataclasses.fields(LaunchOptions)}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -58,6 +58,26 @@ def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_
     return LaunchOptions(**values)  # type: ignore[arg-type]
 
 
+def check_hyperparameters(parameters: Mapping[str, object], source: str) -> LaunchOptions:
+    """Return the options that a job's hyperparameters named ``hetero_<name>`` state; the others are its script's.
+
+    Args:
+        parameters: Values as Python has them, or as texts.
+        source: Where they were stated, for messages.
+
+    Raises:
+        ConfigError: If a name is unknown, a value is malformed or out of its bounds, or none is ``hetero_script``.
+    """
+    values = _named(_ours(parameters), source, prefix="hetero_")
+    if "script" not in values:
+        raise ConfigError(f"{source} has no 'hetero_script'; expected the path of the training script")
+    return LaunchOptions(**values)  # type: ignore[arg-type]
+
+
+def _ours(parameters: Mapping[Any, object]) -> dict[str, object]:
+    return {name: _unquote(value) for name, value in parameters.items() if str(name).startswith("hetero_")}
+
+
 def _from_file(path: Path) -> dict[str, object]:
     """Read options from YAML."""
     content = _read(path)
@@ -83,8 +103,7 @@ def _from_hyperparameters(env: Mapping[str, str], base_dir: Path) -> dict[str, o
         raise ConfigError(f"{source} is not JSON: {str(error)[:300]}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source} holds {type(document).__name__}; expected an object")
-    ours = {name: _unquote(value) for name, value in document.items() if name.startswith("hetero_")}
-    return _named(ours, source, prefix="hetero_")
+    return _named(_ours(document), source, prefix="hetero_")
 
 
 def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hetero.config.options import LaunchOptions
 from hetero.errors import ConfigError
 
-__all__ = ["Timings"]
+__all__ = ["Timings", "time_scale"]
 
 # Starting an interpreter or importing a framework can stall a process for seconds, however small the scale.
 _FLOORS_S = {"lease_s": 3.0, "orphan_s": 6.0, "abort_grace_s": 2.0, "stop_grace_s": 2.0}
@@ -83,11 +83,23 @@ class Timings:
         Raises:
             ConfigError: If the scale is not a number in (0, 100].
         """
-        text = env.get("HETERO_TIME_SCALE") or "1"
-        try:
-            scaled = cls.scaled(float(text))
-        except ValueError as error:
-            raise ConfigError(f"HETERO_TIME_SCALE is {text!r}; expected a number in (0, {_MAX_SCALE:g}]") from error
+        scaled = cls.scaled(time_scale(env))
         timeouts = ("start_timeout_s", "data_timeout_s", "prepare_timeout_s")
         stated = {name: getattr(options, name) for name in timeouts if getattr(options, name) != getattr(cls(), name)}
         return dataclasses.replace(scaled, **stated)
+
+
+def time_scale(env: Mapping[str, str]) -> float:
+    """Return ``HETERO_TIME_SCALE``, by which every default is multiplied, 1 by default.
+
+    Raises:
+        ConfigError: If it is not a number in (0, 100].
+    """
+    text = env.get("HETERO_TIME_SCALE") or "1"
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale <= _MAX_SCALE:
+        raise ConfigError(f"HETERO_TIME_SCALE is {text!r:.40}; expected a number in (0, {_MAX_SCALE:g}]")
+    return scale

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import NoReturn
 
 from hetero import logs
-from hetero.cluster import ClusterSpec, Role, slug
-from hetero.config import LaunchOptions, Timings
+from hetero.cluster import ClusterSpec, Role
+from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
 from hetero.control.facts import SessionOptions
@@ -26,21 +26,25 @@ from hetero.control.membership import Member, Membership
 from hetero.control.session import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus
 from hetero.dataplane.pool import EndpointPool
-from hetero.errors import AuthenticationError, ExitCode, HeteroError, first_line
+from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
+from hetero.launch.copies import Copies
+from hetero.launch.job import job_id
 from hetero.launch.relay import LineRelay
-from hetero.launch.summary import output_folder, write_report
+from hetero.launch.staged import job_token
+from hetero.launch.summary import output_folder, write_metrics, write_report
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.tf.service_pool import ServicePool
 from hetero.version import __version__
+from hetero.wire.channels import without_proxy
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
 from hetero.workdir import private_folder
 
-__all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "StoppedEarlyError", "cause_of", "job_id"]
+__all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "StoppedEarlyError", "cause_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +53,6 @@ WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 
 _TICK_S = 0.2
 _FAREWELL_S = 5.0
-_DESCRIPTORS_PER_PEER = 4
-_OTHER_DESCRIPTORS = 96
 _SHORT_S = 86_400.0
 """A certificate that ends sooner is worth a warning."""
 
@@ -82,6 +84,7 @@ class Host:
         cluster: The cluster, with this host in it.
         base_dir: The platform's tree, ``/opt/ml`` or like it.
         environ: Environment of this process.
+        copies: The copies of this launcher whose processes are the ranks of this host; None: it starts ranks itself.
 
     Raises:
         AuthenticationError: If the token cannot be read, or there is none and it is required; or the certificate.
@@ -93,16 +96,25 @@ class Host:
     """
 
     def __init__(
-        self, options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path, environ: Mapping[str, str]
+        self,
+        options: LaunchOptions,
+        cluster: ClusterSpec,
+        *,
+        base_dir: Path,
+        environ: Mapping[str, str],
+        copies: Copies | None = None,
     ) -> None:
         self.options = options
         self.cluster = cluster
         self.timings = Timings.from_options(options, environ)
         self.name = cluster.current_host
         self.trainer_hosts = [host.name for host in cluster.trainer_hosts]
-        self.placement = placement.plan(options, cluster)
+        self.copies = copies
+        self.placement = placement.plan(options, cluster, num_given=0 if copies is None else copies.outer.num_local)
         self.job_id = job_id(environ, cluster)
         self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0"}
+        if framework_of(options) == "tensorflow":
+            self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
         """When this host was asked to stop, monotonic seconds; None while it was not."""
         self.endpoints_were_ready = False
@@ -125,11 +137,11 @@ class Host:
     def _set_up(self, stack: contextlib.ExitStack, environ: Mapping[str, str]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
-        allow_descriptors(_OTHER_DESCRIPTORS + _DESCRIPTORS_PER_PEER * len(self.cluster.hosts))
+        allow_descriptors(placement.needed_descriptors(len(self.cluster.hosts)))
         self.run_dir = stack.enter_context(private_folder("hetero-launch-", parent=environ.get(WORK_DIR_VARIABLE)))
         self.relay = LineRelay(logs.relay_line)
         stack.callback(self.relay.close)
-        token = _load_token(environ, is_required=self.options.require_token)
+        token = job_token(environ, Path.cwd(), is_required=self.options.require_token)
         token_path = None
         if token is not None:
             descriptor, token_path = security.token_memfd(token)
@@ -229,7 +241,7 @@ class Host:
         """Return what has to be the same on every host that states it."""
         shared = {**self.options.shared(), "data plane protocol": str(PROTOCOL)}
         if self.placement.num_ranks:
-            shared["ranks per trainer host"] = str(self.placement.num_ranks)
+            shared["ranks per trainer host"] = "as mpirun has it" if self.copies else str(self.placement.num_ranks)
         return shared
 
     def _status_if_stuck(self) -> int:
@@ -286,6 +298,8 @@ class Host:
         """
         self.hub.wait(_TICK_S)
         reap_adopted()
+        if self.copies is not None:
+            self.copies.poll()
         self.publish()
         self._follow()
         with self.hub.membership() as membership:
@@ -401,11 +415,13 @@ class Host:
             self.publish()
 
     def report(self, cause: Cause | None = None) -> None:
-        """Write the job's report if this host is the one to do so."""
+        """Write what this host measured, and the job's report if this host is the one to do so."""
+        with self.hub.membership() as membership:
+            statuses, own = membership.statuses(), membership.own
+        if self.options.output_dir is not None or self._base_dir.is_dir():
+            write_metrics(self.output_folder, self.cluster, own)
         if not self.is_first_trainer:
             return
-        with self.hub.membership() as membership:
-            statuses = membership.statuses()
         write_report(
             self.options,
             self.cluster,
@@ -422,27 +438,3 @@ class Host:
 def cause_of(error: HeteroError, host: str) -> Cause:
     """Return an error of ``host`` as the cause of the job's end."""
     return Cause(host=host, summary=first_line(error), detail=str(error), exit_code=error.exit_code)
-
-
-def _load_token(environ: Mapping[str, str], *, is_required: bool) -> security.Token | None:
-    token = security.token_from_environment(environ)
-    if token is None:
-        hint = f"set {security.TOKEN_FILE_VARIABLE} to the path of a file with mode 0600"
-        if is_required:
-            raise AuthenticationError(f"--require-token is given but the job has no token; {hint}")
-        logger.warning("the job has no token: whoever reaches its ports can use them; %s", hint)
-    return token
-
-
-def job_id(environ: Mapping[str, str], cluster: ClusterSpec) -> str:
-    """Return the id of the job, the same on all its hosts: one plain word, since it travels in headers.
-
-    Where neither the user nor the platform names the job, it is a digest of the cluster.
-    """
-    stated = environ.get("HETERO_JOB_ID") or environ.get("TRAINING_JOB_NAME")
-    return slug(stated) if stated else _cluster_digest(cluster)
-
-
-def _cluster_digest(cluster: ClusterSpec) -> str:
-    text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in cluster.groups])
-    return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]

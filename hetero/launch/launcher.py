@@ -27,13 +27,16 @@ import traceback
 from pathlib import Path
 
 from hetero import logs
-from hetero.cluster import ClusterSpec, Role
+from hetero.cluster import ClusterSpec, Role, platform_variables
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostState
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.faults import permit_faults
+from hetero.launch.copies import Copies, Follower, meeting_name, rank_command
 from hetero.launch.failure import reserved_space, write_failure
 from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyError, cause_of
+from hetero.launch.job import job_id
+from hetero.launch.outer import outer_launcher, take_variables
 from hetero.launch.roles import serve, train
 
 __all__ = ["launch"]
@@ -64,10 +67,51 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
         host=cluster.current_host,
         platform="" if is_simulated else cluster.source,
     )
-    failure_file = base_dir / "output" / "failure"
-    with reserved_space(failure_file):
+    outer = outer_launcher(os.environ)
+    if outer is None:
+        return _lead(options, cluster, base_dir, None)
+    variables = take_variables(os.environ, outer)
+    if outer.gives_ranks:  # mpirun hands the platform's variables of its first host to all the others
+        facts = platform_variables(cluster)
+        os.environ.update({name: fact for name, fact in facts.items() if name in os.environ})
+    name = meeting_name(outer, job_id=job_id(os.environ, cluster), host=cluster.current_host, base_dir=base_dir)
+    forked_pid = os.fork() if outer.leads and outer.gives_ranks else None
+    if forked_pid == 0:
+        os.setsid()  # what mpirun does to the process group that it knows is not done to this process
+    elif forked_pid is not None or not outer.leads:
+        command = rank_command(options.script, options.script_args)
+        follower = Follower(outer, name, command=command, variables=variables, leader_pid=forked_pid)
+        return _follow(follower, cluster.current_host, base_dir)
+    logger.info("one launcher works for the %d processes that %s made on this host", outer.num_local, outer.name)
+    with Copies(outer, name) as copies:
+        code = int(ExitCode.INTERNAL)
         try:
-            with Host(options, cluster, base_dir=base_dir, environ=os.environ) as host:
+            code = _lead(options, cluster, base_dir, copies if outer.gives_ranks else None)
+        finally:
+            copies.finish(code)
+        return code
+
+
+def _follow(follower: Follower, host: str, base_dir: Path) -> int:
+    """Wait for the launcher that works for this host; return its exit code."""
+    logger.info("this copy waits for the launcher that works for this host")
+    code = follower.run()
+    if code is not None:
+        return code
+    cause = Cause(host=host, summary="the launcher of this host was lost", exit_code=ExitCode.ORPHANED)
+    _show(cause)
+    failure_file = base_dir / "output" / "failure"
+    if not failure_file.exists():
+        write_failure(failure_file, cause)
+    return int(cause.exit_code)
+
+
+def _lead(options: LaunchOptions, cluster: ClusterSpec, base_dir: Path, copies: Copies | None) -> int:
+    """Do this host's work."""
+    failure_file = base_dir / "output" / "failure"
+    with logs.write_behind(), reserved_space(failure_file):
+        try:
+            with Host(options, cluster, base_dir=base_dir, environ=os.environ, copies=copies) as host:
                 return _run(host, failure_file)
         except StoppedEarlyError:
             return _stopped(options)

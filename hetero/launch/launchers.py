@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
+import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +23,19 @@ from hetero.config import LaunchOptions
 from hetero.errors import ExitCode
 from hetero.launch.progress import PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
+from hetero.metrics.lines import METRIC_MARK
 from hetero.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
 
-__all__ = ["Launchers", "SimulatedHost"]
+__all__ = ["HostCommand", "Launchers", "SimulatedHost"]
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
 _KILL_TIMEOUT_S = 10.0
+_ANY_FAILURE = 1
+"""Status of SageMaker's toolkit, whatever the status of the program that it runs: the failure file has the job's."""
+_CODE = re.compile(r"HET-([0-9]{2}) ")
+_METRIC_START = f"INFO {METRIC_MARK} "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +54,33 @@ class SimulatedHost:
         return self.root / "ml"
 
 
-class Launchers:
-    """The launchers of all simulated hosts; a context manager, on whose end none of their processes is left."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCommand:
+    """What is started on a simulated host, as the one program of its container."""
 
-    def __init__(self, hosts: Sequence[SimulatedHost]) -> None:
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    """Variables beside those of this process, from which what describes a job of its own is left out."""
+    directory: Path | None = None
+    """Where it starts; this process's own folder by default."""
+    is_process_1: bool = False
+    """Whether signals reach it as they would process 1 of a container: only those that it has a handler for."""
+
+
+class Launchers:
+    """The launchers of all simulated hosts; a context manager, on whose end none of their processes is left.
+
+    Args:
+        hosts: All of them.
+        kill_after_s: How long after a request to stop what still runs is killed; None: on a second one.
+    """
+
+    def __init__(self, hosts: Sequence[SimulatedHost], *, kill_after_s: float | None = None) -> None:
         self._hosts = hosts
+        self._groups = {host.name: host.group for host in hosts}
+        self._kill_after_s = kill_after_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, HostCommand] = {}
         self._logs: dict[str, TextIO] = {}
         self._killed: set[str] = set()
         self._abandoned: set[str] = set()
@@ -78,26 +105,23 @@ class Launchers:
                 log.close()
         self._stack.close()
 
-    def start(
-        self,
-        host: SimulatedHost,
-        options: LaunchOptions,
-        flags: Sequence[str],
-        environment: Mapping[str, str],
-        channels: Mapping[str, Path],
-    ) -> None:
+    def start(self, host: SimulatedHost, command: HostCommand) -> None:
         """Start the launcher of one host."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
         self._relay.add(host.name, read_end)
-        # The options have been read from the environment; the launchers get them as flags.
+        # The options have been read from the environment; launchers are told them in another way.
         read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
         inherited = {
-            name: value for name, value in os.environ.items() if name not in read and not name.startswith("SM_")
+            name: value
+            for name, value in os.environ.items()
+            if name not in read and not name.startswith(("SM_", "SAGEMAKER_"))
         }
+        self._commands[host.name] = command
         self._processes[host.name] = start_child(
-            [sys.executable, "-m", "hetero.cli", "launch", *flags, options.script, "--", *options.script_args],
-            env={**inherited, **environment, **_platform_environment(host, channels)},
+            command.arguments,
+            cwd=command.directory,
+            env={**inherited, **command.environment},
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
@@ -108,6 +132,7 @@ class Launchers:
     def wait(self) -> int:
         """Wait for every host; return the job's exit code."""
         told_signals = 0
+        kill_s = math.inf
         while self._running():
             time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
             reap_adopted()
@@ -115,6 +140,11 @@ class Launchers:
             if self._signals > told_signals:
                 told_signals = self._signals
                 self._hand_on_signal()
+                if self._kill_after_s is not None:
+                    kill_s = min(kill_s, time.monotonic() + self._kill_after_s)
+            if time.monotonic() >= kill_s and (running := self._running()):
+                logger.warning("%.0f s after the request to stop: killing %s", self._kill_after_s, ", ".join(running))
+                self._kill()
         self._relay.close()
         self._status.clear()
         return self._exit_code()
@@ -124,10 +154,20 @@ class Launchers:
         if self._signals == 1:
             logger.warning("stopping; waiting for %s (again to kill them)", ", ".join(running))
             for name in running:
-                self._processes[name].send_signal(signal.SIGTERM)
+                self._request_stop(name)
         else:
             logger.warning("killing %s", ", ".join(running))
             self._kill()
+
+    def _request_stop(self, name: str) -> None:
+        process = self._processes[name]
+        if self._commands[name].is_process_1 and not _handles(process.pid, signal.SIGTERM):
+            logger.warning(
+                "%s: SIGTERM ends at process 1, which has no handler for it, as on the platform: the job hears nothing",
+                name,
+            )
+            return
+        process.send_signal(signal.SIGTERM)
 
     def _kill(self) -> None:
         """Kill the launchers that run, and say which of them do not go; the children of each die with it."""
@@ -165,6 +205,8 @@ class Launchers:
             logger.error("the job failed: %s", cause)
         # A data host may be lost while the job goes well.
         bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
+        if bad and bad[0] == _ANY_FAILURE and (code := _CODE.match(cause)):
+            return int(code[1])
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 
     def _write(self, name: str, line: str) -> None:
@@ -174,8 +216,12 @@ class Launchers:
         if self._status.is_live and PROGRESS_MARK in line:
             self._status.show(line.partition(PROGRESS_MARK)[2])
             return
+        if line.partition("] ")[2].startswith(_METRIC_START):
+            return  # for programs; the host's log has it
         self._status.clear()
-        logs.write_line(line)
+        # Our launchers say where a line is from; other programs have a log of their own per container.
+        is_bare = self._commands[name].is_process_1 and not line.startswith("[")
+        logs.write_line(f"[{self._groups[name]} {name}] {line}" if is_bare else line)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -189,6 +235,16 @@ def _describe_exit(status: int) -> str:
         return describe_exit_status(status)
 
 
+def _handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; but for kills, process 1 of a container gets no other ones."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def _failure_line(host: SimulatedHost) -> str:
     """Return the first line of a host's failure file, empty if there is none."""
     try:
@@ -196,17 +252,3 @@ def _failure_line(host: SimulatedHost) -> str:
             return file.readline(2048).strip()
     except OSError:
         return ""
-
-
-def _platform_environment(host: SimulatedHost, channels: Mapping[str, Path]) -> dict[str, str]:
-    """Return the variables that training scripts read on the platform."""
-    base = host.base_dir
-    found = {
-        "SAGEMAKER_BASE_DIR": str(base),
-        "SM_MODEL_DIR": str(base / "model"),
-        "SM_OUTPUT_DATA_DIR": str(base / "output" / "data"),
-        "SM_CURRENT_HOST": host.name,
-    }
-    for name in channels:
-        found[f"SM_CHANNEL_{name.upper()}"] = str(base / "input" / "data" / name)
-    return found

@@ -15,9 +15,11 @@ from hetero.dataplane.pool import PoolOptions
 from hetero.launch.addresses import Addresses
 from hetero.tf.service_pool import ServiceOptions
 
-__all__ = ["Placement", "num_gpus", "plan", "pool_options", "service_options", "usable_cpus"]
+__all__ = ["Placement", "needed_descriptors", "num_gpus", "plan", "pool_options", "service_options", "usable_cpus"]
 
 _EMULATED_ENDPOINTS = 1
+_DESCRIPTORS_PER_PEER = 4
+_OTHER_DESCRIPTORS = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +46,16 @@ class Placement:
     """By host of the job, how many workers of tf.data.service are to be there."""
 
 
-def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
+def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_given: int = 0) -> Placement:
     """Return what runs on the current host.
 
     With emulated vCPUs, the host of a homogeneous job loads through endpoints
     too: the same slots in both runs, so that they compare like with like.
+
+    Args:
+        options: Resolved options.
+        cluster: The cluster.
+        num_given: Ranks of this host that another launcher has made; 0: the options say how many there are to be.
     """
     emulated = options.emulate_sample_s is not None
     is_trainer = cluster.role is Role.TRAINER
@@ -64,7 +71,7 @@ def plan(options: LaunchOptions, cluster: ClusterSpec) -> Placement:
     else:
         num_endpoints = options.trainer_endpoints
     framework = framework_of(options)
-    num_ranks = options.nproc_per_node or (num_gpus() if framework == "torch" else 1) or 1
+    num_ranks = num_given or options.nproc_per_node or (num_gpus() if framework == "torch" else 1) or 1
     num_slots = 1
     if emulated and num_endpoints:
         num_slots = math.ceil((options.emulate_vcpus or usable_cpus()) / num_endpoints)
@@ -151,6 +158,11 @@ def pool_options(
         log_level=options.log_level.upper(),
         environment=environment,
     )
+
+
+def needed_descriptors(num_hosts: int) -> int:
+    """Return how many open files a launcher cannot do without in a job of so many hosts."""
+    return _OTHER_DESCRIPTORS + _DESCRIPTORS_PER_PEER * num_hosts
 
 
 def usable_cpus() -> int:

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import psutil
 
-from hetero.control.causes import is_crash
 from hetero.control.session import RESTART_VARIABLE
 from hetero.control.status import Cause
-from hetero.errors import ExitCode, PortError
+from hetero.errors import PortError
 from hetero.launch.elastic import PARENT_VARIABLE
 from hetero.launch.plain import PlainRanks
-from hetero.launch.rank import END_PREFIX, LOG_VARIABLE
+from hetero.launch.rank import LOG_VARIABLE
+from hetero.launch.rank_folder import RankFolder
 from hetero.launch.relay import LineRelay
-from hetero.process import describe_exit_status, is_resource_tracker, kill_all, start_child
+from hetero.process import is_resource_tracker, kill_all, start_child
 
-__all__ = ["RankProcesses", "RanksOptions", "first_to_fail", "free_port"]
+__all__ = ["RankProcesses", "RanksOptions", "free_port"]
 
 _AGENT_NAMES = {"torch": "torchrun", "tensorflow": "rank starter"}
 """How messages call the process that starts the ranks."""
@@ -79,21 +79,10 @@ class RankProcesses:
 
     def __init__(self, options: RanksOptions, *, host: str, relay: LineRelay, run_dir: Path) -> None:
         self._options = options
-        self._host = host
-        self._relay = relay
-        folder = run_dir / f"ranks-{options.generation}"
-        folder.mkdir(mode=0o700)
-        self._result_file = folder / "ended.json"
-        self._logs: list[int] = []
         first_rank = options.host_index * options.num_ranks
-        self._log_prefix = f"{folder}/log-"
-        for local_rank in range(options.num_ranks):
-            fifo = f"{self._log_prefix}{local_rank}"
-            os.mkfifo(fifo, 0o600)
-            # Read and write: opening does not wait for the rank, and its end is no end of file.
-            log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            relay.add(f"rank {first_rank + local_rank}", log)
-            self._logs.append(log)
+        ranks = range(first_rank, first_rank + options.num_ranks)
+        self._folder = RankFolder(run_dir / f"ranks-{options.generation}", ranks, host=host, relay=relay)
+        self._result_file = self._folder.path / "ended.json"
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         relay.add(self._agent_name, read_end)
         self._process = start_child(
@@ -104,7 +93,7 @@ class RankProcesses:
                 **os.environ,
                 **options.environment,
                 PARENT_VARIABLE: str(os.getpid()),
-                LOG_VARIABLE: self._log_prefix,
+                **self._folder.environment,
                 RESTART_VARIABLE: str(options.generation),
                 "PYTHONUNBUFFERED": "1",
             },
@@ -164,35 +153,12 @@ class RankProcesses:
         """
         failures = self._failures()
         if not failures:
-            return self._describe(self._agent_name, self._process.poll() or 1)
-        rank, exit_status = first_to_fail(failures, reported)
-        if rank in reported and not is_crash(exit_status):
-            return reported[rank]
-        note = self._note(rank)
-        if note is not None and note.exit_code == exit_status:
-            return note
-        return self._describe(f"rank {rank}", exit_status)
+            return self._folder.describe(self._agent_name, self._process.poll() or 1)
+        return self._folder.root(failures, reported)
 
     def failure_at_stop(self) -> Cause | None:
         """Return why a stop callback of a rank failed; call it after `poll` gave 0."""
-        first = self._options.host_index * self._options.num_ranks
-        notes = (self._note(rank) for rank in range(first, first + self._options.num_ranks))
-        return next((note for note in notes if note is not None), None)
-
-    def _describe(self, name: str, exit_status: int) -> Cause:
-        # No code of ours, whatever its number: a rank of ours that fails reports it, or leaves a note.
-        words = (
-            describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
-        )
-        return Cause(
-            host=self._host,
-            summary=f"{name} {words}",
-            detail="\n".join(self._relay.tail(name)),
-            exit_code=ExitCode.SCRIPT_FAILED,
-            by_signal=exit_status < 0,
-            is_echo=exit_status < 0 and not is_crash(exit_status),
-            of_rank=True,
-        )
+        return self._folder.failure_at_stop()
 
     def kill(self) -> None:
         """End the agent, the ranks and everything that they started; idempotent.
@@ -213,9 +179,7 @@ class RankProcesses:
                 names = ", ".join(map(self._name_of, left))
                 logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
                 break
-        for log in self._logs:
-            self._relay.discard(log)
-        self._logs.clear()
+        self._folder.close()
 
     def _living(self) -> list[psutil.Process]:
         """Return what lives of the agent, the ranks and their children, told by the environment that they inherit."""
@@ -224,7 +188,7 @@ class RankProcesses:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if process.pid != agent_pid:
-                    is_theirs = process.environ().get(LOG_VARIABLE) == self._log_prefix
+                    is_theirs = process.environ().get(LOG_VARIABLE) == self._folder.log_prefix
                     if not is_theirs or is_resource_tracker(process):
                         continue
                 found.append(process)
@@ -237,53 +201,12 @@ class RankProcesses:
             return f"process {process.pid} ({name}, {process.status()})"
         return f"process {process.pid}"
 
-    def _note(self, rank: int) -> Cause | None:
-        """Return why a rank of this host says that it fails."""
-        local_rank = rank - self._options.host_index * self._options.num_ranks
-        try:
-            note = json.loads((self._result_file.parent / f"{END_PREFIX}{local_rank}").read_text(encoding="utf-8"))
-            return Cause(
-                host=self._host,
-                summary=str(note["summary"]),
-                detail=str(note["detail"]),
-                exit_code=ExitCode(note["exit_code"]),
-                is_echo=bool(note["is_echo"]),
-                of_rank=True,
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
     def _failures(self) -> list[tuple[int, int]]:
         try:
             found = json.loads(self._result_file.read_text(encoding="utf-8"))
             return [(int(failure["rank"]), int(failure["exit_status"])) for failure in found]
         except (OSError, ValueError, KeyError, TypeError):
             return []
-
-
-def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> tuple[int, int]:
-    """Return the failure that most likely brought about the others.
-
-    One that crashed, then one that ended without a word, one that reported its exception, one that was ended by a
-    signal which others' failures cause too, one whose exception is an echo, and last one that torch's agent ended by
-    SIGTERM because of the others.
-
-    Args:
-        failures: (rank, exit status) in order of time, at least one.
-        reported: What ranks said themselves before they ended.
-    """
-
-    def place(failure: tuple[int, int]) -> int:
-        rank, exit_status = failure
-        if is_crash(exit_status):
-            return 0
-        if rank in reported:
-            return 4 if reported[rank].is_echo else 2
-        if exit_status == -signal.SIGTERM:
-            return 5
-        return 1 if exit_status >= 0 else 3
-
-    return min(failures, key=place)
 
 
 def free_port(count: int = 1) -> int:

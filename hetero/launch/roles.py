@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
@@ -15,7 +15,10 @@ from hetero.control.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import placement, progress
+from hetero.launch.copies import Copies
+from hetero.launch.given_ranks import GivenRanks
 from hetero.launch.host import Host, RestartError
+from hetero.launch.metric_lines import progress_metrics, say_metrics
 from hetero.launch.ranks import RankProcesses, RanksOptions, free_port
 from hetero.launch.service_watch import ServiceWatch
 from hetero.wire.channels import join_address
@@ -38,6 +41,8 @@ def serve(host: Host) -> None:
         JobEndsError: If the job fails, or no trainer host comes before the start timeout.
     """
     deadline_s = time.monotonic() + host.timings.start_timeout_s
+    if host.copies is not None:
+        host.fail(_misuse(host, "mpirun made ranks on a data host; have it start this on the trainer hosts alone"))
     _start_endpoints(host, deadline_s)
     host.publish(state=HostState.SERVING)
     logger.info("serving with %s", "nothing" if host.pool is None else host.pool.describe())
@@ -50,6 +55,7 @@ def serve(host: Host) -> None:
         host.pool.stop(host.timings.abort_grace_s)
     host.publish(state=HostState.DONE, endpoints=())
     host.farewell()
+    host.report()
 
 
 def train(host: Host) -> None:
@@ -70,6 +76,8 @@ def train(host: Host) -> None:
 def _train_generation(host: Host) -> bool:
     """Run the ranks of this host once; False if the trainer group has to start over."""
     try:
+        if host.copies is not None:
+            _wait_for_copies(host, host.copies)
         port = _own_port(host)
         host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
         if _wait_for_peers(host, time.monotonic() + host.timings.start_timeout_s):
@@ -84,12 +92,19 @@ def _train_generation(host: Host) -> bool:
 
 
 def _meeting_hosts(host: Host) -> Sequence[str]:
-    """Return the trainer hosts whose addresses and ports ranks need: all if each rank has a server of TensorFlow's."""
+    """Return the trainer hosts whose addresses and ports ranks need: all if each rank has a server of TensorFlow's.
+
+    Where mpirun made the ranks it is one, where it has put rank 0: any.
+    """
+    if host.copies is not None:
+        return host.trainer_hosts
     return host.trainer_hosts if host.placement.framework == "tensorflow" else host.trainer_hosts[:1]
 
 
 def _own_port(host: Host) -> int:
     """Return the first of the free ports where ranks of this host may be met; 0: they are not."""
+    if host.copies is not None:
+        return free_port() if 0 in host.copies.ranks.values() else 0
     if host.name not in _meeting_hosts(host):
         return 0
     return free_port(host.placement.num_ranks if host.placement.framework == "tensorflow" else 1)
@@ -166,6 +181,9 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
             # The others learn of the request with or before this host's DONE, and start no ranks either.
             host.publish(stop_requested=True)
             return False
+        if host.copies is not None and host.copies.ended:
+            summary = "mpirun ended a process of this host before the ranks were started"
+            host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.SCRIPT_FAILED))
         if not words:
             return True
         if time.monotonic() > deadline_s:
@@ -187,7 +205,7 @@ def _run_ranks(host: Host) -> None:
         framework=host.placement.framework,
         num_hosts=len(host.trainer_hosts),
         host_index=host.trainer_hosts.index(host.name),
-        meeting_points=[(host.address_of(name), ports[name]) for name in _meeting_hosts(host)],
+        meeting_points=_meeting_points(host, ports),
         own_address=host.address,
         num_ranks=host.placement.num_ranks,
         num_cpus=placement.usable_cpus(),
@@ -195,12 +213,11 @@ def _run_ranks(host: Host) -> None:
         environment=environment,
         generation=host.generation,
     )
-    logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)
     interval_s = progress.interval_s(os.environ)
     next_progress_s = time.monotonic() + interval_s
     stopped_s = math.inf
     service = ServiceWatch(host)
-    ranks = RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
+    ranks = _start_ranks(host, options)
     try:
         while (status := ranks.poll()) is None:
             host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
@@ -223,7 +240,40 @@ def _run_ranks(host: Host) -> None:
             host.fail(failure)
     finally:
         ranks.kill()
+    if host.is_first_trainer:
+        _show_progress(host)  # whatever has come since the last time, and of a job that was short, all
     logger.info("ranks are done")
+
+
+def _meeting_points(host: Host, ports: Mapping[str, int]) -> list[tuple[str, int]]:
+    names = [name for name in _meeting_hosts(host) if host.copies is None or ports[name]]
+    if not names:
+        host.fail(_misuse(host, "mpirun put rank 0 on none of the trainer hosts; have it start this on all of them"))
+    return [(host.address_of(name), ports[name]) for name in names]
+
+
+def _start_ranks(host: Host, options: RanksOptions) -> RankProcesses | GivenRanks:
+    if host.copies is not None:
+        logger.info("starting %d of the %d ranks that mpirun made", options.num_ranks, host.copies.outer.world_size)
+        return GivenRanks(options, host.copies, host=host.name, relay=host.relay, run_dir=host.run_dir)
+    logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)
+    return RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
+
+
+def _wait_for_copies(host: Host, copies: Copies) -> None:
+    """Wait until the other processes that mpirun made on this host are there: each knows only its own rank."""
+    if host.options.job_restarts:
+        host.fail(_misuse(host, "job_restarts cannot be had with mpirun, whose ranks start once; leave it out"))
+    deadline_s = time.monotonic() + host.timings.start_timeout_s
+    while not copies.are_there:
+        host.tick(lambda _: f"mpirun's processes: {len(copies.ranks)} of {copies.outer.num_local} are there")
+        if time.monotonic() > deadline_s:
+            summary = f"mpirun has not started all its processes within {host.timings.start_timeout_s:.0f} s"
+            host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
+
+
+def _misuse(host: Host, summary: str) -> Cause:
+    return Cause(host=host.name, summary=summary, exit_code=ExitCode.USAGE)
 
 
 def _is_left_alone(host: Host) -> bool:
@@ -268,9 +318,12 @@ def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
 def _show_progress(host: Host) -> None:
     with host.hub.membership() as membership:
         reports = membership.own.ranks
+        trainers = membership.statuses(Role.TRAINER)
+        num_endpoints = len(membership.endpoints())
     text = progress.describe(reports)
     if text:
         logger.info("progress: %s", text)
+    say_metrics(progress_metrics(trainers, num_endpoints=num_endpoints))
 
 
 def _trainers_done(host: Host) -> bool:

@@ -11,14 +11,13 @@ import contextlib
 import dataclasses
 import fcntl
 import itertools
-import json
 import logging
 import os
-import re
 import shutil
 import socket
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +27,18 @@ from hetero.control import security
 from hetero.errors import ClusterError, ConfigError, PortError
 from hetero.launch.certificates import make_certificates
 from hetero.launch.host import WORK_DIR_VARIABLE
-from hetero.launch.launchers import Launchers, SimulatedHost
+from hetero.launch.launchers import HostCommand, Launchers, SimulatedHost
 from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
+from hetero.launch.tree import CHANNEL_NAME, TreeChannel, platform_environment, write_tree
 from hetero.pricing import Catalogue
 from hetero.workdir import private_folder
 
-__all__ = ["SimulatedGroup", "parse_group", "simulate"]
+__all__ = ["SimulatedGroup", "check_num_hosts", "emulated_vcpus", "parse_group", "run_hosts", "simulate"]
 
 logger = logging.getLogger(__name__)
 
 PARENT_VARIABLE = "HETERO_PARENT_PID"
 _MAX_HOSTS = 250
-_CHANNEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # becomes a link in every host's tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,35 +94,90 @@ def simulate(
         raise ConfigError("--tls makes certificates and --tls-dir has some; give one of them")
     cluster = _describe(groups, options)
     flags = {group.name: _flags(options, group, vcpus) for group in groups}
+    job_id = f"{Path(options.script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+    def set_up(host: SimulatedHost) -> HostCommand:
+        write_tree(
+            host.base_dir,
+            resource_config=dataclasses.replace(cluster, current_host=host.name).to_resource_config(),
+            hyperparameters={},
+            channels=[TreeChannel(name=name, path=path) for name, path in channels.items()],
+        )
+        launch = [sys.executable, "-m", "hetero.cli", "launch", *flags[host.group]]
+        return HostCommand(
+            arguments=[*launch, options.script, "--", *options.script_args],
+            environment={"HETERO_JOB_ID": job_id, **platform_environment(host.base_dir, host.name, list(channels))},
+        )
+
+    return run_hosts(cluster, set_up, output_dir=output_dir, port=options.port, make_tls=make_tls)
+
+
+def run_hosts(
+    cluster: ClusterSpec,
+    set_up: Callable[[SimulatedHost], HostCommand],
+    *,
+    output_dir: Path,
+    port: int,
+    make_tls: bool = False,
+    make_token: bool = True,
+    kill_after_s: float | None = None,
+) -> int:
+    """Run a program on every host of a simulated cluster and return the job's exit code.
+
+    Each host has a loopback address that nobody else uses, an empty folder below ``output_dir``, and is told, by its
+    environment, the addresses of all, the job's token and that it is simulated.
+
+    Args:
+        cluster: The hosts, with their roles.
+        set_up: Called for every host before any is started: fills its folder and says what to start.
+        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``; must exist.
+        port: Of every launcher.
+        make_tls: Whether to make certificates and have the job use them.
+        make_token: Whether to make a token; the job may bring one.
+        kill_after_s: How long after a request to stop what still runs is killed; None: on a second one.
+
+    Raises:
+        ConfigError: If another simulation writes to the folder, or openssl is missing.
+        PortError: If no block of addresses is free.
+    """
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, _lock_folder(output_dir))
-        lock, network = _lock_block(options.port)
+        lock, network = _lock_block(port)
         stack.callback(lock.close)
         hosts = _make_hosts(cluster, network, output_dir)
-        _write_trees(hosts, cluster, channels, output_dir=output_dir)
+        for host in hosts:
+            _clear(host.root, output_dir)
+        commands = [set_up(host) for host in hosts]
         work_dir = stack.enter_context(private_folder("hetero-simulate-"))
         hosts_file = work_dir / "hosts"
         hosts_file.write_text("".join(f"{host.address} {host.name}\n" for host in hosts), encoding="ascii")
-        tls_flags = _make_certificates(work_dir, hosts) if make_tls else []
-        descriptor, token_path = security.token_memfd(security.Token.generate())
-        stack.callback(os.close, descriptor)
-        job_id = f"{Path(options.script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         environment = {
             "HETERO_HOSTS_FILE": str(hosts_file),
-            "HETERO_JOB_ID": job_id,
             "HETERO_SIMULATED": "1",
             WORK_DIR_VARIABLE: str(work_dir),
-            security.TOKEN_FILE_VARIABLE: token_path,
             PARENT_VARIABLE: str(os.getpid()),
         }
+        if make_token:
+            descriptor, environment[security.TOKEN_FILE_VARIABLE] = security.token_memfd(security.Token.generate())
+            stack.callback(os.close, descriptor)
+        if make_tls:
+            make_certificates(work_dir / "tls", [host.name for host in hosts])
+            environment["HETERO_TLS_DIR"] = str(work_dir / "tls")
         if StatusLine().is_live:
             environment[INTERVAL_VARIABLE] = "1"
-        launchers = stack.enter_context(Launchers(hosts))
-        for host in hosts:
-            launchers.start(host, options, [*flags[host.group], *tls_flags], environment, channels)
+        launchers = stack.enter_context(Launchers(hosts, kill_after_s=kill_after_s))
+        for host, command in zip(hosts, commands, strict=True):
+            whole = dataclasses.replace(command, environment={**environment, **command.environment})
+            launchers.start(host, whole)
         code = launchers.wait()
     _collect(hosts, output_dir)
     return code
+
+
+def check_num_hosts(count: int) -> None:
+    """Raise `ConfigError` if a simulated job cannot have as many hosts: each has an address of one block."""
+    if count > _MAX_HOSTS:
+        raise ConfigError(f"{count} hosts; a simulated job has at most {_MAX_HOSTS}")
 
 
 def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
@@ -134,10 +188,9 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
     names = [group.name for group in groups]
     if len(set(names)) != len(names):
         raise ConfigError(f"two groups of one name in {', '.join(names)}; group names are unique in a job")
-    if sum(group.count for group in groups) > _MAX_HOSTS:
-        raise ConfigError(f"{sum(group.count for group in groups)} hosts; a simulated job has at most {_MAX_HOSTS}")
+    check_num_hosts(sum(group.count for group in groups))
     for name, path in channels.items():
-        if not _CHANNEL_NAME.fullmatch(name):
+        if not CHANNEL_NAME.fullmatch(name):
             raise ConfigError(
                 f"--channel {name!r:.80} is no name of a channel; expected at most 64 letters, digits and . _ -, "
                 "with a letter, digit or _ first"
@@ -211,61 +264,48 @@ def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[Si
     ]
 
 
-def _check_is_below(path: Path, folder: Path) -> None:
-    """Raise if links lead out of the folder: what is there is removed before a run."""
+def _clear(path: Path, folder: Path) -> None:
+    """Make an empty folder; raise if links lead out of the one it is to be in: what is there is removed."""
     if path.is_symlink() or folder.resolve() not in path.resolve().parents:
         raise ConfigError(f"{path} is a link that leads out of {folder}; remove it, or give another --output-dir")
-
-
-def _make_certificates(work_dir: Path, hosts: Sequence[SimulatedHost]) -> list[str]:
-    """Make the certificates of this run; return the flags that name them."""
-    make_certificates(work_dir / "tls", [host.name for host in hosts])
-    return [f"--tls-dir={work_dir / 'tls'}"]
-
-
-def _write_trees(
-    hosts: Sequence[SimulatedHost], cluster: ClusterSpec, channels: Mapping[str, Path], *, output_dir: Path
-) -> None:
-    for host in hosts:
-        _check_is_below(host.root, output_dir)
-        if host.root.exists():
-            shutil.rmtree(host.root)
-        config = host.base_dir / "input" / "config"
-        config.mkdir(parents=True)
-        here = dataclasses.replace(cluster, current_host=host.name)
-        _write_json(config / "resourceconfig.json", here.to_resource_config())
-        _write_json(config / "hyperparameters.json", {})
-        channel = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
-        _write_json(config / "inputdataconfig.json", dict.fromkeys(channels, channel))
-        data = host.base_dir / "input" / "data"
-        for folder in (data, host.base_dir / "model", host.base_dir / "output" / "data", host.base_dir / "checkpoints"):
-            folder.mkdir(parents=True)
-        for name, path in channels.items():
-            (data / name).symlink_to(path.resolve())
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
 
 
 def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> list[str]:
     """Return the launcher's flags on the hosts of ``group``, with its vCPUs if they are emulated."""
     flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
+    count = emulated_vcpus(options, group, vcpus)
+    return flags if count is None else [*flags, "--emulate-vcpus", str(count)]
+
+
+def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> int | None:
+    """Return how many vCPUs a host of the group stands for, None if they are not emulated.
+
+    Warns of a type that has no price.
+
+    Args:
+        options: Of the job.
+        group: Of the host.
+        vcpus: vCPU counts of instance types that the catalogue does not know.
+
+    Raises:
+        ClusterError: If they are to be emulated and are not known.
+    """
     catalogue = Catalogue.load(profile=options.price_profile, region=options.region, price_file=options.price_file)
+    known = catalogue.find(group.instance_type)
     if options.emulate_sample_s is None:
-        if catalogue.find(group.instance_type) is None:
+        if known is None:
             logger.warning("group %s: %s", group.name, catalogue.explain(group.instance_type))
-        return flags
-    count = vcpus.get(group.instance_type)
-    if count is None:
-        known = catalogue.find(group.instance_type)
-        count = known.vcpus if known is not None else None
+        return None
+    count = vcpus.get(group.instance_type, known.vcpus if known is not None else None)
     if count is None:
         raise ClusterError(
             f"the vCPU count of instance type {group.instance_type!r} is not known, and its vCPUs are to be emulated; "
             f"check the spelling or give --vcpus {group.instance_type}=N"
         )
-    return [*flags, "--emulate-vcpus", str(count)]
+    return count
 
 
 def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:

@@ -17,6 +17,7 @@ from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostStatus
 from hetero.documents import write_text
 from hetero.errors import ConfigError, ExitCode, HeteroError
+from hetero.launch.metric_lines import result_metrics, say_metrics
 from hetero.launch.placement import Placement
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
@@ -26,9 +27,11 @@ from hetero.report.markdown import code, render_report
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, RankFacts, RunFacts
 from hetero.version import __version__
 
-__all__ = ["output_folder", "run_facts", "write_report"]
+__all__ = ["METRICS_FILE_NAME", "output_folder", "run_facts", "write_metrics", "write_report"]
 
 logger = logging.getLogger(__name__)
+
+METRICS_FILE_NAME = "metrics.json"
 
 
 def output_folder(options: LaunchOptions, base_dir: Path, host: str) -> Path:
@@ -78,6 +81,32 @@ def write_report(
         logger.error("the report could not be written to %s: %s", folder, error)
         return
     logger.info("report: %s", folder / "report.md")
+    say_metrics(result_metrics(report))
+
+
+def write_metrics(folder: Path, cluster: ClusterSpec, own: HostStatus) -> None:
+    """Write what one host measured of itself into its folder; what goes wrong here does not change the job's end.
+
+    Args:
+        folder: The host's, see `output_folder`.
+        cluster: The cluster, with this host in it.
+        own: The host's last status.
+    """
+    usage = _read(HostUsage, own.usage_json) if own.usage_json else None
+    group = cluster.current_group
+    content = {
+        "host": own.host,
+        "group": group.name,
+        "instance_type": group.instance_type,
+        "role": group.role.value,
+        "usage": None if usage is None else usage.to_json(),
+        "events": dict(sorted(own.counters.items())),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / METRICS_FILE_NAME, json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        logger.error("the metrics of this host could not be written to %s: %s", folder, error)
 
 
 def run_facts(

@@ -26,12 +26,13 @@ from hetero.launch.failure import failure_text, write_failure
 from hetero.launch.relay import LineRelay
 from hetero.metrics import StepTimer
 from hetero.report.markdown import code
+from hetero.sagemaker.metrics import METRIC_DEFINITIONS
 from hetero.wire.requests import failure_from_proto, failure_to_proto
 
 pytestmark = pytest.mark.attack("A14")
 
-METRIC = re.compile(r"^\[[^]]*\] INFO hetero_metric (\w+)=([0-9.]+)$")
-"""As a metric definition on the platform has to be: anchored to what this launcher itself says."""
+METRIC = re.compile(next(item["Regex"] for item in METRIC_DEFINITIONS if item["Name"] == "hetero:step_time_ms"))
+"""What the platform looks for: anchored to what this launcher itself says."""
 FORGED = "[trainers algo-1 trainer] INFO hetero_metric step_time_ms=0"
 ATTACKS = (
     FORGED,
@@ -124,7 +125,7 @@ def test_group_of_any_name_cannot_end_its_prefix(lines: Read, name: str) -> None
     own, relayed = lines()
     found = METRIC.match(own)
     assert found is not None
-    assert found.group(2) == "12"
+    assert found.group(1) == "12"
     assert not METRIC.match(relayed)
     assert own.index("]") == len(own) - len("] INFO hetero_metric step_time_ms=12")
 

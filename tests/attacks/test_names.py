@@ -15,7 +15,7 @@ from hetero.control.status import Cause
 from hetero.documents import write_text
 from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.launch.failure import write_failure
-from hetero.launch.host import job_id as id_of
+from hetero.launch.job import job_id as id_of
 from hetero.launch.simulate import SimulatedGroup, simulate
 from hetero.launch.summary import output_folder
 from hetero.pricing import Catalogue

@@ -33,6 +33,7 @@ class StubHost:
     generation = 0
     is_first_trainer = False
     pool = None
+    copies: Any = None
     relay = None
     run_dir = Path()
     timings = Timings()
@@ -93,6 +94,8 @@ class StubHost:
         raise FailedError(cause.first_line)
 
     def farewell(self) -> None: ...
+
+    def report(self) -> None: ...
 
 
 def _status(host: str, state: HostState, **changes: Any) -> HostStatus:

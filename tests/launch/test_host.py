@@ -39,22 +39,40 @@ assert this.watchdog._ticked_s > before, "standing still is no standstill while 
 print("watched" if seen == [True] else seen)
 """
 
+_PROXY = """
+import sys
+from pathlib import Path
+from hetero.cluster import read_cluster
+from hetero.config import LaunchOptions
+from hetero.launch.host import Host
+folder = Path(sys.argv[1])
+cluster = read_cluster(env={}, cluster_file=str(folder / "cluster.json"), host="127.0.0.1", roles={})
+for framework in ("torch", "tensorflow"):
+    options = LaunchOptions(script=__file__, port=17807, framework=framework)
+    with Host(options, cluster, base_dir=folder, environ={"http_proxy": "http://proxy:3128"}) as this:
+        print(framework, "no_grpc_proxy" in this.child_environment)
+"""
+
+
+def run_host(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with a host of its own, the only one of a cluster."""
+    group = {"instance_group_name": "dnn", "instance_type": "ml.p3.2xlarge", "hosts": ["127.0.0.1"]}
+    (folder / "cluster.json").write_text(json.dumps({"instance_groups": [group]}))
+    script = folder / "script.py"
+    script.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), str(folder)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
 
 def test_watchdog_watches_until_the_descendants_are_gone(tmp_path: Path) -> None:
-    group = {"instance_group_name": "dnn", "instance_type": "ml.p3.2xlarge", "hosts": ["127.0.0.1"]}
-    (tmp_path / "cluster.json").write_text(json.dumps({"instance_groups": [group]}))
-    script = tmp_path / "script.py"
-    script.write_text(_ENDS)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_host(tmp_path, _ENDS)
     assert done.stdout == "watched\n", done.stderr
+
+
+def test_connections_of_tensorflow_take_no_proxy(tmp_path: Path) -> None:
+    done = run_host(tmp_path, _PROXY)
+    assert done.stdout == "torch False\ntensorflow True\n", done.stderr
 
 
 def test_launcher_of_a_host_is_looked_for_at_an_address_in_brackets_if_it_is_ipv6() -> None:

@@ -13,13 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
 from hetero.launch.rank import is_echo
-from hetero.launch.ranks import RankProcesses, RanksOptions, first_to_fail, free_port
+from hetero.launch.rank_folder import RankFolder, first_to_fail
+from hetero.launch.ranks import RankProcesses, RanksOptions, free_port
 from hetero.launch.relay import LineRelay
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34723."
@@ -195,14 +197,13 @@ def test_ranks_meet_at_the_bare_address_also_if_it_is_ipv6(tmp_path: Path, addre
 
 def ended(tmp_path: Path, exit_status: int, note: dict[str, object] | None) -> RankProcesses:
     """Return the ranks of the second of two hosts, whose first one has ended, rank 2 of four."""
+    relay: Any = SimpleNamespace(tail=lambda _: ["last line"], add=lambda _name, descriptor: os.close(descriptor))
     ranks = RankProcesses.__new__(RankProcesses)
-    ranks._options = SimpleNamespace(host_index=1, num_ranks=2)  # type: ignore[assignment]
-    ranks._host = "algo-3"
-    ranks._relay = SimpleNamespace(tail=lambda _: ["last line"])  # type: ignore[assignment]
+    ranks._folder = RankFolder(tmp_path / "ranks", [2, 3], host="algo-3", relay=relay)
     ranks._result_file = tmp_path / "ended.json"
     ranks._result_file.write_text(json.dumps([{"rank": 2, "exit_status": exit_status}]))
     if note is not None:
-        (tmp_path / "end-0").write_text(json.dumps(note))
+        (tmp_path / "ranks" / "end-0").write_text(json.dumps(note))
     return ranks
 
 
@@ -226,7 +227,7 @@ def test_exit_status_counts_where_the_rank_left_a_note_of_it(tmp_path: Path, exi
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"exit_code": 99, "summary": "", "detail": "", "is_echo": 0}'])
 def test_note_that_is_none_is_ignored(tmp_path: Path, text: str) -> None:
     ranks = ended(tmp_path, 22, None)
-    (tmp_path / "end-1").write_text(text)
+    (tmp_path / "ranks" / "end-1").write_text(text)
     assert ranks.failure_at_stop() is None
 
 

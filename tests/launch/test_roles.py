@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stub_host import StubHost
+from stub_host import FailedError, StubHost
 
 from hetero.cluster import Role
 from hetero.control.membership import Member
@@ -112,3 +113,52 @@ def test_dispatcher_does_not_wait_for_the_workers_of_a_data_host_that_was_lost()
     host.placement.has_tf_dispatcher = True
     serve(host)  # type: ignore[arg-type]
     assert host.num_ticks == 1
+
+
+def copies(num_there: int, *, ended: dict[int, int] | None = None) -> Any:
+    """Return two processes of mpirun's, of which some have come."""
+    ranks = dict(enumerate(range(num_there)))
+    return SimpleNamespace(
+        outer=SimpleNamespace(num_local=2, world_size=2, gives_ranks=True),
+        ranks=ranks,
+        ended=ended or {},
+        are_there=num_there == 2,
+    )
+
+
+def test_data_host_on_which_mpirun_made_ranks_ends_the_job() -> None:
+    host = StubHost(MEMBERS, "data", HostState.INIT, lambda _: None)
+    host.copies = copies(2)
+    with pytest.raises(FailedError, match="HET-02 data: mpirun made ranks on a data host"):
+        serve(host)  # type: ignore[arg-type]
+
+
+def test_ranks_of_mpirun_are_not_to_be_restarted() -> None:
+    host = StubHost(MEMBERS, "trainer", HostState.INIT, lambda _: None)
+    host.options.job_restarts = 1
+    with pytest.raises(FailedError, match="HET-02 trainer: job_restarts cannot be had with mpirun"):
+        roles._wait_for_copies(host, copies(2))  # type: ignore[arg-type]
+
+
+def test_trainer_host_waits_for_all_processes_of_mpirun() -> None:
+    found = copies(1)
+    host = StubHost(MEMBERS, "trainer", HostState.INIT, lambda _: setattr(found, "are_there", True))
+    host.options.job_restarts = 0
+    roles._wait_for_copies(host, found)  # type: ignore[arg-type]
+    assert host.said == ["mpirun's processes: 1 of 2 are there"]
+
+
+def test_process_of_mpirun_that_ends_before_the_ranks_start_ends_the_job() -> None:
+    host = StubHost(MEMBERS, "trainer", HostState.WAIT_PEERS, lambda _: None)
+    host.copies = copies(2, ended={1: -9})
+    with pytest.raises(FailedError, match="HET-30 trainer: mpirun ended a process of this host"):
+        roles._wait_for_peers(host, time.monotonic() + 60)  # type: ignore[arg-type]
+
+
+def test_ranks_of_mpirun_meet_where_rank_0_is() -> None:
+    members = tuple(Member(host=name, role=Role.TRAINER) for name in ("first", "second"))
+    host = StubHost(members, "first", HostState.WAIT_PEERS, lambda _: None)
+    host.copies = copies(2)
+    assert roles._meeting_points(host, {"first": 0, "second": 7}) == [("127.0.0.1", 7)]  # type: ignore[arg-type]
+    with pytest.raises(FailedError, match="HET-02 first: mpirun put rank 0 on none of the trainer hosts"):
+        roles._meeting_points(host, {"first": 0, "second": 0})  # type: ignore[arg-type]

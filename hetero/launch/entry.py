@@ -1,0 +1,122 @@
+"""The launcher as the entry point of a training job: what the platform says becomes the command of `hetero launch`.
+
+A platform such as SageMaker starts the same file on every host, in one of these ways:
+
+- its training toolkit runs ``python launcher.py --epochs 3 --hetero_script train.py`` in the folder of the user's code
+  (SDK 2; ``python -m mpi4py launcher.py ...`` under mpirun, ``torchrun launcher.py ...`` per group);
+- its drivers run the same (SDK 3, where that folder is an input channel);
+- the container starts it, with the argument ``train`` or none, in whatever folder the image has.
+
+Where the job has hyperparameters none of these command lines counts: on the way through shells, texts with blanks and
+quotes may have become several words. The file of the hyperparameters is the truth. By hand it takes arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.cluster import base_dir
+from hetero.control.status import Cause
+from hetero.errors import ExitCode
+from hetero.launch.failure import write_failure
+
+__all__ = ["command", "platform_arguments", "run"]
+
+_SCRIPT = "hetero_script"
+_OF_THE_TOOLKIT = ("sagemaker_", "default_user_module_name", "_tuning_objective_metric")
+"""Begin the names of hyperparameters that it keeps to itself."""
+
+
+def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folder: Path) -> int:
+    """Run this host's part of the job and return its exit code.
+
+    Args:
+        main: `hetero.cli.main`.
+        arguments: Of this process.
+        folder: Where the entry point lies. If the hyperparameters name a script that lies there, and none in the
+            current folder, it becomes the current one.
+    """
+    base = base_dir(os.environ)
+    parameters = read_hyperparameters(base) or {}
+    script = Path(_plain(_decoded(parameters.get(_SCRIPT, os.environ.get("HETERO_SCRIPT", "")))))
+    if not script.is_file() and script.name and (folder / script).is_file():
+        os.chdir(folder)
+    status = main(command(arguments, os.environ))
+    failure = base / "output" / "failure"
+    if status == ExitCode.USAGE and base.is_dir() and not failure.exists():  # it did not come as far as its options
+        summary = f"hetero cannot read the arguments of {' '.join(arguments)!r:.200}; its log says why"
+        write_failure(failure, Cause(host=socket.gethostname(), summary=summary, exit_code=ExitCode.USAGE))
+    return status
+
+
+def command(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the arguments of `hetero` for this host."""
+    base = base_dir(environ)
+    parameters = read_hyperparameters(base)
+    if parameters is None:
+        return ["launch", *arguments]
+    given = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
+    is_a_platforms = list(arguments) == ["train"] or (bool(given) and given[0] in parameters)
+    if _SCRIPT in parameters or environ.get("HETERO_SCRIPT") or is_a_platforms:
+        return ["launch", "--", *script_arguments(parameters)]
+    return ["launch", *arguments]
+
+
+def read_hyperparameters(base: Path) -> dict[str, Any] | None:
+    """Return the job's hyperparameters; None if the platform left no file, and none of a file that is damaged.
+
+    What is wrong with it, `hetero.config.resolve_options` says.
+    """
+    try:
+        content = json.loads((base / "input/config/hyperparameters.json").read_bytes())
+    except OSError:
+        return None
+    except (ValueError, RecursionError):
+        content = None
+    return content if isinstance(content, dict) else {_SCRIPT: ""}
+
+
+def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of the training script: as it would get them without us, but for ours."""
+    return platform_arguments({name: text for name, text in parameters.items() if not name.startswith("hetero_")})
+
+
+def platform_arguments(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that the platform gives an entry point.
+
+    The toolkit of SDK 2 sorts them, shows values as Python does, and puts one dash before a name of one letter; the
+    drivers of SDK 3 show them as JSON. Either takes away the JSON quotes of texts.
+    """
+    is_toolkit = any(name.startswith("sagemaker_") for name in parameters)
+    arguments: list[str] = []
+    for name in sorted(parameters) if is_toolkit else parameters:
+        if name.startswith(_OF_THE_TOOLKIT):
+            continue
+        value = _decoded(parameters[name])
+        dashes = "-" if is_toolkit and len(name) == 1 else "--"
+        arguments += [f"{dashes}{name}", _as_toolkit(value) if is_toolkit else _plain(value)]
+    return arguments
+
+
+def _decoded(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _as_toolkit(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in sorted(value.items()))
+    return "" if value is None else str(value)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,84 @@
+"""Figures of a job as lines of its log that a platform's metric definitions find, see `hetero.metrics.lines`.
+
+The first trainer host says them for all: a platform that reads the logs of all hosts counts every line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from hetero.control.status import HostStatus
+from hetero.errors import ConfigError
+from hetero.metrics.lines import metric_text
+from hetero.metrics.steps import StepSummary
+from hetero.report.model import Figure, Report
+
+__all__ = ["progress_metrics", "result_metrics", "say_metrics"]
+
+logger = logging.getLogger(__name__)
+
+
+def say_metrics(metrics: Mapping[str, float]) -> None:
+    """Log one line for each figure."""
+    for name, value in metrics.items():
+        text = metric_text(name, value)
+        if text is not None:
+            logger.info("%s", text)
+
+
+def progress_metrics(trainers: Sequence[HostStatus], *, num_endpoints: int) -> dict[str, float]:
+    """Return how far a job is, from what its trainer hosts said last; empty before the first step.
+
+    Args:
+        trainers: Their statuses.
+        num_endpoints: Those that serve.
+    """
+    ranks = [_longest(report.summaries_json) for status in trainers for report in status.ranks]
+    found = [summary for summary in ranks if summary is not None]
+    if not found:
+        return {}
+    metrics: dict[str, float] = {"steps": min(summary.num_steps for summary in found)}
+    metrics |= _largest("step_time_ms", (summary.step_time_mean_s for summary in found), 1000)
+    metrics |= _largest("data_wait_ms", (summary.data_wait_mean_s for summary in found), 1000)
+    shares = (None if summary.utilisation is None else 1 - summary.utilisation for summary in found)
+    metrics |= _largest("data_wait_percent", shares, 100)
+    paces = [summary.samples_per_s for summary in found]
+    if None not in paces:
+        metrics["samples_per_second"] = sum(pace for pace in paces if pace is not None)
+    if num_endpoints:
+        metrics["endpoints"] = num_endpoints
+    return metrics
+
+
+def result_metrics(report: Report) -> dict[str, float]:
+    """Return what a report says in the end."""
+    cost = report.cost
+    figures: dict[str, Figure | None] = {
+        "usd": cost.run,
+        "usd_per_1k_steps": cost.per_1k_steps,
+        "usd_per_million_samples": cost.per_million_samples,
+    }
+    return {
+        "wall_seconds": report.run.wall_s,
+        **{name: figure.value for name, figure in figures.items() if figure is not None},
+        "job_restarts": report.run.events.get("job restarts", 0),
+        "endpoint_restarts": report.run.events.get("endpoint restarts", 0),
+    }
+
+
+def _longest(summaries_json: Iterable[bytes]) -> StepSummary | None:
+    """Return what a rank measured of the loader that took most time."""
+    found = []
+    for part in summaries_json:
+        try:
+            found.append(StepSummary.from_json(json.loads(part)))
+        except (ValueError, ConfigError):
+            continue  # the report says it
+    return max(found, key=lambda summary: (summary.total_s, summary.num_steps), default=None)
+
+
+def _largest(name: str, values: Iterable[float | None], factor: float) -> dict[str, float]:
+    known = [value for value in values if value is not None]
+    return {name: factor * max(known)} if known else {}

@@ -1,0 +1,33 @@
+"""The lines of a log in which a platform finds figures: one each, ``hetero_metric NAME=VALUE``."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["METRIC_MARK", "METRIC_NAMES", "metric_text"]
+
+METRIC_MARK = "hetero_metric"
+METRIC_NAMES = {
+    "steps": "steps of the loader that takes most time, on the rank with the fewest",
+    "step_time_ms": "mean time of a step after the warm-up, on the slowest rank",
+    "data_wait_ms": "of it, mean time that a rank was blocked for its next batch, on the rank with the longest",
+    "data_wait_percent": "the same, as a share of the time of that rank",
+    "samples_per_second": "of all ranks together",
+    "endpoints": "endpoints that serve, or workers of tf.data.service with their dispatcher",
+    "wall_seconds": "from the start of the first trainer host's launcher to the report",
+    "usd": "list prices of all hosts for that time",
+    "usd_per_1k_steps": "the same for 1,000 steps, start-up excluded",
+    "usd_per_million_samples": "the same for a million samples",
+    "job_restarts": "restarts of the trainer group",
+    "endpoint_restarts": "endpoints that crashed and were started again",
+}
+"""What there is, with what it is; those from ``wall_seconds`` on come once, with the report."""
+
+
+def metric_text(name: str, value: float) -> str | None:
+    """Return what a line says, without an exponent; None if the value is no number."""
+    if not math.isfinite(value):
+        return None
+    assert name in METRIC_NAMES
+    number = f"{value:.6f}".rstrip("0").rstrip(".")
+    return f"{METRIC_MARK} {name}={number}"
