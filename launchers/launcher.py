@@ -1,6 +1,7 @@
 """`hetero launch` as the entry point of a training job on a platform such as SageMaker.
 
-Name it as ``entry_point`` of the estimator and put the training script beside it::
+Name it as ``entry_point`` of the estimator (SDK 2), as ``entry_script`` of the `ModelTrainer` (SDK 3) or as what the
+container starts, and put the training script beside it::
 
     PyTorch(entry_point="launcher.py", source_dir=..., instance_groups=[...],
             hyperparameters={"hetero_script": "train.py", "epochs": 3})
@@ -9,47 +10,26 @@ The platform starts this on every host. Options come from hyperparameters named
 ``hetero_<option>``, read from the platform's file; every other hyperparameter
 is handed to the training script as ``--name value``, as the platform would do.
 By hand it takes the arguments of `hetero launch`.
+
+Under ``mpirun`` the processes that it made are the ranks. Where each group has a ``torchrun`` of its own, the first of
+the processes on a host works, and the others wait for it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetero.cli import main
-from hetero.cluster import base_dir
-
-
-def command(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the arguments of `hetero` for this host."""
-    parameters = read_hyperparameters(base_dir(environ) / "input/config/hyperparameters.json")
-    if "hetero_script" not in parameters:
-        return ["launch", *arguments]
-    # The command line repeats the hyperparameters, joined by a shell without quotes: the file is the truth.
-    ours = [(name, value) for name, value in parameters.items() if not name.startswith(("hetero_", "sagemaker_"))]
-    return ["launch", "--", *(part for name, value in ours for part in (f"--{name}", unquote(value)))]
-
-
-def read_hyperparameters(path: Path) -> dict[str, str]:
-    """Return the job's hyperparameters; none if the platform left no file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return {str(name): str(value) for name, value in content.items()}
-
-
-def unquote(value: str) -> str:
-    """Undo the JSON quotes that the platform's SDK puts around text."""
-    try:
-        content = json.loads(value)
-    except ValueError:
-        return value
-    return content if isinstance(content, str) else value
-
+try:
+    from hetero.cli import main
+    from hetero.launch.entry import run
+except ModuleNotFoundError as error:
+    reason = f"hetero cannot be started: there is no {error.name} in this image; name it in requirements.txt"
+    output = Path(os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml") / "output"
+    if output.is_dir() and not (output / "failure").exists():
+        (output / "failure").write_text(reason, encoding="utf-8")
+    sys.exit(reason)
 
 if __name__ == "__main__":
-    sys.exit(main(command(sys.argv[1:], os.environ)))
+    sys.exit(run(main, sys.argv[1:], folder=Path(__file__).absolute().parent))

@@ -1,0 +1,63 @@
+"""The archive in which the SDK uploads a source directory, unpacked without trusting it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from hetero.errors import ConfigError
+
+__all__ = ["MAX_BYTES", "unpack"]
+
+MAX_BYTES = 1 << 30
+"""Of all files together."""
+_MAX_MEMBERS = 100_000
+
+
+def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Unpack a ``.tar.gz``: regular files and folders, below ``folder``, which must exist.
+
+    Args:
+        content: The archive.
+        folder: Receives what is in it.
+        max_bytes: Of all files together.
+
+    Raises:
+        ConfigError: If it is no such archive, is larger than it may be, or has a link, a device or a path that leads
+            out of the folder.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r|gz") as archive:
+            _unpack(archive, folder, max_bytes)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError(f"the source archive cannot be unpacked: {str(error)[:200]}; expected a .tar.gz") from error
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
+    left = max_bytes
+    for number, member in enumerate(archive):
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ConfigError(f"the source archive has the path {member.name!r:.100}; expected paths inside of it")
+        if number >= _MAX_MEMBERS or member.size > left:
+            raise ConfigError(
+                f"the source archive unpacks to more than {max_bytes} bytes or {_MAX_MEMBERS} files; "
+                "give a source_dir without data"
+            )
+        target = folder / path
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        source = archive.extractfile(member) if member.isreg() else None
+        if source is None:
+            raise ConfigError(
+                f"the source archive has {member.name!r:.100}, which is no file or folder; "
+                "expected neither links nor devices: put a copy into the source_dir"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+        target.chmod(member.mode & 0o755 | 0o600)  # as the toolkit does: what is the owner's own stays that
+        left -= member.size

@@ -1,0 +1,176 @@
+"""Mistakes in a training job, found before it costs money: `check` for an estimator, `check_request` for a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.sagemaker import reachability, traps
+from hetero.sagemaker.recording import is_local, record, sdk_version
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text"]
+
+_FIRST_V3 = (3, 18, 0)
+"""The first version 3 of the SDK with channels per group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One mistake, or one thing to know before the job starts."""
+
+    number: str
+    """Such as ``SM-03``; a number keeps its meaning."""
+    severity: str
+    """``error``: the job is refused, fails or does not do what was asked for; ``warning``: look at it."""
+    found: str
+    """What is there and why it is wrong; never a secret."""
+    fix: str
+    """What to do."""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.severity}: {self.found}\n  fix: {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    title: str
+    is_error: bool
+    trap: traps.Trap
+
+
+_CHANNELS = "InputDataConfig"
+_SOURCE = f"{_CHANNELS}[].DataSource.S3DataSource"
+_ALGORITHM = "AlgorithmSpecification"
+_METRICS = f"{_ALGORITHM}.MetricDefinitions"
+_COMMANDS = [f"{_ALGORITHM}.Container{name}{each}" for name in ("Entrypoint", "Arguments") for each in ("", "[]")]
+_TRAPS = {
+    "SM-01": _Numbered("a distribution that starts ranks on every group", True, traps.torch_distributed),
+    "SM-02": _Numbered("a distribution that is not for exactly one group that trains", True, traps.distribution_groups),
+    "SM-03": _Numbered("only some channels name instance groups", True, traps.some_channels_have_groups),
+    "SM-04": _Numbered("a channel for a group that is not there", True, traps.channels_of_unknown_groups),
+    "SM-05": _Numbered("version 3 of the SDK below 3.18.0", True, traps.channels_of_an_old_sdk),
+    "SM-06": _Numbered("an image for other hardware", True, traps.image_of_other_hardware),
+    "SM-07": _Numbered(
+        "more than five groups",
+        True,
+        traps.within_limits("ResourceConfig.InstanceGroups", f"{_SOURCE}.InstanceGroupNames"),
+    ),
+    "SM-08": _Numbered("names of groups", True, traps.group_names),
+    "SM-09": _Numbered("no max_run", False, traps.unlimited_run),
+    "SM-10": _Numbered("a volume size for types with local NVMe", False, traps.volume_that_is_ignored),
+    "SM-11": _Numbered("no volume size for types with EBS only", True, traps.volume_that_is_missing),
+    "SM-12": _Numbered("a KMS key for types with local NVMe", True, traps.key_for_local_storage),
+    "SM-13": _Numbered("security groups", False, traps.security_groups),
+    "SM-14": _Numbered("inter-container encryption", False, traps.traffic_encryption),
+    "SM-15": _Numbered("a secret in the open", False, traps.secrets_in_the_open),
+    "SM-16": _Numbered("warm pools", True, traps.warm_pool),
+    "SM-17": _Numbered("local mode, or a type that is none", True, traps.local_types),
+    "SM-18": _Numbered("groups beside an instance type", True, traps.both_forms),
+    "SM-19": _Numbered("roles of the groups", False, traps.unclear_roles),
+    "SM-20": _Numbered("data hosts with different data", True, traps.sharded_channels),
+    "SM-21": _Numbered(
+        "channels beyond the limits",
+        True,
+        traps.within_limits(_CHANNELS, f"{_CHANNELS}[].ChannelName", f"{_CHANNELS}[].InputMode", f"{_SOURCE}.S3Uri"),
+    ),
+    "SM-22": _Numbered(
+        "metrics beyond the limits", True, traps.within_limits(_METRICS, f"{_METRICS}[].Name", f"{_METRICS}[].Regex")
+    ),
+    "SM-23": _Numbered(
+        "hyperparameters beyond the limits",
+        True,
+        traps.within_limits("HyperParameters", "HyperParameters{keys}", "HyperParameters{}"),
+    ),
+    "SM-24": _Numbered(
+        "environment beyond the limits", True, traps.within_limits("Environment", "Environment{keys}", "Environment{}")
+    ),
+    "SM-25": _Numbered(
+        "anything else beyond the limits",
+        True,
+        traps.within_limits(
+            "TrainingJobName",
+            f"{_ALGORITHM}.TrainingInputMode",
+            *_COMMANDS,
+            "StoppingCondition.MaxRuntimeInSeconds",
+            "VpcConfig.SecurityGroupIds",
+            "VpcConfig.Subnets",
+            "Tags",
+        ),
+    ),
+}
+NUMBERS = {number: numbered.title for number, numbered in _TRAPS.items()}
+"""What each number is about."""
+
+
+def check_request(request: TrainingRequest) -> list[Finding]:
+    """Return what is wrong with a request, or worth a look, by number; empty if nothing is."""
+    return [_finding(number, problem) for number, numbered in _TRAPS.items() for problem in numbered.trap(request)]
+
+
+def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Finding]:
+    """Return what is wrong with the job that an estimator would start, by number; empty if nothing is.
+
+    Nothing is uploaded or sent, and neither the estimator nor its session is changed.
+
+    Args:
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
+        inputs: What its ``fit`` or ``train`` takes.
+        ec2: boto3's client for ``ec2``: the rules of security groups, which no request shows, are read with it.
+
+    Raises:
+        ConfigError: If it is no estimator.
+        Exception: What the SDK raises for an estimator that it would not send.
+    """
+    version = sdk_version(estimator)
+    if is_local(estimator):
+        return [_finding("SM-17", problem) for problem in traps.local_session()]
+    request = record(estimator, inputs).request
+    found = check_request(request)
+    if ec2 is not None:
+        found = [finding for finding in found if finding.number != "SM-13"]
+        found += [_finding("SM-13", problem) for problem in reachability.seen_security_groups(request, ec2)]
+    if version == 3:
+        numbers = {finding.number for finding in found}
+        if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:
+            found += [_finding("SM-01", problem) for problem in traps.drivers_of_version_3()]
+        installed = _installed_v3()
+        if installed < _FIRST_V3 and "SM-05" not in numbers and any(channel.groups for channel in request.channels):
+            found += [_finding("SM-05", problem) for problem in traps.old_sdk(".".join(map(str, installed)))]
+    return sorted(found, key=lambda finding: finding.number)
+
+
+def findings_text(findings: Sequence[Finding]) -> str:
+    """Return findings for a person to read, with a last line that counts them."""
+    counts = [sum(finding.severity == severity for finding in findings) for severity in ("error", "warning")]
+    lines = [*map(str, findings), f"errors: {counts[0]}, warnings: {counts[1]}"]
+    return "\n".join(lines)
+
+
+def findings_json(findings: Sequence[Finding]) -> str:
+    """Return findings for a program to read: an object with a list of them."""
+    return json.dumps({"findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
+
+
+def _finding(number: str, problem: traps.Problem) -> Finding:
+    is_error = _TRAPS[number].is_error if problem.is_error is None else problem.is_error
+    severity = "error" if is_error else "warning"
+    return Finding(number=number, severity=severity, found=problem.found, fix=problem.fix)
+
+
+def _installed_v3() -> tuple[int, ...]:
+    """Return the installed version of the SDK; of an installation in parts, what the part for training belongs to."""
+    try:
+        return _numbers(importlib.metadata.version("sagemaker"))
+    except importlib.metadata.PackageNotFoundError:
+        major, *rest = _numbers(importlib.metadata.version("sagemaker-train"))
+        return (major + 2, *rest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

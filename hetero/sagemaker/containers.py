@@ -1,0 +1,230 @@
+"""What runs in the container of a rehearsal's host: SageMaker's toolkit, the entry point itself, or the request's own.
+
+The platform starts one program per container. In a framework's image that is the training toolkit, which runs the
+user's entry point (SDK 2); with SDK 3 it is a shell script of the SDK's; a request may name another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.errors import ConfigError
+from hetero.launch.entry import platform_arguments
+from hetero.launch.launchers import HostCommand, SimulatedHost
+from hetero.launch.staged import LAUNCHER_NAME
+from hetero.launch.tree import has_trees, platform_environment
+from hetero.sagemaker.request import TrainingRequest
+from hetero.sagemaker.staging import LAUNCHER_FILE
+
+__all__ = ["THROUGH", "Container", "python_path"]
+
+THROUGH = ("plain", "toolkit")
+_PLATFORM_DIR = re.compile(r"(?<![\w.-])/opt/ml(?![\w.-])")
+"""The platform's tree, but not ``/opt/mlflow`` or a part of another path or URI."""
+_CODE, _DRIVERS = "code", "sm_drivers"
+"""The channels in which SDK 3 sends the user's code, and its own scripts, which run it."""
+_DISTRIBUTIONS = ("mpi", "torch_distributed", "smdistributed", "distributed_dataparallel", "pytorch_ddp")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
+_NO_INSTALLATION = 'print("a rehearsal installs nothing: requirements are taken to be here")\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The container of every host of a request."""
+
+    request: TrainingRequest
+    through: str
+    """``toolkit`` or ``plain``."""
+    entry: tuple[str, ...]
+    """The container's own program, with its arguments; empty: the toolkit, or the user's entry point."""
+    script: str
+    """The user's entry point, in the folder of the user's code."""
+    source_dir: Path | None
+    """The user's code, unless a channel has it."""
+    left_out: Path
+    """Not to be copied with the user's code."""
+
+    @classmethod
+    def of(cls, request: TrainingRequest, *, source_dir: Path | None, through: str, output_dir: Path) -> Container:
+        """Return the container that a request asks for.
+
+        Args:
+            request: The request.
+            source_dir: The user's code, unless a channel has it.
+            through: ``toolkit`` or ``plain``.
+            output_dir: Of the rehearsal: not to be copied where it lies within the user's code.
+
+        Raises:
+            ConfigError: If the request names no program, or its code is not here.
+        """
+        algorithm = request.document.get("AlgorithmSpecification") or {}
+        entry = (*(algorithm.get("ContainerEntrypoint") or ()), *(algorithm.get("ContainerArguments") or ()))
+        script = _unquoted(request.hyperparameters.get("sagemaker_program", ""))
+        if source_dir is not None and not source_dir.is_dir():
+            raise ConfigError(f"the source directory {source_dir} does not exist; expected a folder")
+        if not entry and not script:
+            raise ConfigError(
+                "the request names no program: it has neither the hyperparameter sagemaker_program, which is the SDK's "
+                "entry_point, nor a ContainerEntrypoint; what the image runs by itself cannot be rehearsed"
+            )
+        if not entry and source_dir is None:
+            where = _unquoted(request.hyperparameters.get("sagemaker_submit_directory", "nowhere"))
+            raise ConfigError(f"the user's code is {where:.200}; say where it is here: --source-dir DIR")
+        is_here = script == LAUNCHER_NAME or source_dir is None or (source_dir / script).is_file()
+        if not entry and not is_here:
+            raise ConfigError(f"{source_dir} has no {script!r:.100}, which the request names as its entry point")
+        if entry and shutil.which(_program(entry[0])) is None:
+            raise ConfigError(
+                f"the container's program {entry[0]!r:.200} is not on this machine; it is in the image only"
+            )
+        for text in (*entry, *request.environment.values()):
+            _moved(text, output_dir.resolve())
+        enabled = [name for name in _DISTRIBUTIONS if _is_on(request, f"sagemaker_{name}_enabled")]
+        if enabled and through == "toolkit" and not entry:
+            raise ConfigError(
+                f"the request has the distribution {enabled[0]}, for which the toolkit starts ranks over the network; "
+                "hetero starts them itself: leave distribution out of the estimator, or rehearse through plain"
+            )
+        return cls(
+            request=request,
+            through=through,
+            entry=entry,
+            script=script or "launcher.py",
+            source_dir=source_dir,
+            left_out=output_dir.resolve(),
+        )
+
+    def set_up(self, host: SimulatedHost, environment: Mapping[str, str], channels: Sequence[str]) -> HostCommand:
+        """Put the user's code into a host's tree and return what is started there.
+
+        Args:
+            host: The host, whose tree is written but for the code.
+            environment: What it is told by the rehearsal.
+            channels: Those that it gets.
+        """
+        base = host.base_dir.resolve()
+        if self.source_dir is not None:
+            _copy(self.source_dir, base / "code", left_out=self.left_out)
+            if self.script == LAUNCHER_NAME:  # of a prepared job, whose code may be here as it was before
+                shutil.copyfile(LAUNCHER_FILE, base / "code" / LAUNCHER_NAME)
+        common = {
+            **self._platform_environment(base),
+            **environment,
+            "PYTHONUNBUFFERED": "1",  # as in the images
+            "SAGEMAKER_BASE_DIR": str(base),
+        }
+        common["PYTHONPATH"] = python_path(common.get("PYTHONPATH"))
+        if self.entry:
+            self._copy_channels(base)
+            path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+            return HostCommand(
+                arguments=_here(self.entry, base),
+                environment={**common, "PATH": path},
+                directory=base / "code",
+                is_process_1=True,
+            )
+        if self.through == "toolkit":
+            image = str((self.request.document.get("AlgorithmSpecification") or {}).get("TrainingImage", ""))
+            return HostCommand(
+                arguments=[sys.executable, "-m", "hetero.sagemaker.toolkit", image],
+                environment=common,
+                directory=base,
+                is_process_1=True,
+            )
+        return HostCommand(
+            arguments=[*_interpreter(self.script), *platform_arguments(self.request.hyperparameters)],
+            environment={**common, **platform_environment(base, host.name, channels)},
+            directory=base / "code",
+        )
+
+    def _platform_environment(self, base: Path) -> dict[str, str]:
+        request = self.request
+        found = {
+            "TRAINING_JOB_NAME": request.name,
+            "TRAINING_JOB_ARN": f"arn:aws:sagemaker:us-east-1:000000000000:training-job/{request.name}",
+            "AWS_REGION": _unquoted(request.hyperparameters.get("sagemaker_region", "us-east-1")),
+        }
+        return {**found, **{name: _moved(value, base) for name, value in request.environment.items()}}
+
+    def _copy_channels(self, base: Path) -> None:
+        """Give the host its own copy of code that came in channels; SDK 3's scripts know no other tree than /opt/ml."""
+        for name in (_CODE, _DRIVERS):
+            channel = base / "input" / "data" / name
+            if channel.is_symlink():
+                source = channel.resolve()
+                channel.unlink()
+                _copy(source, channel, left_out=self.left_out)
+        drivers = base / "input" / "data" / _DRIVERS
+        if not drivers.is_dir():
+            return
+        for path in drivers.rglob("*"):
+            if path.suffix in (".py", ".sh", ".json"):
+                path.write_text(_moved(path.read_text(encoding="utf-8"), base), encoding="utf-8")
+        installer = drivers / "scripts" / "install_requirements.py"
+        if installer.exists():
+            installer.write_text(_NO_INSTALLATION, encoding="utf-8")
+
+
+def _here(entry: Sequence[str], base: Path) -> list[str]:
+    """Return the container's program as it is started on this machine."""
+    return [_program(entry[0]), *(_moved(part, base) for part in entry[1:])]
+
+
+def _program(name: str) -> str:
+    """Return the container's program, if it is Python as this one."""
+    return sys.executable if re.fullmatch(r"(/.*/)?python3?", name) else name
+
+
+def _moved(text: str, base: Path) -> str:
+    """Return a text with the platform's tree replaced by a host's."""
+    found, number = _PLATFORM_DIR.subn(lambda _: str(base), text)
+    if number and not _PLAIN_PATH.fullmatch(str(base)):
+        raise ConfigError(f"a shell would misread the path {base}; choose an --output-dir of letters, digits and ._+-")
+    return found
+
+
+def _copy(source: Path, target: Path, *, left_out: Path) -> None:
+    """Copy code, but no caches and repositories, and not what this rehearsal writes or others have written."""
+
+    def ignored(folder: str, names: Iterable[str]) -> set[str]:
+        here = Path(folder).resolve()
+        return {
+            name
+            for name in names
+            if name in (".git", "__pycache__") or here / name == left_out or has_trees(here / name)
+        }
+
+    shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+
+
+def python_path(stated: str | None) -> str:
+    """Return where Python is to look for modules: where the job says, where this process was told, and for hetero."""
+    parts = [stated or "", os.environ.get("PYTHONPATH", "")]
+    own = Path(__file__).resolve().parents[2]
+    if own.name not in ("site-packages", "dist-packages"):
+        parts.append(str(own))
+    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))
+
+
+def _interpreter(script: str) -> list[str]:
+    return [sys.executable, script] if script.endswith(".py") else ["/bin/sh", script]
+
+
+def _is_on(request: TrainingRequest, name: str) -> bool:
+    return _unquoted(request.hyperparameters.get(name, "false")) == "true"
+
+
+def _unquoted(value: str) -> str:
+    """Undo the JSON quotes that SDK 2 puts around texts."""
+    try:
+        content = json.loads(value)
+    except ValueError:
+        return value
+    return content if isinstance(content, str) else value

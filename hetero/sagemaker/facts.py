@@ -1,0 +1,121 @@
+"""What follows from a request: its groups' roles, hardware and storage, and what looks like a secret."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any, TypeVar
+
+from hetero.cluster import Role
+from hetero.cluster.roles import assign_roles
+from hetero.errors import HeteroError
+from hetero.pricing import Catalogue
+from hetero.sagemaker.limits import values_at
+from hetero.sagemaker.request import InstanceGroup, TrainingRequest
+
+__all__ = [
+    "assigned_roles",
+    "hardware",
+    "image_hardware",
+    "is_secret",
+    "member",
+    "parameter",
+    "roles_of",
+    "storage_gb",
+    "volume_gb",
+]
+
+_PASSWORDS = {"passphrase", "passwd", "password"}
+_SECRET_WORDS = {"apikey", "credential", "credentials", "secret", "token"}
+_SECRET_ENDS = (("access", "key"), ("api", "key"), ("auth", "key"), ("private", "key"), ("secret", "key"))
+_SECRET_VALUE = re.compile(r"[A-Za-z0-9+/=_.~-]{16,}")
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+def parameter(request: TrainingRequest, name: str) -> Any:
+    """Return a hyperparameter as the SDK meant it: it writes JSON."""
+    text = request.hyperparameters.get(name, "null")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def assigned_roles(request: TrainingRequest) -> dict[str, Role]:
+    """Return what each group does, by name, as the launcher will decide it.
+
+    Raises:
+        ClusterError: If that is unclear, or no group trains.
+        ConfigError: If the hyperparameter ``hetero_roles`` is malformed.
+    """
+    stated = parameter(request, "hetero_roles")
+    overrides = [str(item) for item in stated] if isinstance(stated, list) else str(stated or "").split(",")
+    overrides = [text for text in overrides if text]
+    groups = [(group.name, group.instance_type) for group in request.groups]
+    return dict(zip((name for name, _ in groups), assign_roles(groups, overrides, "request"), strict=True))
+
+
+def roles_of(request: TrainingRequest) -> dict[str, Role]:
+    """Return what each group does; nothing where that is unclear, which has a trap of its own."""
+    try:
+        return assigned_roles(request)
+    except HeteroError:
+        return {}
+
+
+def image_hardware(image: str) -> str | None:
+    """Return what an image is for by its name: ``neuron`` (Trainium), ``gpu`` or ``cpu``; None: no word."""
+    words = set(re.split(r"[^a-z0-9]+", image.rpartition("/")[2].lower()))
+    if any(word.startswith("neuron") for word in words):
+        return "neuron"
+    if "gpu" in words or any(re.fullmatch(r"cu(da)?[0-9]{2,3}", word) for word in words):
+        return "gpu"
+    return "cpu" if "cpu" in words else None
+
+
+def hardware(instance_type: str) -> str:
+    """Return which images a type needs: ``neuron``, ``gpu``, or ``cpu``, which the others can stand in for."""
+    family = instance_type.removeprefix("ml.").partition(".")[0]
+    if family.startswith(("trn", "inf")):
+        return "neuron"
+    return "gpu" if re.match(r"(p|g|gr)[0-9]", family) else "cpu"
+
+
+def storage_gb(group: InstanceGroup) -> int | None:
+    """Return the local storage of a group's type: 0 where there is only EBS, None where that is not known."""
+    info = _catalogue().find(group.instance_type)
+    return info.instance_storage_gb if info else None
+
+
+@functools.cache
+def _catalogue() -> Catalogue:
+    return Catalogue.load()
+
+
+def volume_gb(request: TrainingRequest) -> int:
+    """Return the size of the volume that is asked for; 0 if none is."""
+    return member(request, "ResourceConfig.VolumeSizeInGB", int, 0)
+
+
+def member(request: TrainingRequest, path: str, kind: type[_T], default: _U) -> _T | _U:
+    """Return a member of the request; the default if there is none of this type."""
+    return next((value for _, value in values_at(request.document, path) if isinstance(value, kind)), default)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether a value is a secret by its name, and looks like one: not ``max_tokens``, nor a path or ``<pad>``.
+
+    People choose passwords: any text may be one. So may what is named like hetero's own token.
+    """
+    words = tuple(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)
+    named = bool(words) and (words[-1] in _SECRET_WORDS or words[-2:] in _SECRET_ENDS)
+    bare = value.strip('"')
+    is_place = bare.startswith(("/", "s3:", "arn:", "./", "file:"))
+    if bare and not is_place and (name.lower() == "hetero_token" or set(words[-1:]) & _PASSWORDS):
+        return True
+    return (named and not is_place and _SECRET_VALUE.fullmatch(bare) is not None) or bool(
+        re.search(r"\b(AKIA|ASIA)[A-Z0-9]{16}\b", bare)
+    )

@@ -1,0 +1,265 @@
+"""The hosts that a request would get, on this machine: their trees, their containers' programs, and the job.
+
+What is in a tree is what the platform would put there, with these differences: data is linked, from local folders, and
+code is a copy. Groups get their hosts in turns and list them backwards: nothing may follow from a host's name or place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.cluster import ClusterSpec, natural_key, parse_cluster
+from hetero.config import LaunchOptions, resolve_options
+from hetero.config.timings import time_scale
+from hetero.errors import ConfigError
+from hetero.launch.launchers import HostCommand, SimulatedHost
+from hetero.launch.simulate import SimulatedGroup, check_num_hosts, emulated_vcpus, run_hosts
+from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from hetero.launch.tree import write_tree
+from hetero.sagemaker.containers import THROUGH, Container
+from hetero.sagemaker.inputs import LocalChannel, local_channels
+from hetero.sagemaker.pipes import PipeFeeder
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["check_rehearsal", "host_names", "resource_config", "run_request"]
+
+logger = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 120.0
+"""From the platform's SIGTERM to its SIGKILL."""
+
+
+def run_request(
+    request: TrainingRequest,
+    *,
+    output_dir: Path,
+    data: Mapping[str, Path],
+    source_dir: Path | None = None,
+    through: str | None = None,
+    stated: Mapping[str, object] | None = None,
+    vcpus: Mapping[str, int] | None = None,
+    make_tls: bool = False,
+) -> int:
+    """Run the job that a request asks for on simulated hosts and return its exit code.
+
+    Args:
+        request: The request.
+        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``; must exist.
+        data: Channel -> local folder or file.
+        source_dir: The user's code, where the request names it in S3.
+        through: ``toolkit``: the user's entry point is run by SageMaker's training toolkit; ``plain``: directly. By
+            default by the toolkit if it is installed. A request with an entry point of the container's own has it run.
+        stated: Launch options, by name, that every host gets by its environment.
+        vcpus: vCPU counts of instance types that the catalogue does not know.
+        make_tls: Whether to make certificates and have the job use them.
+
+    Raises:
+        ConfigError: If the request cannot be run here; says what is missing.
+        ClusterError: If the roles of its groups are not clear.
+    """
+    job = _plan(request, output_dir, data, source_dir, through, stated)
+    options, channels = job.options, job.channels
+    counts = {
+        group.name: emulated_vcpus(
+            options,
+            SimulatedGroup(name=group.name, instance_type=group.instance_type, count=group.count),
+            vcpus or {},
+        )
+        for group in request.groups
+    }
+    read_only = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
+    with contextlib.ExitStack() as stack:
+
+        def set_up(host: SimulatedHost) -> HostCommand:
+            own = [channel for channel in channels if channel.is_for(host.group)]
+            _write_tree(host, request, job.names, own, stack)
+            environment = dict(job.texts)
+            if (count := counts[host.group]) is not None:
+                environment["HETERO_EMULATE_VCPUS"] = str(count)
+            return job.container.set_up(host, environment, [channel.name for channel in own])
+
+        code = run_hosts(
+            job.cluster,
+            set_up,
+            output_dir=output_dir,
+            port=options.port,
+            make_tls=make_tls,
+            make_token=not _brings_token([source_dir, *(channel.path for channel in channels)]),
+            kill_after_s=job.kill_after_s,
+        )
+    for channel in channels:
+        if channel.mode == "FastFile" and channel.state() != read_only[channel.name]:
+            logger.warning("something wrote to the data of channel %s: the platform has it read-only", channel.name)
+    return code
+
+
+def _brings_token(folders: Sequence[Path | None]) -> bool:
+    """Whether a token comes with the code: then that one is rehearsed."""
+    return any(folder is not None and (folder / STAGED_FOLDER / TOKEN_NAME).is_file() for folder in folders)
+
+
+def check_rehearsal(
+    request: TrainingRequest,
+    *,
+    output_dir: Path,
+    data: Mapping[str, Path],
+    source_dir: Path | None,
+    through: str | None,
+    stated: Mapping[str, object],
+) -> None:
+    """Raise what `run_request` would raise of such arguments, but for unknown vCPUs.
+
+    Raises:
+        ConfigError: As there.
+        ClusterError: As there.
+    """
+    _plan(request, output_dir, data, source_dir, through, stated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What a request comes to on this machine."""
+
+    names: Mapping[str, Sequence[str]]
+    """Group -> hosts."""
+    cluster: ClusterSpec
+    channels: Sequence[LocalChannel]
+    container: Container
+    options: LaunchOptions
+    texts: Mapping[str, str]
+    """Of the options that the caller states, as the environment says them."""
+    kill_after_s: float
+
+
+def _plan(
+    request: TrainingRequest,
+    output_dir: Path,
+    data: Mapping[str, Path],
+    source_dir: Path | None,
+    through: str | None,
+    stated: Mapping[str, object] | None,
+) -> _Job:
+    texts = _option_texts(request, stated or {})
+    check_num_hosts(sum(group.count for group in request.groups))
+    names = host_names([(group.name, group.count) for group in request.groups])
+    document = resource_config(request, names, names[request.groups[0].name][0])
+    channels = local_channels(request, data)
+    container = Container.of(request, source_dir=source_dir, through=_choose(through), output_dir=output_dir)
+    options = _resolve(request, texts, script=container.script)
+    cluster = parse_cluster(document, roles=options.roles, source="the request's groups")
+    return _Job(
+        names=names,
+        cluster=cluster,
+        channels=channels,
+        container=container,
+        options=options,
+        texts=texts,
+        kill_after_s=_STOP_GRACE_S * time_scale(os.environ),
+    )
+
+
+def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
+    """Return the hosts of every group, ``algo-1`` and so on, as no one should expect them.
+
+    The platform says nothing about which group gets which, or in which order it lists them.
+
+    Args:
+        groups: Name and number of hosts of each.
+    """
+    found: dict[str, list[str]] = {name: [] for name, _ in groups}
+    numbers = itertools.count(1)
+    for turn in range(max(count for _, count in groups)):
+        for name, count in groups:
+            if turn < count:
+                found[name].insert(0, f"algo-{next(numbers)}")
+    return found
+
+
+def resource_config(request: TrainingRequest, names: Mapping[str, Sequence[str]], host: str) -> dict[str, object]:
+    """Return what ``resourceconfig.json`` says on a host."""
+    group = next(group for group in request.groups if host in names[group.name])
+    return {
+        "current_group_name": group.name,
+        "current_host": host,
+        "current_instance_type": group.instance_type,
+        "hosts": sorted(name for own in names.values() for name in own),
+        "instance_groups": [
+            {
+                "instance_group_name": each.name,
+                "instance_type": each.instance_type,
+                "hosts": list(names[each.name]),
+            }
+            for each in request.groups
+        ],
+        "network_interface_name": "lo",
+    }
+
+
+def _write_tree(
+    host: SimulatedHost,
+    request: TrainingRequest,
+    names: Mapping[str, Sequence[str]],
+    channels: Sequence[LocalChannel],
+    stack: contextlib.ExitStack,
+) -> None:
+    """Write the tree of a host; its pipes are fed until the stack ends."""
+
+    def sharers(channel: LocalChannel) -> list[str]:
+        hosts = (name for group, own in names.items() if channel.is_for(group) for name in own)
+        return sorted(hosts, key=natural_key)
+
+    parts = host.root / "parts"
+    write_tree(
+        host.base_dir,
+        resource_config=resource_config(request, names, host.name),
+        hyperparameters=request.hyperparameters,
+        channels=[channel.in_tree(host.name, sharers(channel), parts) for channel in channels],
+    )
+    for channel in channels:
+        if channel.mode == "Pipe":
+            files = channel.files(host.name, sharers(channel))
+            folder = host.base_dir / "input" / "data"
+            stack.enter_context(PipeFeeder(folder, channel.name, files, is_compressed=channel.is_compressed))
+
+
+def _choose(through: str | None) -> str:
+    has_toolkit = importlib.util.find_spec("sagemaker_training") is not None
+    if through is None:
+        return "toolkit" if has_toolkit else "plain"
+    if through not in THROUGH:
+        raise ConfigError(f"through is {through!r:.40}; expected one of {', '.join(THROUGH)}")
+    if through == "toolkit" and not has_toolkit:
+        raise ConfigError("SageMaker's training toolkit is not installed; pip install sagemaker-training, or say plain")
+    return through
+
+
+def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dict[str, str]:
+    """Return launch options as the environment states them."""
+    texts = {}
+    for name, value in stated.items():
+        if f"hetero_{name}" in request.hyperparameters:
+            raise ConfigError(
+                f"the request has the hyperparameter hetero_{name}, which every host obeys; change it there, not here"
+            )
+        if isinstance(value, tuple | list):
+            text = json.dumps([str(item) for item in value])
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+        texts[f"HETERO_{name.upper()}"] = text
+    return texts
+
+
+def _resolve(request: TrainingRequest, texts: Mapping[str, str], *, script: str) -> LaunchOptions:
+    """Return the options that the hosts will have, as far as the request and the caller say."""
+    own = None if "hetero_script" in request.hyperparameters else script
+    environment = {**request.environment, **texts, "SM_HPS": json.dumps(dict(request.hyperparameters))}
+    return resolve_options(argparse.Namespace(script=own), environment, Path(os.devnull))

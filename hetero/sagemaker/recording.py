@@ -1,0 +1,297 @@
+"""The request that the SageMaker SDK would send for an estimator, without sending it, and without an account.
+
+A copy of the estimator gets a session whose AWS clients answer on the spot: botocore validates every call against its
+own model and then asks us instead of the network. What the SDK uploads, the user's code, is kept.
+
+Works with both SDKs: version 2 (an ``Estimator`` or a framework's) and version 3 (``ModelTrainer``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from hetero.errors import ConfigError
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["Recording", "is_local", "offline_session", "record", "sdk_version"]
+
+ACCOUNT = "000000000000"
+"""Stands for the user's account, which only AWS knows."""
+_REGION = "us-east-1"
+_MAX_UPLOAD_BYTES = 1 << 30
+_LOCAL_BUCKET = "hetero-local-data"
+"""Of the stand-ins for local inputs: the SDK would upload them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What the SDK would have sent."""
+
+    request: TrainingRequest
+    objects: Mapping[str, bytes] = field(repr=False)
+    """What it would have uploaded: S3 URI -> content."""
+    local_data: Mapping[str, Path]
+    """Local inputs: S3 URI that stands for it in the request -> folder or file."""
+
+
+def sdk_version(estimator: object) -> int:
+    """Tell which SDK an object is from: 2 for an estimator, 3 for a ``ModelTrainer``.
+
+    Raises:
+        ConfigError: If it is from neither.
+    """
+    for kind in type(estimator).__mro__:
+        if kind.__module__.startswith("sagemaker.") and kind.__name__ in ("EstimatorBase", "ModelTrainer"):
+            return 3 if kind.__name__ == "ModelTrainer" else 2
+    raise ConfigError(
+        f"found an object of type {type(estimator).__name__}; expected an estimator of the SageMaker SDK 2, "
+        "such as sagemaker.pytorch.PyTorch, or a ModelTrainer of version 3"
+    )
+
+
+def is_local(estimator: Any) -> bool:
+    """Tell whether an estimator or ``ModelTrainer`` is for the SDK's local mode."""
+    session = estimator.sagemaker_session
+    return bool(getattr(session, "local_mode", False)) or "LOCAL" in str(getattr(estimator, "training_mode", ""))
+
+
+def offline_session(region: str = _REGION) -> Any:
+    """Return a session of the installed SageMaker SDK that needs no account and reaches no network.
+
+    An estimator made with it can be checked, recorded and rehearsed, not submitted.
+
+    Raises:
+        ConfigError: If no SageMaker SDK is installed.
+    """
+    return _session(_Answers(takes_request=False), region, original=None)
+
+
+def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -> Recording:
+    """Return the request that ``estimator.fit(inputs)`` or ``trainer.train(inputs)`` would send.
+
+    Neither the estimator nor its session is changed, nothing is uploaded or sent. Where the SDK would ask AWS for the
+    account's number, `ACCOUNT` stands for it.
+
+    Args:
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
+        inputs: What its ``fit`` or ``train`` takes. Local folders (a path or a ``file://`` URI) get a stand-in in S3.
+        job_name: Name of the job; SDK 3 makes its own.
+
+    Raises:
+        ConfigError: If it is no estimator, or its session is for the SDK's local mode.
+    """
+    version = sdk_version(estimator)
+    original = estimator.sagemaker_session
+    if is_local(estimator):
+        raise ConfigError(
+            "this estimator is for the SDK's local mode, which has no instance groups; give it the instance types that "
+            "the job is to have: hetero.sagemaker.rehearse runs it here"
+        )
+    answers = _Answers()
+    session = _session(answers, getattr(original, "boto_region_name", None) or _REGION, original)
+    local_data: dict[str, Path] = {}
+    local_inputs = _LocalInputs(local_data)
+    if version == 2:
+        _fit(estimator, local_inputs.replaced(inputs), session, job_name)
+    else:
+        _train(estimator, inputs, session, local_inputs)
+    if answers.request is None:
+        raise ConfigError("the SDK sent no request for a training job; expected one")
+    return Recording(
+        request=TrainingRequest.parse(answers.request, "the estimator's request"),
+        objects=answers.objects,
+        local_data=local_data,
+    )
+
+
+def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
+    double = copy.copy(estimator)
+    for name, value in vars(estimator).items():
+        if isinstance(value, dict | list):  # fit() adds to some of them
+            setattr(double, name, copy.copy(value))
+    double.sagemaker_session = session
+    with contextlib.suppress(_Recorded):
+        double.fit(inputs, wait=False, logs=False, job_name=job_name)
+
+
+def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) -> None:
+    from sagemaker.core.utils import utils  # type: ignore[import-untyped,unused-ignore]
+
+    double = trainer.model_copy()
+    for name, value in vars(trainer).items():
+        if isinstance(value, dict | list):
+            setattr(double, name, copy.copy(value))
+    double.sagemaker_session = session
+    double.input_data_config = local_inputs.replaced(double.input_data_config)
+    # In some versions the first client that is made serves the whole process: the user's must not be ours afterwards,
+    # nor ours the user's.
+    instances = type(utils.SageMakerClient)._instances
+    kept = instances.pop(utils.SageMakerClient, None)
+    try:
+        with contextlib.suppress(_Recorded):
+            double.train(local_inputs.replaced(inputs), wait=False, logs=False)
+    finally:
+        instances.pop(utils.SageMakerClient, None)
+        if kept is not None:
+            instances[utils.SageMakerClient] = kept
+
+
+def _session(answers: _Answers, region: str, original: Any) -> Any:
+    try:
+        import boto3
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "no SageMaker SDK is installed; pip install 'hetero[sagemaker]', or 'hetero[sagemaker-v3]' for version 3"
+        ) from None
+    try:  # version 3 first, which warns about names that only version 2 has
+        from sagemaker.core.helper.session_helper import Session
+    except ModuleNotFoundError:
+        from sagemaker.session import Session
+    boto_session = boto3.Session(aws_access_key_id="none", aws_secret_access_key="none", region_name=region)
+    boto_session.events.register("before-call", answers)
+    arguments = {
+        "default_bucket": getattr(original, "_default_bucket", None)
+        or getattr(original, "_default_bucket_name_override", None),
+        "default_bucket_prefix": getattr(original, "default_bucket_prefix", None),
+        "sagemaker_config": getattr(original, "sagemaker_config", None),
+        "settings": getattr(original, "settings", None),
+    }
+    given = {name: value for name, value in arguments.items() if value is not None}
+    session = Session(boto_session=boto_session, **given)
+    session.sagemaker_config = _without_telemetry(session.sagemaker_config)
+    return session
+
+
+def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the SDK's defaults with its telemetry off: it reports errors too, and not through botocore."""
+    whole = dict(defaults or {"SchemaVersion": "1.0"})
+    inner = whole
+    for name in ("SageMaker", "PythonSDK", "Modules"):
+        inner[name] = dict(inner.get(name) or {})
+        inner = inner[name]
+    inner["TelemetryOptOut"] = True
+    return whole
+
+
+class _Recorded(BaseException):
+    """The request was seen: what the SDK does after it, such as its telemetry, is no business of ours."""
+
+
+class _Response:
+    """Of the HTTP response botocore asks no more than this."""
+
+    def __init__(self, status_code: int) -> None:
+        self.status_code = status_code
+        self.headers: dict[str, str] = {}
+
+
+class _Answers:
+    """Answers botocore's calls: the handler of its event ``before-call``, which comes after its validation.
+
+    Args:
+        takes_request: Whether to take the request for a training job; it is refused otherwise.
+    """
+
+    def __init__(self, *, takes_request: bool = True) -> None:
+        self._takes_request = takes_request
+        self.request: dict[str, Any] | None = None
+        self.objects: dict[str, bytes] = {}
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._num_bytes = 0
+
+    def __call__(
+        self, *, event_name: str, params: Mapping[str, Any], **_: object
+    ) -> tuple[_Response, dict[str, Any]] | None:
+        """Return the response and what botocore would have made of it."""
+        service, operation = event_name.split(".")[1:3]
+        if (service, operation) == ("sagemaker", "CreateTrainingJob") and self._takes_request:
+            self.request = json.loads(params["body"])
+            raise _Recorded
+        if (service, operation) == ("sts", "GetCallerIdentity"):
+            return _Response(200), {"Account": ACCOUNT, "Arn": f"arn:aws:iam::{ACCOUNT}:user/none", "UserId": "none"}
+        if service == "s3":
+            return _Response(200), self._store(operation, params)
+        error = {"Code": "AccessDenied", "Message": f"{operation} needs an account, and this session is offline"}
+        return _Response(403), {"Error": error}
+
+    def _store(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        uri = _s3_uri(params)
+        query = params.get("query_string") or {}
+        if operation == "PutObject":
+            self.objects[uri] = self._content(params["body"])
+        elif operation == "UploadPart":
+            self._parts.setdefault(uri, {})[int(query["partNumber"])] = self._content(params["body"])
+        elif operation == "CompleteMultipartUpload":
+            parts = self._parts.pop(uri)
+            self.objects[uri] = b"".join(parts[number] for number in sorted(parts))
+        return {"Buckets": [], "ETag": '"none"', "UploadId": "none", "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    def _content(self, body: Any) -> bytes:
+        """Return what is uploaded, unless that is too much by now: all of it is kept in memory."""
+        content = body if isinstance(body, bytes) else bytes(body.read())
+        self._num_bytes += len(content)
+        if self._num_bytes > _MAX_UPLOAD_BYTES:
+            raise ConfigError(
+                f"the SDK would upload more than {_MAX_UPLOAD_BYTES} bytes of code; give a source_dir without data"
+            )
+        return content
+
+
+def _s3_uri(params: Mapping[str, Any]) -> str:
+    """Return the ``s3://bucket/key`` of a call; botocore may have the bucket in the path or before the host."""
+    signing = params.get("context", {}).get("s3_redirect", {})
+    bucket = str(signing.get("bucket") or "")
+    path = unquote(urlsplit(params["url"]).path).lstrip("/")
+    return f"s3://{bucket}/{path.removeprefix(f'{bucket}/')}"
+
+
+class _LocalInputs:
+    """Replaces local inputs in copies of what an SDK takes as inputs.
+
+    Args:
+        found: Receives the S3 URI that stands for each, and the path.
+    """
+
+    def __init__(self, found: dict[str, Path]) -> None:
+        self._found = found
+
+    def replaced(self, value: Any) -> Any:
+        """Return inputs without local ones: texts, paths, lists and dicts of inputs, and the SDKs' own objects."""
+        if isinstance(value, str | os.PathLike):
+            return self._uri(os.fspath(value))
+        if isinstance(value, list | tuple):
+            return [self.replaced(item) for item in value]
+        if isinstance(value, dict):
+            return {name: self.replaced(item) for name, item in value.items()}
+        if isinstance(getattr(value, "config", None), dict):  # TrainingInput of SDK 2
+            return self._training_input(value)
+        for name in ("data_source", "s3_data_source", "s3_uri"):  # InputData, Channel and S3DataSource of SDK 3
+            if isinstance(getattr(value, name, None), str) or hasattr(getattr(value, name, None), "model_copy"):
+                return value.model_copy(update={name: self.replaced(getattr(value, name))})
+        return value
+
+    def _training_input(self, value: Any) -> Any:
+        double = copy.deepcopy(value)
+        source = double.config.get("DataSource", {}).get("S3DataSource", {})
+        if isinstance(source.get("S3Uri"), str):
+            source["S3Uri"] = self._uri(source["S3Uri"])
+        return double
+
+    def _uri(self, text: str) -> str:
+        scheme, separator, rest = text.partition("://")
+        if separator and scheme != "file":
+            return text
+        path = Path(rest if separator else text).absolute()
+        if not path.exists():
+            raise ConfigError(f"the input {text!r} does not exist; give a local folder or an S3 URI")
+        uri = f"s3://{_LOCAL_BUCKET}/{len(self._found)}/{path.name}"
+        self._found[uri] = path
+        return uri

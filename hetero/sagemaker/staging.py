@@ -1,0 +1,234 @@
+"""From the user's estimator to one that starts a heterogeneous job: `prepare`.
+
+A copy of the user's code gets what the job needs beside it::
+
+    hetero-launcher.py                      the entry point, on every host
+    hetero-job/hetero-VERSION-...whl        hetero itself, so that no registry is asked for it
+    hetero-job/token                        the job's secret, mode 0600
+    requirements.txt                        the wheel's line, then the user's own
+
+and the estimator is pointed at it. What it is like in the container is for `hetero.launch.staged`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from hetero.config import check_hyperparameters
+from hetero.errors import ConfigError
+from hetero.launch.staged import LAUNCHER_NAME, STAGED_FOLDER, TOKEN_NAME
+from hetero.launch.tree import has_trees
+from hetero.sagemaker.adapters import Adapter, Code, adapter_of
+from hetero.sagemaker.metrics import METRIC_DEFINITIONS
+from hetero.sagemaker.wheel import build_wheel
+from hetero.workdir import private_folder
+
+__all__ = ["LAUNCHER_FILE", "prepare"]
+
+LAUNCHER_FILE = Path(__file__).with_name("launcher.txt")
+"""In the source tree a link to launchers/launcher.py; installed, its content. No module: it imports what lies above."""
+_MAX_CODE_BYTES = 1 << 30
+_LEAST_PYTHON = (3, 10)
+_PYTHON_TAG = re.compile(r"(?:^|-)py(\d)(\d+)(?:-|$)")
+
+_Estimator = TypeVar("_Estimator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a staged folder was made from, for the next time."""
+
+    code: Code
+    script: str
+
+
+_origins: dict[str, _Origin] = {}
+_folders = contextlib.ExitStack()
+atexit.register(_folders.close)
+
+
+def prepare(
+    estimator: _Estimator,
+    script: str | None = None,
+    *,
+    token: bool | Path = True,
+    wheels: Path | str | None = None,
+    **options: Any,
+) -> _Estimator:
+    """Make an estimator ready for ``fit()``, or a ``ModelTrainer`` for ``train()``, as a heterogeneous job.
+
+    It keeps its own hyperparameters, metric definitions, requirements and all else; only its entry point and its source
+    folder become those of a staged copy, which lasts as long as this process. Preparing it again stages the code anew.
+
+    Args:
+        estimator: An estimator of SageMaker's SDK 2 or a ``ModelTrainer`` of SDK 3; it is changed and returned.
+        script: The training script, relative to the source folder; by default what was the entry point.
+        token: Whether the job gets a new secret of its own, or the file of mode 0600 that has one.
+        wheels: Folder with wheels of what the job's image lacks. pip looks there too, and under network isolation
+            nowhere else; what the image has in a version that will do stays as it is.
+        options: Those of `hetero launch`, by the names of `hetero.config.LaunchOptions`.
+
+    Raises:
+        ConfigError: If it is no estimator, its code is not a local folder or file, its image has too old a Python, or
+            an option is unknown or malformed.
+        AuthenticationError: If the token's file cannot be used.
+    """
+    adapter = adapter_of(estimator)
+    _check_python(adapter.image())
+    origin = _origin(adapter, script)
+    code = origin.code
+    script_path = _script_path(origin)
+    ours = _parameters(script_path.name if code.folder is None else origin.script, adapter, options)
+    with contextlib.ExitStack() as undo:
+        folder = undo.enter_context(private_folder("hetero-staged-")) / "source"
+        _copy_code(code, script_path, folder)
+        _add_ours(folder, code.requirements, token=token, wheels=wheels, is_offline=adapter.is_isolated())
+        adapter.apply(
+            folder, LAUNCHER_NAME, requirements=code.requirements, parameters=ours, metrics=METRIC_DEFINITIONS
+        )
+        _folders.push(undo.pop_all())
+    _origins[str(folder)] = origin if code.folder is not None else _Origin(code, str(script_path))
+    return estimator
+
+
+def _origin(adapter: Adapter, script: str | None) -> _Origin:
+    """Return where the user's code is, also if the estimator has been prepared already."""
+    code = adapter.code()
+    before = None if code.folder is None else _origins.get(str(code.folder))
+    if before is not None:
+        return _Origin(before.code, script or before.script)
+    parameters = adapter.hyperparameters()
+    if script is None and "hetero_script" in parameters:
+        script = check_hyperparameters(parameters, "the estimator's hyperparameters").script
+    return _Origin(code, script or code.script)
+
+
+def _check_python(image: str) -> None:
+    """Raise if the image's name says that its Python is too old."""
+    found = _PYTHON_TAG.search(image)
+    if found and (version := (int(found[1]), int(found[2]))) < _LEAST_PYTHON:
+        raise ConfigError(
+            f"the image has Python {version[0]}.{version[1]}; hetero needs {_LEAST_PYTHON[0]}.{_LEAST_PYTHON[1]} or "
+            "newer\n  to do: give a framework_version and py_version, or an image, that have one"
+        )
+
+
+def _script_path(origin: _Origin) -> Path:
+    """Return the path of the training script on this machine, once it is known to be there."""
+    folder, name = origin.code.folder, origin.script
+    if not name:
+        raise ConfigError("found no training script; give its path: prepare(estimator, script='train.py')")
+    if folder is None:
+        path = Path(name).absolute()
+        if not path.is_file():
+            raise ConfigError(f"the training script {name!r} does not exist in {Path.cwd()}; give its path")
+        return path
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts or not (folder / name).is_file():
+        raise ConfigError(f"the training script {name!r} is not in {folder}; give its path relative to that")
+    return folder / name
+
+
+def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters that are added to the estimator's own."""
+    kept = adapter.hyperparameters()
+    given = {f"hetero_{name}": _plain(value) for name, value in options.items()}
+    if adapter.trains_with_tensorflow() and "hetero_framework" not in kept:
+        given.setdefault("hetero_framework", "tensorflow")
+    given["hetero_script"] = script
+    check_hyperparameters({**kept, **given}, "the options of prepare or the hyperparameters")
+    return given
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+def _copy_code(code: Code, script: Path, target: Path) -> None:
+    """Copy what the SDK would upload: the folder, or the one file where there is none.
+
+    What rehearsals have left there stays: it has copies of the code with their tokens, and links to the data.
+    """
+    if code.folder is None:
+        target.mkdir()
+        shutil.copy2(script, target)
+        return
+    copied_bytes = 0
+
+    def copy(source: str, destination: str) -> None:
+        nonlocal copied_bytes
+        copied_bytes += Path(source).stat().st_size
+        if copied_bytes > _MAX_CODE_BYTES:
+            raise ConfigError(
+                f"{code.folder} holds more than {_MAX_CODE_BYTES} bytes; data belongs into a channel, and code into a "
+                "folder of its own"
+            )
+        shutil.copy2(source, destination)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        own = {name for name in names if Path(folder, name) == target.parent or has_trees(Path(folder, name))}
+        return own | set(shutil.ignore_patterns(*code.ignored)(folder, names))
+
+    try:
+        shutil.copytree(code.folder, target, ignore=left_out, copy_function=copy)
+    except OSError as error:  # shutil.Error among them
+        raise ConfigError(f"cannot copy the code in {code.folder}: {str(error)[:300]}") from error
+    for name in (LAUNCHER_NAME, STAGED_FOLDER):
+        if (target / name).exists():
+            raise ConfigError(f"{code.folder} has a {name}, which prepare makes itself; rename or remove it")
+    if not (target / script.relative_to(code.folder)).is_file():
+        raise ConfigError(f"an ignore pattern of {list(code.ignored)} leaves out the training script {script.name!r}")
+
+
+def _add_ours(
+    source: Path, requirements: str, *, token: bool | Path, wheels: Path | str | None, is_offline: bool
+) -> None:
+    folder = source / STAGED_FOLDER
+    folder.mkdir()
+    shutil.copyfile(LAUNCHER_FILE, source / LAUNCHER_NAME)
+    if token is not False:
+        _write_token(folder / TOKEN_NAME, token)
+    for wheel in _wheels(wheels):
+        shutil.copy2(wheel, folder)
+    own = build_wheel(folder)
+    path = source / requirements
+    users = path.read_text(encoding="utf-8") if path.is_file() else ""
+    hashed = f" --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}" if "--hash" in users else ""
+    lines = [
+        "# hetero.sagemaker.prepare: hetero comes with the code",
+        f"--find-links {STAGED_FOLDER}",
+        *(["--no-index"] if is_offline else []),
+        f"./{STAGED_FOLDER}/{own.name}{hashed}",
+        "# the job's own",
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n" + users, encoding="utf-8")
+
+
+def _write_token(path: Path, token: bool | Path) -> None:
+    from hetero.control.security import Token, load_token, write_token
+
+    if token is not True and not isinstance(token, Path):
+        # Not quoted: it may be the secret itself.
+        raise ConfigError("token is neither True nor False nor a pathlib.Path; expected the path of a token's file")
+    write_token(os.fspath(path), Token.generate() if token is True else load_token(os.fspath(token)))
+
+
+def _wheels(folder: Path | str | None) -> Sequence[Path]:
+    if folder is None:
+        return []
+    found = sorted(Path(folder).glob("*.whl"))
+    if not found:
+        raise ConfigError(f"no wheel in {folder}; pip download -d {folder} --only-binary :all: PACKAGE puts some there")
+    return found

@@ -1,0 +1,228 @@
+"""Submitting a job, and submitting it again while SageMaker has no instances for it.
+
+Two things are short at times. The account's quota of a type is said at once, by the call (``ResourceLimitExceeded``);
+waiting helps only if other jobs use it up. Instances themselves are found missing minutes later: the job fails before
+it has begun (``CapacityError`` or ``InsufficientCapacity...`` in its FailureReason), and costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.errors import CapacityError, ConfigError, ExitCode
+from hetero.sagemaker.recording import record, sdk_version
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["Shortage", "Submission", "failure_code", "shortage_in", "submit"]
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 10.0
+_LONGEST_WAIT_S = 900.0
+_ENDED = ("Completed", "Failed", "Stopped")
+_WITHOUT_HOSTS = ("Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack")
+"""Values of SecondaryStatus before a job has its instances."""
+_KIND = re.compile(r"\b(ResourceLimitExceeded|CapacityError|InsufficientCapacity\w*|InsufficientInstanceCapacity)\b")
+_TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
+_QUOTA = re.compile(
+    r"is (?P<limit>\d+) Instances, with current utilization of (?P<used>\d+) Instances "
+    r"and a request delta of (?P<delta>\d+) Instances"
+)
+_OF_THE_SCRIPT = "AlgorithmError"
+"""Begins what the service says of a job that began: what follows are the script's words, of any service it calls."""
+_CODE = re.compile(r"\bHET-(\d\d)\b")
+_LONGEST_NAME = 63
+"""Characters of a job's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What a job did not get."""
+
+    kind: str
+    """The service's word: ``CapacityError``, ``ResourceLimitExceeded`` and the like."""
+    instance_types: tuple[str, ...]
+    """The types that are short; all of the job's where the service does not say which."""
+    why: str
+    is_final: bool
+    """Whether it will be short however long one waits."""
+
+    def lines(self, request: TrainingRequest) -> list[str]:
+        """Return a line per instance type: how many the job wants of it, for which groups, and why it has none."""
+        found = []
+        for kind in self.instance_types:
+            groups = [group for group in request.groups if group.instance_type == kind]
+            wanted = f"{sum(group.count for group in groups)} for {', '.join(group.name for group in groups)}"
+            found.append(f"{kind} ({wanted}): {self.kind}: {self.why}")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job that was submitted, as far as it was followed."""
+
+    job_name: str
+    status: str
+    """``InProgress``, ``Completed``, ``Failed`` or ``Stopped``."""
+    failure: str
+    """FailureReason; empty if there is none."""
+    num_attempts: int
+
+    @property
+    def exit_code(self) -> int:
+        """0 unless the job failed or was stopped; that of its failure, as `ExitCode` has it, or that of SIGTERM."""
+        if self.status in ("InProgress", "Completed"):
+            return int(ExitCode.OK)
+        return 128 + signal.SIGTERM if self.status == "Stopped" else failure_code(self.failure)
+
+
+def submit(
+    estimator: Any,
+    inputs: Any = None,
+    *,
+    job_name: str | None = None,
+    wait: bool = True,
+    max_attempts: int = 5,
+    first_wait_s: float = 60.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Submission:
+    """Start the job of an estimator, and start it again for a while if SageMaker has no instances for it.
+
+    Blocks until the job has its instances, or has ended. Between two attempts it waits, first for ``first_wait_s``,
+    then twice as long each time, at most a quarter of an hour. What it does is logged, a line per instance type.
+
+    Args:
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3, with a session that has an account.
+        inputs: What its ``fit`` or ``train`` takes.
+        job_name: Of the first attempt; those after it get ``-2``, ``-3``. SDK 3 makes its own. Names are unique.
+        wait: Whether to block until the job has ended.
+        max_attempts: How often to submit it, >= 1.
+        first_wait_s: Before the second attempt.
+        sleep: Waits a number of seconds.
+
+    Raises:
+        ConfigError: If it is no estimator, or ``max_attempts`` is out of range.
+        CapacityError: If there were no instances after the last attempt, or none can be had by waiting.
+        Exception: What the SDK and botocore raise for other reasons.
+    """
+    if max_attempts < 1:
+        raise ConfigError(f"max_attempts is {max_attempts}; expected 1 or more")
+    request = record(estimator, inputs).request
+    wait_s = first_wait_s
+    for attempt in range(1, max_attempts + 1):
+        name = job_name if attempt == 1 or job_name is None else _numbered(job_name, attempt)
+        outcome = _attempt(estimator, inputs, name, request=request, number=attempt, wait=wait, sleep=sleep)
+        if isinstance(outcome, Submission):
+            return outcome
+        for line in outcome.lines(request):
+            logger.warning("%s", line)
+        if outcome.is_final or attempt == max_attempts:
+            raise _given_up(outcome, request, f"after {attempt} of at most {max_attempts} attempts")
+        logger.warning("attempt %d of %d follows in %.0f s", attempt + 1, max_attempts, wait_s)
+        sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    raise AssertionError("not reached")
+
+
+def _numbered(job_name: str, attempt: int) -> str:
+    """Return the name of another attempt, which may be no longer than the first one's might."""
+    end = f"-{attempt}"
+    return job_name[: _LONGEST_NAME - len(end)].rstrip("-") + end
+
+
+def _given_up(shortage: Shortage, request: TrainingRequest, when: str) -> CapacityError:
+    advice = "ask for a larger quota (Service Quotas)" if shortage.is_final else "try later"
+    lines = [f"no instances for the job, {when}", *shortage.lines(request)]
+    lines.append(f"to do: {advice}, or give the group another instance type or the job another region")
+    return CapacityError("\n  ".join(lines))
+
+
+def _attempt(
+    estimator: Any,
+    inputs: Any,
+    job_name: str | None,
+    *,
+    request: TrainingRequest,
+    number: int,
+    wait: bool,
+    sleep: Callable[[float], None],
+) -> Submission | Shortage:
+    try:
+        name = _start(estimator, inputs, job_name)
+    except Exception as error:
+        shortage = shortage_in(_words(error), request)
+        if shortage is None:
+            raise
+        return shortage
+    logger.info("submitted %s", name)
+    description = _follow(estimator.sagemaker_session.sagemaker_client, name, wait=wait, sleep=sleep)
+    status, failure = description["TrainingJobStatus"], description.get("FailureReason", "")
+    shortage = shortage_in(failure, request) if status == "Failed" else None
+    return shortage or Submission(job_name=name, status=status, failure=failure, num_attempts=number)
+
+
+def failure_code(failure: str) -> int:
+    """Return the exit code that a failure's text states (``HET-31 ...``): platforms keep the text, not the code."""
+    stated = _CODE.search(failure)
+    return int(stated[1]) if stated else int(ExitCode.SCRIPT_FAILED)
+
+
+def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
+    """Return what an error's text or a FailureReason says is short; None if that is not what it says.
+
+    Args:
+        text: The service's words, with the error's code.
+        request: The job's.
+    """
+    found = _KIND.search(text)
+    if found is None or text.lstrip().startswith(_OF_THE_SCRIPT):
+        return None
+    wanted = dict.fromkeys(group.instance_type for group in request.groups)
+    named = tuple(kind for kind in wanted if kind in _TYPE.findall(text))
+    quota = _QUOTA.search(text)
+    why, is_final = "the platform has none free now", False
+    if quota is not None:
+        limit, used, delta = (int(quota[name]) for name in ("limit", "used", "delta"))
+        is_final = delta > limit
+        why = f"the account's quota is {limit}, {used} are in use and the job needs {delta}"
+        why += ", which no waiting changes" if is_final else ""
+    elif found[1] == "ResourceLimitExceeded":
+        why = " ".join(text.split())[:300]
+    return Shortage(kind=found[1], instance_types=named or tuple(wanted), why=why, is_final=is_final)
+
+
+def _start(estimator: Any, inputs: Any, job_name: str | None) -> str:
+    """Submit the job once; return its name."""
+    if sdk_version(estimator) == 2:
+        estimator.fit(inputs, wait=False, logs=False, job_name=job_name)
+        return str(estimator.latest_training_job.name)
+    estimator.train(inputs, wait=False, logs=False)
+    return str(estimator._latest_training_job.training_job_name)
+
+
+def _words(error: Exception) -> str:
+    """Return the code and the message of an error of botocore's; nothing for any other."""
+    response = getattr(error, "response", None)
+    detail = response.get("Error", {}) if isinstance(response, Mapping) else {}
+    return f"{detail['Code']}: {detail.get('Message', '')}" if "Code" in detail else ""
+
+
+def _follow(client: Any, job_name: str, *, wait: bool, sleep: Callable[[float], None]) -> dict[str, Any]:
+    """Wait until a job has its instances, or has ended; return its description."""
+    said = ""
+    while True:
+        description: dict[str, Any] = client.describe_training_job(TrainingJobName=job_name)
+        stage = description.get("SecondaryStatus", "")
+        if stage != said:
+            said = stage
+            logger.info("%s: %s", job_name, stage)
+        has_hosts = stage not in _WITHOUT_HOSTS
+        if description["TrainingJobStatus"] in _ENDED or (has_hosts and not wait):
+            return description
+        sleep(_POLL_S)

@@ -1,0 +1,73 @@
+"""The program of a SageMaker framework container, ``train``, on a simulated host: the real training toolkit.
+
+The images of PyTorch and TensorFlow give the toolkit a module of their own, which has it run the user's entry point
+and watch what that prints. This is such a module, and the program that starts the toolkit with it::
+
+    SAGEMAKER_BASE_DIR=TREE python -m hetero.sagemaker.toolkit IMAGE
+
+What a rehearsal leaves out of it: it installs no requirements, since the environment is the user's own; it does not
+wait for the names of hosts, which only hetero knows; and it does not print the whole environment. The user's code is
+in the tree already.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+__all__ = ["main", "run_entry_point"]
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the toolkit; ends the process with its status, which is 1 whatever failed.
+
+    Args:
+        arguments: Name of the image that is simulated.
+    """
+    parent = os.environ.pop("HETERO_PARENT_PID", None)
+    if parent is not None:
+        from hetero.process import die_with_parent
+
+        die_with_parent(int(parent))
+        os.environ["HETERO_PARENT_PID"] = str(os.getpid())  # of what the toolkit starts
+    os.environ["SM_STUDIO_LOCAL_MODE"] = "true"
+    os.environ["SAGEMAKER_TRAINING_MODULE"] = "hetero.sagemaker.toolkit:run_entry_point"
+    if not any("tensorflow" in image for image in arguments):
+        # The toolkit imports it, which takes seconds, for the names of its errors; other images have none.
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]
+    from sagemaker_training import logging_config, modules, trainer
+
+    modules.install = modules.install_requirements = _install_nothing
+    logging_config.log_script_invocation = _log_command
+    trainer.train()
+
+
+def run_entry_point() -> None:
+    """Run the user's entry point as the images' own modules do: through the toolkit, which watches its output."""
+    from sagemaker_training import entry_point, environment, runner
+
+    env = environment.Environment()
+    entry_point.run(
+        uri=env.module_dir,
+        user_entry_point=env.user_entry_point,
+        args=env.to_cmd_args(),
+        env_vars=env.to_env_vars(),
+        capture_error=True,
+        runner_type=runner.ProcessRunnerType,
+    )
+
+
+def _log_command(command: Sequence[str], env_vars: Mapping[str, str], logger: logging.Logger = logger) -> None:
+    logger.info("invoking the script: %s", " ".join(command))
+
+
+def _install_nothing(path: str, capture_error: bool = False) -> None:
+    logger.warning("a rehearsal installs nothing: the requirements in %s are taken to be here", path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,366 @@
+"""Ways in which a request is wrong or costs more than its author thinks: a small function for each.
+
+Every trap takes a request and yields a `Problem` for each that it has; `hetero.sagemaker.checks` numbers them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hetero.cluster import Role
+from hetero.errors import HeteroError, first_line
+from hetero.sagemaker.facts import (
+    assigned_roles,
+    hardware,
+    image_hardware,
+    is_secret,
+    member,
+    parameter,
+    roles_of,
+    storage_gb,
+    volume_gb,
+)
+from hetero.sagemaker.limits import breaches, limits
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["Problem", "Trap", "within_limits"]
+
+V3_CHANNELS = {"code", "sm_drivers", "recipe"}
+"""Inputs that version 3 of the SDK adds; ``sm_drivers`` tells its requests from others."""
+SDK_MAX_RUN_S = 86400
+"""Where nothing is said: by version 2 of the SDK, and by the service."""
+V3_MAX_RUN_S = 3600
+SDK_VOLUME_GB = 30
+"""What both versions ask for where nothing is said."""
+
+_PATH_CHARACTERS = re.compile(r"[/\\\x00-\x1f]|^\.{1,2}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One trap that a request has walked into."""
+
+    found: str
+    fix: str
+    is_error: bool | None = None
+    """Whether the job fails or is not what was asked for; None: as its trap says."""
+
+
+Trap = Callable[[TrainingRequest], Iterator[Problem]]
+
+
+def torch_distributed(request: TrainingRequest) -> Iterator[Problem]:
+    """``torch_distributed`` with groups: the SDK drops the groups, and each starts a torchrun of its own."""
+    if len(request.groups) > 1 and parameter(request, "sagemaker_torch_distributed_enabled"):
+        held = "hetero_script" in request.hyperparameters
+        yield Problem(
+            f"torch_distributed is on with {len(request.groups)} groups: the SDK drops the group it is for, and every "
+            f"group, data hosts included, starts a torchrun of its own{'; the launcher holds back all but one' * held}",
+            "leave out distribution=; hetero's launcher starts torchrun on the trainer group",
+            is_error=not held,
+        )
+
+
+def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
+    """A distribution that is for no group or several, for one that is not there, or for one that only prepares data."""
+    if len(request.groups) < 2:
+        return
+    listed = parameter(request, "sagemaker_distribution_instance_groups")
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    strategies = ("sagemaker_mpi_enabled", "sagemaker_distributed_dataparallel_enabled")
+    is_on = any(parameter(request, name) for name in strategies)
+    known = [group.name for group in request.groups]
+    one = "name exactly one group in distribution['instance_groups'], the one that trains; or leave out distribution="
+    if len(names) > 1:
+        yield Problem(f"the distribution is for {len(names)} groups, {_listed(names)}; SageMaker runs it on one", one)
+    elif is_on and not names:
+        yield Problem("the distribution names no group, so every group, data hosts included, starts its own MPI", one)
+    elif names and names[0] not in known:
+        yield Problem(f"the distribution is for {names[0]!r}, which is no group; there is {_listed(known)}", one)
+    elif names and roles_of(request).get(names[0]) is Role.DATA:
+        yield Problem(f"the distribution is for {names[0]!r}, whose hosts only prepare data", one)
+
+
+def some_channels_have_groups(request: TrainingRequest) -> Iterator[Problem]:
+    """Some channels say which groups get them, others do not: the service refuses that."""
+    without = [channel.name for channel in request.channels if not channel.groups]
+    if _mixed(request) and not _only_the_sdks(request):
+        yield Problem(
+            f"channels {_listed(without)} name no instance groups, others do; SageMaker takes all or none",
+            "give every channel instance_groups=[...] (all of them for data that every host needs), or none",
+        )
+
+
+def channels_of_an_old_sdk(request: TrainingRequest) -> Iterator[Problem]:
+    """Version 3 of the SDK below 3.18.0 gives its own channels no groups."""
+    if _mixed(request) and _only_the_sdks(request):
+        added = [channel.name for channel in request.channels if not channel.groups]
+        yield Problem(
+            f"the SDK's own channels {_listed(added)} name no instance groups, others do; SageMaker takes all or none",
+            "pip install 'sagemaker>=3.18,<4': older ones cannot have channels per group",
+        )
+
+
+def channels_of_unknown_groups(request: TrainingRequest) -> Iterator[Problem]:
+    """A channel for a group that is not there."""
+    known = [group.name for group in request.groups]
+    for channel in request.channels:
+        if unknown := [name for name in channel.groups if name not in known]:
+            yield Problem(
+                f"channel {channel.name!r} is for {_listed(unknown)}, which is no group; there is {_listed(known)}",
+                "write the group's name as in instance_groups",
+            )
+
+
+def sharded_channels(request: TrainingRequest) -> Iterator[Problem]:
+    """A channel of which every host gets other files."""
+    roles = roles_of(request)
+    for item, channel in zip(request.document.get("InputDataConfig") or [], request.channels, strict=True):
+        source = (item.get("DataSource") or {}).get("S3DataSource") or {}
+        groups = [group for group in request.groups if not channel.groups or group.name in channel.groups]
+        hosts = sum(group.count for group in groups if roles.get(group.name) is Role.DATA)
+        if source.get("S3DataDistributionType") == "ShardedByS3Key" and hosts > 1:
+            yield Problem(
+                f"channel {channel.name!r} is ShardedByS3Key: each of {hosts} data hosts gets other files of it",
+                "distribution='FullyReplicated': hetero asks any data host for any sample, and refuses data sets that "
+                "differ; FastFile mode downloads only what is read",
+            )
+
+
+def image_of_other_hardware(request: TrainingRequest) -> Iterator[Problem]:
+    """An image for CPUs with accelerators in the job, or for other ones."""
+    image = member(request, "AlgorithmSpecification.TrainingImage", str, "")
+    kind = image_hardware(image)
+    for group in request.groups:
+        needed = hardware(group.instance_type)
+        if kind is None or needed in ("cpu", kind):
+            continue
+        yield Problem(
+            f"the image {image.rpartition('/')[2]!r} is for {kind.upper()}, but group {group.name!r} of "
+            f"{group.instance_type} needs one for {needed.upper()}: all groups get the same image",
+            "put that group first in instance_groups (version 2 of the SDK takes the image of the first group whose "
+            "type starts with g or p, or else of the first), or name it in image_uri or training_image",
+        )
+        return
+
+
+def group_names(request: TrainingRequest) -> Iterator[Problem]:
+    """Names that the service refuses, that are there twice, or that are no good as the name of a folder."""
+    fix = "letters, digits, - and _, at most 64, every group another name"
+    if broken := breaches(request.document, limits()["ResourceConfig.InstanceGroups[].InstanceGroupName"]):
+        yield Problem(f"a group's name is too long or empty: {broken}", fix)
+    names = [group.name for group in request.groups]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        yield Problem(f"more than one group has the name {_listed(twice)}", fix)
+    if paths := [name for name in names if _PATH_CHARACTERS.search(name)]:
+        yield Problem(
+            f"the group name {_listed(paths)} has characters of paths, which SageMaker takes", fix, is_error=False
+        )
+
+
+def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
+    """No time after which the job ends, so the SDK's default: what a job that hangs costs, or where one is cut off."""
+    seconds = member(request, "StoppingCondition.MaxRuntimeInSeconds", int, None)
+    is_v3 = any(channel.name == "sm_drivers" for channel in request.channels)
+    hosts = ", ".join(f"{group.count} x {group.instance_type}" for group in request.groups)
+    if seconds == V3_MAX_RUN_S and is_v3:
+        yield Problem(
+            f"the job ends after {V3_MAX_RUN_S} s, the default of version 3 of the SDK, finished or not; {hosts} are "
+            "billed for that hour all the same",
+            "StoppingCondition(max_runtime_in_seconds=...): what the job may take, with a margin; not 3600",
+        )
+    elif seconds is None or (seconds == SDK_MAX_RUN_S and not is_v3):
+        yield Problem(
+            f"nothing ends a job that hangs before the default of {SDK_MAX_RUN_S} s: a day of {hosts} is billed",
+            "max_run=...: what the job may take, with a margin, in seconds; not 86400",
+        )
+
+
+def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
+    """A volume size for types that have local storage and get no volume."""
+    size = volume_gb(request)
+    if size in (0, SDK_VOLUME_GB):
+        return
+    storage = {group: storage_gb(group) for group in request.groups}
+    local = [group for group in request.groups if storage[group]]
+    small = [group for group in local if (storage[group] or 0) < size]
+    for group in small or (local[:1] if len(local) == len(request.groups) else []):
+        yield Problem(
+            f"a volume of {size} GB is asked for, but {group.instance_type} of group {group.name!r} has its "
+            f"{storage[group]} GB of local NVMe and gets no volume",
+            "plan with the local storage, take a type with more of it, or read the data with FastFile; leave "
+            "volume_size out where no group has EBS",
+        )
+
+
+def volume_that_is_missing(request: TrainingRequest) -> Iterator[Problem]:
+    """No volume size for types that have nothing else."""
+    if not volume_gb(request) and (bare := [group for group in request.groups if storage_gb(group) == 0]):
+        yield Problem(
+            f"VolumeSizeInGB is missing, and {bare[0].instance_type} of group {bare[0].name!r} has no storage but EBS",
+            "volume_size=...: the data of File channels, checkpoints and the model, in GB",
+        )
+
+
+def key_for_local_storage(request: TrainingRequest) -> Iterator[Problem]:
+    """A KMS key for types whose storage is encrypted by hardware: the service refuses that."""
+    local = [group for group in request.groups if storage_gb(group)]
+    key = member(request, "ResourceConfig.VolumeKmsKeyId", str, "")
+    if local and key:
+        yield Problem(
+            f"VolumeKmsKeyId with {local[0].instance_type} of group {local[0].name!r}: types with local NVMe take none",
+            "leave out volume_kms_key (a default of the account counts too); the hardware encrypts local NVMe",
+        )
+
+
+def security_groups(request: TrainingRequest) -> Iterator[Problem]:
+    """Hosts in the user's VPC: that they reach each other is up to rules that the request does not show."""
+    names = member(request, "VpcConfig.SecurityGroupIds", list, [])
+    if not names or _num_hosts(request) < 2:
+        return
+    more = "; with inter-container encryption also UDP 500 and protocol 50 (ESP)" * _is_encrypted(request)
+    yield Problem(
+        f"the hosts are in security groups {_listed([str(name) for name in names])}; this request does not show "
+        "whether those let them reach each other",
+        f"let all TCP ports in from, and out to, the security group itself{more}. Without it the job waits until its "
+        "start timeout, and is billed",
+    )
+
+
+def traffic_encryption(request: TrainingRequest) -> Iterator[Problem]:
+    """The service encrypts between hosts: every batch crosses that."""
+    if _num_hosts(request) > 1 and _is_encrypted(request):
+        twice = (
+            " TLS of hetero_tls_dir encrypts them a second time." if "hetero_tls_dir" in request.hyperparameters else ""
+        )
+        yield Problem(
+            f"inter-container encryption is on: all batches pass it, which costs throughput.{twice}",
+            "measure with and without; without it and hetero_tls_dir, gRPC is in clear inside the job's network",
+        )
+
+
+def secrets_in_the_open(request: TrainingRequest) -> Iterator[Problem]:
+    """Something that looks like a secret where describe-training-job shows it."""
+    places = (("Environment", request.environment), ("HyperParameters", request.hyperparameters))
+    for place, values in places:
+        if names := [name for name, value in values.items() if is_secret(name, value)]:
+            yield Problem(
+                f"{place} has {_listed(names)}: whoever may call DescribeTrainingJob reads the value",
+                "for hetero: prepare(estimator, token=...), which sends a file; for others: AWS Secrets Manager, read "
+                "by the script. Make a new secret if this request was sent",
+                is_error=any(name.lower() == "hetero_token" for name in names) or None,
+            )
+
+
+def warm_pool(request: TrainingRequest) -> Iterator[Problem]:
+    """A warm pool with groups, which there is not."""
+    seconds = member(request, "ResourceConfig.KeepAlivePeriodInSeconds", int, 0)
+    if seconds and request.is_heterogeneous:
+        yield Problem(
+            f"KeepAlivePeriodInSeconds is {seconds}, but warm pools do not take instance groups",
+            "leave out keep_alive_period_in_seconds",
+        )
+
+
+def both_forms(request: TrainingRequest) -> Iterator[Problem]:
+    """Groups, and beside them one type for all."""
+    config = request.document["ResourceConfig"]
+    both = [name for name in ("InstanceType", "InstanceCount") if config.get(name) is not None]
+    if request.is_heterogeneous and both:
+        yield Problem(
+            f"ResourceConfig has InstanceGroups and {_listed(both)}", "leave out instance_type, instance_count"
+        )
+
+
+def local_types(request: TrainingRequest) -> Iterator[Problem]:
+    """Types that the service does not have: those of local mode, or without ``ml.``."""
+    for group in request.groups:
+        if group.instance_type in ("local", "local_gpu"):
+            yield Problem(
+                f"group {group.name!r} is of type {group.instance_type!r}: local mode does not take instance groups",
+                "name the types that the job is to have, and run it here with hetero.sagemaker.rehearse",
+            )
+        elif not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", group.instance_type):
+            yield Problem(
+                f"group {group.name!r} is of type {group.instance_type!r}, which SageMaker does not have",
+                "a type such as ml.c5.9xlarge; hetero prices list shows which there are",
+            )
+
+
+def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
+    """Groups of which hetero cannot tell whether they prepare data or train, or of which none prepares data."""
+    if len({group.name for group in request.groups}) < max(2, len(request.groups)):
+        return
+    try:
+        roles = assigned_roles(request)
+    except HeteroError as error:
+        yield Problem(
+            first_line(error), 'hyperparameter hetero_roles, such as \'["NAME=data", "NAME=trainer"]\', or other names'
+        )
+        return
+    if Role.DATA not in roles.values():
+        yield Problem(
+            f"no group prepares data: {_listed(list(roles))} all train",
+            "hyperparameter hetero_roles, such as '[\"NAME=data\"]', for the group that is to",
+        )
+
+
+def local_session() -> Iterator[Problem]:
+    """The SDK's local mode, which the object shows and no request."""
+    yield Problem(
+        "the estimator is for the SDK's local mode, which does not take instance groups",
+        "name the types that the job is to have, and run it here with hetero.sagemaker.rehearse",
+    )
+
+
+def drivers_of_version_3() -> Iterator[Problem]:
+    """``distributed=`` of version 3 with groups, which the object shows and not the request."""
+    yield Problem(
+        "distributed= is given: the drivers of version 3 of the SDK span the hosts of all groups, data hosts included",
+        "leave out distributed=; hetero's launcher starts torchrun on the trainer group",
+    )
+
+
+def old_sdk(version: str) -> Iterator[Problem]:
+    """Version 3 of the SDK below 3.18.0 and a channel with groups."""
+    yield Problem(
+        f"version {version} of the SDK is installed, whose channels cannot be per group",
+        "pip install 'sagemaker>=3.18,<4'",
+    )
+
+
+def within_limits(*paths: str) -> Trap:
+    """Return a trap for values beyond the service's limits at these paths."""
+
+    def look(request: TrainingRequest) -> Iterator[Problem]:
+        for path in paths:
+            limit = limits()[path]
+            if broken := breaches(request.document, limit):
+                yield Problem(broken, f"stay within what SageMaker accepts: {limit.source}")
+
+    return look
+
+
+def _mixed(request: TrainingRequest) -> bool:
+    return len({bool(channel.groups) for channel in request.channels}) == 2
+
+
+def _only_the_sdks(request: TrainingRequest) -> bool:
+    """Whether all channels without groups are those that version 3 adds."""
+    without = {channel.name for channel in request.channels if not channel.groups}
+    return "sm_drivers" in without and without <= V3_CHANNELS
+
+
+def _num_hosts(request: TrainingRequest) -> int:
+    return sum(group.count for group in request.groups)
+
+
+def _is_encrypted(request: TrainingRequest) -> bool:
+    return request.document.get("EnableInterContainerTrafficEncryption") is True
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(repr(name[:80]) for name in names)

@@ -1,0 +1,65 @@
+"""Trains on nothing, as a process of MPI: what Horovod does, with the communicator that ``mpirun`` gave this rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import hetero
+from hetero.torch import DataLoader
+
+
+@hetero.dataset
+def numbers(num_samples: int) -> torch.utils.data.Dataset:
+    """Return numbers."""
+    return torch.utils.data.TensorDataset(torch.arange(num_samples))
+
+
+def main() -> None:
+    """Run two epochs and write one JSON file per rank."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--num-samples", type=int, default=42)
+    parser.add_argument("--kill-rank", type=int, default=-1)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    args = parser.parse_args()
+    from mpi4py import MPI  # its import is what makes this process a rank
+
+    world = MPI.COMM_WORLD
+    rank = world.Get_rank()
+    torch.distributed.init_process_group("gloo")  # scripts that use torch's own meet at the host of rank 0
+    loader = DataLoader(numbers(args.num_samples), batch_size=2, shuffle=True, seed=17)
+    found, step = [], 0
+    hetero.on_stop(lambda: (args.output / f"stopped-{rank}").write_text(str(step)))
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for (batch,) in loader:
+            step += 1
+            found += batch.tolist()
+            world.allreduce(1)
+            torch.distributed.all_reduce(torch.ones(1))
+            print(f"rank {rank} step {step}", flush=True)
+            time.sleep(args.step_s)
+            if step == 5 and rank == args.kill_rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+    result = {
+        "arguments": sys.argv[1:],
+        "host": os.environ["SM_CURRENT_HOST"],
+        "mpi": [rank, world.Get_size(), world.allreduce(rank)],
+        "numbers": found,
+        "ranks": [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")],
+        "torch": [torch.distributed.get_rank(), torch.distributed.get_world_size()],
+    }
+    (args.output / f"rank-{rank}.json").write_text(json.dumps(result))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Says what SageMaker's toolkit tells every process of a job that runs this, and reads what it is given."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import uuid
+from pathlib import Path
+
+import torch
+
+import hetero
+from hetero.torch import DataLoader
+
+
+def write_facts(folder: Path, what: str, **facts: object) -> None:
+    """Write what this process sees, one file per process."""
+    if "SM_CURRENT_INSTANCE_GROUP" in os.environ:  # the toolkit has started this
+        from sagemaker_training import environment
+
+        found = environment.Environment()
+        names = (
+            "current_host",
+            "current_instance_group",
+            "current_instance_group_hosts",
+            "instance_groups",
+            "is_hetero",
+        )
+        facts |= {name: getattr(found, name) for name in (*names, "hosts", "channel_input_dirs", "hyperparameters")}
+    (folder / f"{what}-{uuid.uuid4().hex}.json").write_text(json.dumps(facts))
+
+
+@hetero.dataset
+def numbers(folder: str) -> list[torch.Tensor]:
+    """Return the data set; whoever builds it writes what it sees."""
+    write_facts(Path(folder), "data")
+    return [torch.tensor(index) for index in range(32)]
+
+
+def main() -> None:
+    """Run one epoch."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    args, _ = parser.parse_known_args()
+    total = sum(int(batch.sum()) for batch in DataLoader(numbers(str(args.output)), batch_size=4, shuffle=True))
+    ranks = {name: int(os.environ[name.upper()]) for name in ("rank", "world_size", "local_rank")}
+    piped = []
+    if "SM_CHANNEL_STREAM" in os.environ:
+        piped = [Path(f"{os.environ['SM_CHANNEL_STREAM']}_{epoch}").read_text() for epoch in (0, 1)]
+    write_facts(args.output, "rank", **ranks, total=total, piped=piped)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The log of a job as a platform reads it: figures that its definitions find, no names that start its log watcher."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from harness import DNN, TIME_SCALE, Job, StartJob, data
+
+from hetero.metrics.lines import METRIC_NAMES
+from hetero.sagemaker.metrics import METRIC_DEFINITIONS
+
+PRICES = ["--price-profile", "seed-2022"]
+
+
+def log_of(job: Job, host: str) -> list[str]:
+    """Return what one simulated host has logged."""
+    return (job.directory / "run" / "hosts" / host / "log.txt").read_text().splitlines()
+
+
+def found_in(lines: list[str]) -> dict[str, list[float]]:
+    """Return what SageMaker finds: it searches every line for every definition."""
+    matches = [
+        (definition["Name"], re.search(definition["Regex"], line))
+        for line in lines
+        for definition in METRIC_DEFINITIONS
+    ]
+    found: dict[str, list[float]] = {}
+    for name, match in matches:
+        if match is not None:
+            found.setdefault(name, []).append(float(match.group(1)))
+    return found
+
+
+def test_every_metric_definition_finds_its_figure_in_the_log_of_one_host(start_job: StartJob) -> None:
+    job = start_job(
+        [data(1), "dnn_group=ml.p3.2xlarge:2"],
+        "--endpoints-per-host", "1", "--warmup-steps", "2", *PRICES,
+        args=["--step-s", "0.01"],
+        environment={"HETERO_PROGRESS_SECONDS": "0.2"},
+    )  # fmt: skip
+    assert job.wait() == 0, job.output
+    found = found_in(log_of(job, "algo-2"))
+    assert found.keys() == {f"hetero:{name}" for name in METRIC_NAMES}
+    report = job.report()
+    steps = [loader["num_steps"] for rank in report["run"]["ranks"] for loader in rank["loaders"]]
+    assert found["hetero:steps"][-1] == min(steps)
+    assert found["hetero:steps"] == sorted(found["hetero:steps"])
+    assert found["hetero:endpoints"] == [1.0] * len(found["hetero:endpoints"])
+    assert found["hetero:wall_seconds"] == [pytest.approx(report["run"]["wall_s"], abs=1e-6)]
+    assert found["hetero:usd_per_1k_steps"] == [pytest.approx(report["cost"]["per_1k_steps"]["value"], abs=1e-6)]
+    assert found["hetero:step_time_ms"][-1] >= 10.0
+    assert 0.0 <= found["hetero:data_wait_percent"][-1] <= 100.0
+    # All hosts' logs are searched: the others say nothing that would count twice.
+    assert found_in([*log_of(job, "algo-1"), *log_of(job, "algo-3")]) == {}
+    assert "hetero_metric" not in job.output, "a person is shown the lines for programs"
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stderr>:", "[1,0]<stderr>: ", "[1,mpirank:0,algo-1]<stderr>:"])
+def test_metric_lines_are_found_behind_the_tags_of_mpirun(tag: str) -> None:
+    line = "[dnn_group algo-3 trainer] INFO hetero_metric step_time_ms=12.5"
+    assert found_in([tag + line]) == {"hetero:step_time_ms": [12.5]}
+
+
+@pytest.mark.parametrize(
+    "before", ["[dnn_group algo-3 trainer] rank 0: ", "[dnn_group algo-3 trainer] INFO it says ", "x"]
+)
+def test_metric_lines_that_are_quoted_do_not_count(before: str) -> None:
+    line = "[dnn_group algo-3 trainer] INFO hetero_metric step_time_ms=12.5"
+    assert found_in([before + line, before + "[1,0]<stderr>:" + line, f"{line} more"]) == {}
+
+
+def test_definitions_are_within_the_limits_of_the_service() -> None:
+    assert len(METRIC_DEFINITIONS) <= 40
+    assert len({definition["Name"] for definition in METRIC_DEFINITIONS}) == len(METRIC_DEFINITIONS)
+    for definition in METRIC_DEFINITIONS:
+        assert definition.keys() == {"Name", "Regex"}
+        assert len(definition["Name"]) <= 255
+        assert len(definition["Regex"]) <= 500
+
+
+def names_that_the_toolkit_watches_for() -> list[str]:
+    toolkit = pytest.importorskip("sagemaker_training", reason="needs sagemaker-training")
+    errors = pytest.importorskip("tensorflow.python.framework.errors_impl", reason="needs TensorFlow")
+    of_tensorflow = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    return [*toolkit._PYTHON_ERRORS_, *toolkit._MPI_ERRORS_, *of_tensorflow]
+
+
+def test_failures_that_are_overcome_leave_no_words_that_start_the_toolkits_log_watcher(start_job: StartJob) -> None:
+    """From a line with one of them on, it keeps every line, and compares each with all that it has kept."""
+    names = names_that_the_toolkit_watches_for()
+    job = start_job(
+        [data(2), DNN],
+        "--endpoints-per-host", "2", "--job-restarts", "1",
+        args=["--faults", "sleep_s=0.005", "--epochs", "6", "--num-samples", "400", "--step-s", "0.05"],
+        environment={"HETERO_TIME_SCALE": str(TIME_SCALE)},
+    )  # fmt: skip
+    job.wait_line("rank 0 epoch 0 step 20")
+    forkers = {host: job.find("hetero.dataplane.forker", host=host)[0] for host in ("algo-1", "algo-2")}
+    forkers["algo-1"].children()[0].send_signal(signal.SIGKILL)  # an endpoint
+    job.wait_line("rank 0 epoch 1 step")
+    job.find("hetero.cli", "launch", host="algo-2")[0].send_signal(signal.SIGKILL)  # a data host
+    job.wait_line("data host algo-2 fell silent")
+    assert job.wait() == 0, job.output
+    events = job.report()["run"]["events"]
+    assert events["endpoint restarts"] >= 1, "nothing went wrong"
+    said = [line for host in ("algo-1", "algo-2", "algo-3") for line in log_of(job, host)]
+    assert [line for line in said if any(name in line for name in names)] == []

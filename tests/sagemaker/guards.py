@@ -1,0 +1,40 @@
+"""What tests of recordings watch: the network, and the state of the user's objects."""
+
+from __future__ import annotations
+
+import io
+import socket
+import tarfile
+from typing import Any
+
+import pytest
+
+
+def watch_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return the addresses that anything has looked up or connected to since; neither gets anywhere."""
+    attempts: list[object] = []
+
+    def look_up(host: object, *_: object, **__: object) -> None:
+        attempts.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "no network in this test")
+
+    def connect(_: socket.socket, address: object) -> None:
+        attempts.append(address)
+        raise ConnectionRefusedError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    return attempts
+
+
+def state_of(thing: Any) -> dict[str, Any]:
+    """Return the attributes of an object, with copies of what can change in place."""
+    return {
+        name: value.copy() if isinstance(value, dict | list | set) else value for name, value in vars(thing).items()
+    }
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    """Return the files of a tar.gz; the archive itself has times in it."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return {member.name: file.read() for member in tar if (file := tar.extractfile(member)) is not None}

@@ -1,0 +1,448 @@
+"""A rehearsal from the SDK's object on, and what a request has to be for one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero import cli
+from hetero.cluster import Role
+from hetero.errors import ClusterError, ConfigError, ExitCode
+from hetero.launch.launchers import SimulatedHost
+from hetero.launch.tree import TreeChannel, write_tree
+from hetero.sagemaker import TrainingRequest, hosts, offline_session, prepare, rehearse
+from hetero.sagemaker.archive import unpack
+from hetero.sagemaker.containers import Container
+from hetero.sagemaker.inputs import local_channels
+from hetero.sagemaker.pipes import PipeFeeder
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 20.0
+
+
+@pytest.fixture
+def estimator(tmp_path: Path) -> Any:
+    """Return an estimator for the mnist example, prepared, on two data hosts and two trainer hosts."""
+    instance_group = pytest.importorskip("sagemaker.instance_group")
+    pytorch = pytest.importorskip("sagemaker.pytorch")
+    source_dir = tmp_path / "source"
+    source_dir.mkdir()
+    shutil.copy(ROOT / "examples" / "mnist" / "train.py", source_dir)
+    found = pytorch.PyTorch(
+        entry_point="train.py",
+        source_dir=str(source_dir),
+        role="arn:aws:iam::111122223333:role/training",
+        framework_version="2.3",
+        py_version="py311",
+        sagemaker_session=offline_session(),
+        instance_groups=[
+            instance_group.InstanceGroup("data_group", "ml.c5.9xlarge", 2),
+            instance_group.InstanceGroup("dnn_group", "ml.p3.2xlarge", 2),
+        ],
+        hyperparameters={"epochs": 1, "rounds": 1, "steps-per-epoch": 12},
+    )
+    return prepare(found, price_profile="seed-2022", warmup_steps=2)
+
+
+@pytest.mark.integration
+def test_example_runs_from_the_estimator_on_four_hosts(
+    estimator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = {name: tmp_path / name for name in ("raw", "labels")}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    inputs = pytest.importorskip("sagemaker.inputs")
+    channels = {
+        "raw": inputs.TrainingInput(f"file://{folders['raw']}", instance_groups=["data_group"]),
+        "labels": inputs.TrainingInput(str(folders["labels"]), instance_groups=["dnn_group"]),
+    }
+    before = dict(estimator.hyperparameters())
+    found = rehearse(estimator, channels, output_dir=tmp_path / "run", endpoints_per_host=1)
+    output = capsys.readouterr().err
+    assert (found.exit_code, found.failure) == (0, ""), output
+    assert estimator.hyperparameters() == before
+    run = found.report.run
+    assert [(group.name, group.role, group.count) for group in run.groups] == [
+        ("data_group", "data", 2),
+        ("dnn_group", "trainer", 2),
+    ]
+    assert [(rank.rank, rank.host) for rank in run.ranks] == [(0, "algo-2"), (1, "algo-4")]
+    hourly = found.report.cost.hourly
+    assert hourly is not None
+    assert hourly.value == pytest.approx(2 * 1.836 + 2 * 3.825)
+    channel_of = {"algo-1": "raw", "algo-2": "labels", "algo-3": "raw", "algo-4": "labels"}
+    for host, name in channel_of.items():
+        data = found.output_dir / "hosts" / host / "ml" / "input" / "data"
+        assert [path.name for path in data.iterdir()] == [name]
+        assert (data / name / "file").read_text() == name
+    parameters = json.loads((found.output_dir / "hosts/algo-1/ml/input/config/hyperparameters.json").read_text())
+    assert (parameters["hetero_script"], parameters["epochs"]) == ('"train.py"', "1")
+
+
+@pytest.mark.integration
+def test_interrupt_is_handed_on_and_the_rehearsal_ends_with_what_it_started(estimator: Any, tmp_path: Path) -> None:
+    estimator.set_hyperparameters(**{"steps-per-epoch": 100_000, "epochs": 1000, "log-every": 1})
+    for group in estimator.instance_groups:
+        group.instance_count = 1
+    was_pressed = threading.Event()
+
+    class Lines(io.StringIO):
+        def write(self, line: str) -> int:
+            if "epoch 0 step 1 " in line and not was_pressed.is_set():
+                was_pressed.set()
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(line)
+
+    lines, real = Lines(), sys.stderr
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, say, in a background job of a shell
+    sys.stderr = lines
+    try:
+        found = rehearse(estimator, output_dir=tmp_path / "run", through="plain", endpoints_per_host=1)
+    finally:
+        sys.stderr = real
+        signal.signal(signal.SIGINT, handler)
+    assert found.exit_code == 143, lines.getvalue()
+    assert found.failure == ""
+
+
+def test_input_in_s3_is_refused_before_anything_is_started(estimator: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"channel training is s3://bucket/photos, .* data=\{'training': DIR\}"):
+        rehearse(estimator, {"training": "s3://bucket/photos"}, output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="did you mean 'endpoints_per_host'"):
+        rehearse(estimator, output_dir=tmp_path / "run", endpoints_per_hosts=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_hosts_could_not_be_told_is_refused_before_anything_is_started(
+    estimator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("HETERO_TIME_SCALE", "slow")
+        with pytest.raises(ConfigError, match="HETERO_TIME_SCALE is 'slow'"):
+            rehearse(estimator, output_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="the request has the hyperparameter hetero_warmup_steps"):
+        rehearse(estimator, output_dir=tmp_path / "run", warmup_steps=3)
+    with pytest.raises(ConfigError, match="stop_grace_s"):
+        rehearse(estimator, output_dir=tmp_path / "run", stop_grace_s=-1)
+    estimator.environment = {"DATA": "/opt/ml/input/data"}
+    with pytest.raises(ConfigError, match="a shell would misread the path"):
+        rehearse(estimator, output_dir=tmp_path / "a run")
+    estimator.environment = {}
+    for group in estimator.instance_groups:
+        group.instance_count = 126
+    with pytest.raises(ConfigError, match="252 hosts; a simulated job has at most 250"):
+        rehearse(estimator, output_dir=tmp_path / "run")
+    for group, name in zip(estimator.instance_groups, "ab", strict=True):
+        group.instance_type, group.instance_group_name, group.instance_count = "ml.c5.9xlarge", name, 1
+    with pytest.raises(ClusterError, match="role"):
+        rehearse(estimator, output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.integration
+def test_failure_is_the_jobs_own_and_not_an_earlier_ones(estimator: Any, tmp_path: Path) -> None:
+    earlier = tmp_path / "run" / "hosts" / "algo-9" / "ml" / "output" / "failure"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("HET-31 algo-9: long ago")
+    for group in estimator.instance_groups:
+        group.instance_count = 1
+    estimator.set_hyperparameters(rounds="many")
+    found = rehearse(estimator, output_dir=tmp_path / "run", endpoints_per_host=1)
+    assert found.exit_code == 30
+    assert found.failure == "HET-30 algo-2: rank 0: the training script exited with status 2"
+    assert "argument --rounds: invalid int value: " in (found.output_dir / "hosts" / "algo-2" / "log.txt").read_text()
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    """Return a request of two groups."""
+    groups = [
+        {"InstanceGroupName": "data_group", "InstanceType": "ml.c5.9xlarge", "InstanceCount": 3},
+        {"InstanceGroupName": "dnn_group", "InstanceType": "ml.p3.2xlarge", "InstanceCount": 1},
+    ]
+    return {
+        "TrainingJobName": "job",
+        "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+        "ResourceConfig": {"InstanceGroups": groups},
+        "HyperParameters": {"hetero_script": '"train.py"', "sagemaker_program": '"launcher.py"'},
+        **changes,
+    }
+
+
+def channel(name: str = "train", **more: Any) -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://bucket/{name}"} | more.pop("source", {})
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, **more}
+
+
+@pytest.fixture
+def source_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "launcher.py").write_text("")
+    return folder
+
+
+def refused(tmp_path: Path, document: dict[str, Any], *flags: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return why `hetero simulate --request` refuses a request."""
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(document))
+    status = cli.main(["simulate", "--request", str(path), "--output-dir", str(tmp_path / "run"), *flags])
+    assert status == ExitCode.USAGE
+    assert not (tmp_path / "run" / "hosts").exists()
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        ({"InputDataConfig": [channel()]}, [], "channel train is s3://bucket/train"),
+        ({}, ["--channel=other=."], "no channel 'other'"),
+        ({"InputDataConfig": [channel()]}, ["--channel=train=/no/such"], "/no/such"),
+        ({"InputDataConfig": [channel("../out")]}, ["--channel=../out=."], "the channel '../out'"),
+        ({"InputDataConfig": [channel(InputMode="Stream")]}, ["--channel=train=."], "the mode Stream"),
+        (
+            {"InputDataConfig": [channel(source={"InstanceGroupNames": ["gpu"]})]},
+            ["--channel=train=."],
+            "the group 'gpu', which the request does not have",
+        ),
+        ({"InputDataConfig": [channel(RecordWrapperType="RecordIO")]}, ["--channel=train=."], "RecordWrapperType"),
+        ({}, ["--through=docker"], "expected one of plain, toolkit"),
+        ({}, ["--group=a=ml.c5.xlarge:1"], "a request has the groups"),
+        ({}, ["--source-dir=/no/such"], "/no/such does not exist"),
+        ({"HyperParameters": {"hetero_port": "17200"}}, ["--port=1"], "the hyperparameter hetero_port"),
+        ({"HyperParameters": {}}, [], "the request names no program"),
+        ({"HyperParameters": {"sagemaker_program": '"other.py"'}}, [], "has no 'other.py'"),
+        (
+            {"AlgorithmSpecification": {"ContainerEntrypoint": ["/image/only"]}},
+            [],
+            "'/image/only' is not on this machine",
+        ),
+        ({"HyperParameters": {"sagemaker_program": '"launcher.py"', "hetero_sript": '"x"'}}, [], "'hetero_script'"),
+    ],
+)
+def test_request_that_cannot_be_rehearsed_says_why(
+    tmp_path: Path,
+    source_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    flags: list[str],
+    message: str,
+) -> None:
+    found = refused(tmp_path, request(**changes), f"--source-dir={source_dir}", *flags, capsys=capsys)
+    assert message.replace("the mode Stream", "the mode 'Stream'") in found
+
+
+def test_code_in_s3_has_to_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--source-dir DIR" in refused(tmp_path, request(), capsys=capsys)
+
+
+def test_ranks_of_the_toolkit_are_not_rehearsed(
+    tmp_path: Path, source_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sagemaker_training")
+    document = request()
+    document["HyperParameters"]["sagemaker_mpi_enabled"] = "true"
+    assert "the distribution mpi" in refused(tmp_path, document, f"--source-dir={source_dir}", capsys=capsys)
+
+
+@pytest.mark.parametrize("flag", ["--source-dir=.", "--through=plain"])
+def test_flag_of_a_request_without_one_is_refused(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert cli.main(["simulate", flag, "train.py"]) == ExitCode.USAGE
+    assert "--request FILE" in capsys.readouterr().err
+
+
+def test_hosts_of_a_group_follow_no_order() -> None:
+    names = hosts.host_names([("data", 7), ("trainers", 5)])
+    assert names["data"][-2:] == ["algo-3", "algo-1"]
+    assert names["trainers"] == ["algo-10", "algo-8", "algo-6", "algo-4", "algo-2"]
+    assert sorted(name for own in names.values() for name in own)[:4] == ["algo-1", "algo-10", "algo-11", "algo-12"]
+
+
+def test_resource_config_is_the_platforms() -> None:
+    parsed = TrainingRequest.parse(request())
+    names = hosts.host_names([(group.name, group.count) for group in parsed.groups])
+    assert hosts.resource_config(parsed, names, "algo-3") == {
+        "current_group_name": "data_group",
+        "current_host": "algo-3",
+        "current_instance_type": "ml.c5.9xlarge",
+        "hosts": ["algo-1", "algo-2", "algo-3", "algo-4"],
+        "instance_groups": [
+            {
+                "instance_group_name": "data_group",
+                "instance_type": "ml.c5.9xlarge",
+                "hosts": ["algo-4", "algo-3", "algo-1"],
+            },
+            {"instance_group_name": "dnn_group", "instance_type": "ml.p3.2xlarge", "hosts": ["algo-2"]},
+        ],
+        "network_interface_name": "lo",
+    }
+
+
+def test_write_to_what_the_platform_has_read_only_is_told(
+    tmp_path: Path, source_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = {name: tmp_path / name for name in ("fast", "file")}
+    for folder in data.values():
+        folder.mkdir()
+        (folder / "0").write_text("0")
+
+    def write_and_end(*_: object, **__: object) -> int:
+        for folder in data.values():
+            (folder / "1").write_text("1")
+        return 0
+
+    monkeypatch.setattr(hosts, "run_hosts", write_and_end)
+    channels = [channel("fast", InputMode="FastFile"), channel("file")]
+    document = TrainingRequest.parse(request(InputDataConfig=channels))
+    assert hosts.run_request(document, output_dir=tmp_path, data=data, source_dir=source_dir) == 0
+    assert [record.getMessage() for record in caplog.records if "read-only" in record.getMessage()] == [
+        "something wrote to the data of channel fast: the platform has it read-only"
+    ]
+
+
+def test_entry_point_without_a_toolkit_gets_the_arguments_that_the_real_one_gives(
+    tmp_path: Path, source_dir: Path
+) -> None:
+    mapping = pytest.importorskip("sagemaker_training.mapping", exc_type=ImportError)
+    values = {"hetero_script": "train.py", "v": True, "lr": 1e-5, "data": {"b": 2, "a": "x"}, "name": "two words"}
+    texts = {name: json.dumps(value) for name, value in values.items()} | {"sagemaker_program": '"launcher.py"'}
+    container = Container.of(
+        TrainingRequest.parse(request(HyperParameters=texts)),
+        source_dir=source_dir,
+        through="plain",
+        output_dir=tmp_path,
+    )
+    host = SimulatedHost(name="algo-1", group="data_group", role=Role.DATA, address="127.0.0.1", root=tmp_path)
+    found = container.set_up(host, {}, []).arguments
+    assert found == [sys.executable, "launcher.py", *mapping.to_cmd_args(values)]
+
+
+def test_only_the_platforms_tree_is_a_hosts_in_the_environment(tmp_path: Path, source_dir: Path) -> None:
+    texts = {"DATA": "/opt/ml/input/data:/opt/ml", "URI": "s3://bucket/opt/ml/x", "OTHER": "/opt/mlflow /opt/ml-data"}
+    parsed = TrainingRequest.parse(request(Environment={**texts, "FILE": "file:///opt/ml/model"}))
+    container = Container.of(parsed, source_dir=source_dir, through="plain", output_dir=tmp_path)
+    host = SimulatedHost(name="algo-1", group="data_group", role=Role.DATA, address="127.0.0.1", root=tmp_path)
+    found = container.set_up(host, {}, []).environment
+    expected = {"DATA": f"{tmp_path}/ml/input/data:{tmp_path}/ml", "FILE": f"file://{tmp_path}/ml/model"}
+    assert {name: found[name] for name in (*texts, "FILE")} == {**texts, **expected}
+
+
+def test_single_file_lies_in_the_folder_of_its_channel(tmp_path: Path) -> None:
+    (tmp_path / "digits.npz").write_bytes(b"1")
+    found = TreeChannel(name="train", path=tmp_path / "digits.npz")
+    write_tree(tmp_path / "ml", resource_config={}, hyperparameters={}, channels=[found])
+    assert (tmp_path / "ml" / "input" / "data" / "train" / "digits.npz").read_bytes() == b"1"
+
+
+def archive(*members: tuple[str, bytes, bytes]) -> bytes:
+    """Return a ``.tar.gz`` of members: name, type, content or where a link leads."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, kind, content in members:
+            info = tarfile.TarInfo(name)
+            info.mode = 0o600 if name.endswith("token") else 0o777
+            info.type = kind
+            if kind == tarfile.REGTYPE:
+                info.size = len(content)
+            else:
+                info.linkname = content.decode()
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_archive_is_unpacked(tmp_path: Path) -> None:
+    files = (("package/a.py", tarfile.REGTYPE, b"1"), ("token", tarfile.REGTYPE, b"secret"))
+    unpack(archive(("./package", tarfile.DIRTYPE, b""), *files), tmp_path)
+    assert (tmp_path / "package" / "a.py").read_bytes() == b"1"
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name, *_ in files]
+    assert modes == [0o755, 0o600]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (archive(("../out.py", tarfile.REGTYPE, b"1")), "paths inside of it"),
+        (archive(("/out.py", tarfile.REGTYPE, b"1")), "paths inside of it"),
+        (archive(("a", tarfile.SYMTYPE, b"/etc")), "neither links nor devices"),
+        (archive(("a", tarfile.LNKTYPE, b"b")), "neither links nor devices"),
+        (archive(("a", tarfile.FIFOTYPE, b"")), "neither links nor devices"),
+        (archive(("a", tarfile.REGTYPE, bytes(1000)), ("b", tarfile.REGTYPE, bytes(1000))), "more than 1500 bytes"),
+        (archive(("a", tarfile.REGTYPE, bytes(100)))[:60], "cannot be unpacked"),
+        (b"no archive", "cannot be unpacked"),
+    ],
+)
+def test_archive_that_is_not_to_be_trusted_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=message):
+        unpack(content, folder, max_bytes=1500)
+    assert not (tmp_path / "out.py").exists()
+
+
+def read(path: Path) -> bytes:
+    """Read a FIFO in a process of its own, which can be given up."""
+    return subprocess.run(["cat", str(path)], stdout=subprocess.PIPE, check=True, timeout=SECONDS).stdout
+
+
+def test_pipe_has_every_epoch_whole_and_in_order(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    for number, path in enumerate(files):
+        path.write_bytes(bytes([number]) * 300_000)  # more than a pipe holds
+    whole = b"".join(path.read_bytes() for path in files)
+    with PipeFeeder(tmp_path, "train", files):
+        assert not (tmp_path / "train_1").exists()
+        assert [read(tmp_path / f"train_{epoch}") == whole for epoch in range(3)] == [True] * 3
+
+
+def test_pipe_of_gzip_files_is_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one "))
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"two"))
+    with PipeFeeder(tmp_path, "train", [tmp_path / "a.gz", tmp_path / "b.gz"], is_compressed=True):
+        assert read(tmp_path / "train_0") == b"one two"
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"")[:10] + b"\xff" * 50])
+def test_pipe_of_a_damaged_gzip_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
+    (tmp_path / "a.gz").write_bytes(content)
+    with PipeFeeder(tmp_path, "train", [tmp_path / "a.gz"], is_compressed=True):
+        read(tmp_path / "train_0")
+    assert [record.getMessage() for record in caplog.records] == [f"cannot feed {tmp_path / 'train_0'}"]
+
+
+def test_files_of_a_channel_are_in_the_order_of_the_objects_in_s3(tmp_path: Path) -> None:
+    for name in ("a/1", "a-1", "a.1", "B"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (found,) = local_channels(TrainingRequest.parse(request(InputDataConfig=[channel()])), {"train": tmp_path})
+    names = [str(path.relative_to(tmp_path)) for path in found.files("algo-1", ["algo-1"])]
+    assert names == ["B", "a-1", "a.1", "a/1"]
+
+
+def test_pipe_that_is_closed_early_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(b"x" * 1_000_000)
+    with PipeFeeder(tmp_path, "train", [data]):
+        with (tmp_path / "train_0").open("rb", buffering=0) as file:
+            assert file.read(10) == b"x" * 10
+        assert len(read(tmp_path / "train_1")) == 1_000_000
+
+
+def test_pipe_that_nobody_reads_on_ends(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(b"x" * 1_000_000)
+    with PipeFeeder(tmp_path, "idle", [data]), PipeFeeder(tmp_path, "train", [data]):
+        file = (tmp_path / "train_0").open("rb", buffering=0)
+        file.read(10)
+    file.close()
