@@ -1,0 +1,78 @@
+"""Disk: room, inodes and the right to write where a job writes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hetero.doctor.finding import Finding, error, ok, warning
+from hetero.doctor.surroundings import Surroundings
+from hetero.errors import ConfigError
+from hetero.workdir import private_folder
+
+__all__ = ["examine"]
+
+_LEAST_BYTES = 64 * 2**20
+_SCARCE_BYTES = 2**30
+_SCARCE_INODES = 1000
+
+
+def examine(surroundings: Surroundings) -> list[Finding]:
+    """Write to the folder for temporary files and to the platform's folders, and look at what is free there."""
+    findings = _temporary()
+    for folder, what in _folders(surroundings).items():
+        if folder.is_dir():
+            findings.append(_look(folder, what, is_writable=_is_writable(folder)))
+    return findings
+
+
+def _folders(surroundings: Surroundings) -> dict[Path, str]:
+    base, output = surroundings.base_dir, surroundings.options.output_dir
+    found = {
+        base / "output": "the failure file and the report",
+        base / "model": "the model",
+        base / "checkpoints": "checkpoints",
+    }
+    if output is not None:
+        found[output.absolute()] = "the report (--output-dir)"
+    return found
+
+
+def _temporary() -> list[Finding]:
+    """Make a folder as a launcher does: some file systems keep nothing to one user."""
+    to_do = "let TMPDIR name a folder of this user's on a local disk, with room"
+    try:
+        with private_folder("hetero-doctor-") as folder:
+            (folder / "file").write_bytes(b"\0" * 4096)
+    except (ConfigError, OSError) as problem:
+        return [error(f"no private folder can be made in {tempfile.gettempdir()}: {problem}", to_do)]
+    return [_look(Path(tempfile.gettempdir()), "temporary files", is_writable=True)]
+
+
+def _look(folder: Path, what: str, *, is_writable: bool) -> Finding:
+    facts = os.statvfs(folder)
+    free, inodes = facts.f_bavail * facts.f_frsize, facts.f_favail
+    found = f"{folder} ({what}) has {free / 2**30:,.1f} GiB free"
+    details = {"folder": str(folder), "free_bytes": free, "free_inodes": inodes if facts.f_files else None}
+    to_do = f"make room on the file system of {folder}, or give the host a larger volume"
+    if not is_writable:
+        return error(
+            f"{folder} ({what}) cannot be written to", f"give this user the right to write to {folder}", **details
+        )
+    if free < _LEAST_BYTES:
+        return error(f"{found}: a job would end with HET-24, or lose its checkpoint", to_do, **details)
+    if free < _SCARCE_BYTES:
+        return warning(f"{found}: less than a checkpoint takes", to_do, **details)
+    if facts.f_files and inodes < _SCARCE_INODES:
+        return warning(f"{found}, but only {inodes} more files fit", to_do, **details)
+    return ok(found, **details)
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError:
+        return False
+    return True

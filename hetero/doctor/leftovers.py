@@ -1,0 +1,120 @@
+"""What earlier runs have left: processes, private folders, a failure file."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.cluster.document import listing
+from hetero.doctor.finding import Finding, ok, warning
+from hetero.doctor.surroundings import Surroundings
+from hetero.workdir import stale_folders
+
+__all__ = ["OwnProcess", "examine", "find_processes"]
+
+_PREFIXES = ("hetero-", "tf-dispatcher-")
+_WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
+_MODULES = {
+    "hetero.cli": "launcher",
+    "hetero.dataplane.endpoint": "endpoint",
+    "hetero.dataplane.forker": "endpoint",
+    "hetero.launch.elastic": "ranks",
+    "hetero.launch.plain": "ranks",
+    "hetero.launch.rank": "ranks",
+    "hetero.tf.service_process": "server of tf.data.service",
+}
+_SEMAPHORES = "sem.mp-*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnProcess:
+    """A process of hetero's."""
+
+    pid: int
+    ancestors: frozenset[int]
+    kind: str
+    job_id: str
+    """Empty if it is not to be seen."""
+
+
+def examine(surroundings: Surroundings) -> list[Finding]:
+    """Look for what a run that was killed may have left; nothing is removed."""
+    findings = [*_processes(), *_folders(surroundings), *_failure(surroundings), *_semaphores()]
+    return findings or [ok("no process, folder or failure file of an earlier run is here")]
+
+
+def find_processes() -> list[OwnProcess]:
+    """Return the processes of hetero's that this user may see, without this very command."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        kind = _kind(process.info["cmdline"] or [])
+        if kind and process.pid != os.getpid():
+            ancestors, job = frozenset[int](), ""
+            with contextlib.suppress(psutil.Error, OSError):
+                ancestors = frozenset(parent.pid for parent in process.parents())
+                job = process.environ().get("HETERO_JOB_ID", "")
+            found.append(OwnProcess(pid=process.pid, ancestors=ancestors, kind=kind, job_id=job))
+    return found
+
+
+def _kind(command: list[str]) -> str:
+    """Return what a command line starts; empty if that is nothing of hetero's."""
+    for word, following in itertools.pairwise(command):
+        if word == "-m" and following in _MODULES:
+            kind = _MODULES[following]
+            return kind if kind != "launcher" or "launch" in command else ""
+        if Path(word).name == "hetero" and following == "launch":
+            return "launcher"
+    is_python = Path(command[0] if command else "").name.startswith("python")  # and not an editor
+    return "launcher" if is_python and any(Path(word).name.endswith("launcher.py") for word in command[:4]) else ""
+
+
+def _processes() -> Iterator[Finding]:
+    processes = find_processes()
+    launchers = {process.pid for process in processes if process.kind == "launcher"}
+    for job, pids in _by_job(process for process in processes if process.pid in launchers).items():
+        found = f"a launcher runs here: process {listing(pids)}{job}"
+        yield warning(found, "let it be if it is this job's; else stop it: kill, and its children go with it")
+    orphans = (each for each in processes if each.pid not in launchers and not each.ancestors & launchers)
+    for job, pids in _by_job(orphans).items():
+        yield warning(f"processes without their launcher: {listing(pids)}{job}", f"kill {' '.join(map(str, pids[:8]))}")
+
+
+def _by_job(processes: Iterable[OwnProcess]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for process in processes:
+        found.setdefault(f" of the job {process.job_id}" if process.job_id else "", []).append(process.pid)
+    return found
+
+
+def _folders(surroundings: Surroundings) -> Iterator[Finding]:
+    parents = {tempfile.gettempdir(), surroundings.environ.get(_WORK_DIR_VARIABLE) or tempfile.gettempdir()}
+    if surroundings.options.tf_work_dir is not None:
+        parents.add(str(surroundings.options.tf_work_dir.absolute()))
+    stale = [
+        path for parent in sorted(parents) for prefix in _PREFIXES for path in stale_folders(prefix, parent=parent)
+    ]
+    if stale:
+        found = f"{len(stale)} private folders of runs that were killed: {listing(stale)}"
+        yield warning(found, "nothing: the next run removes those of its kind; rm -r gives the room back at once")
+
+
+def _failure(surroundings: Surroundings) -> Iterator[Finding]:
+    path = surroundings.base_dir / "output" / "failure"
+    if path.is_file():
+        found = f"there is a failure file of an earlier run, {path}"
+        yield warning(found, "remove it: where a job fails without a word, the platform shows this as its reason")
+
+
+def _semaphores() -> Iterator[Finding]:
+    semaphores = list(Path("/dev/shm").glob(_SEMAPHORES))
+    if len(semaphores) > 100:
+        found = f"{len(semaphores)} semaphores of Python's multiprocessing are in /dev/shm"
+        yield warning(found, f"remove /dev/shm/{_SEMAPHORES} once no Python process runs that may use them")

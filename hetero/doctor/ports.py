@@ -1,0 +1,165 @@
+"""Ports: can this host have its own, and which of the other hosts answer on theirs.
+
+Two ports of every other host are tried: the one of its launcher (``--port``), and one of those that systems give to
+whoever asks for any, as endpoints and torchrun do. A security group that lets only the first through lets no batch
+through. Nobody needs to listen: that a host refuses shows that it is reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from hetero.cluster import resolve_address
+from hetero.cluster.document import listing
+from hetero.doctor.finding import Finding, error, ok, warning
+from hetero.doctor.leftovers import find_processes
+from hetero.doctor.surroundings import Surroundings
+from hetero.doctor.waiting import gather
+from hetero.wire.channels import find_owner, join_address
+
+__all__ = ["examine"]
+
+_CONNECT_S = 2.0
+_TIMEOUT_S = 6.0
+"""For all hosts, their names included."""
+_ANSWERS, _REFUSES, _SILENT, _UNRESOLVED = "answers", "refuses", "silent", "unresolved"
+_Outcome: TypeAlias = Finding | dict[str, str]
+_Matrix: TypeAlias = Mapping[str, Mapping[str, str]]
+
+
+def examine(surroundings: Surroundings) -> list[Finding]:
+    """Bind this host's ports and connect to those of the others, all at once."""
+    hosts_file = surroundings.environ.get("HETERO_HOSTS_FILE")
+    own = surroundings.own_host
+    control, other = surroundings.options.port, last_ephemeral_port()
+    others = [host for host in surroundings.hosts if host != own]
+    tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_own, own, control, hosts_file)}
+    tasks |= {host: functools.partial(_reach, host, (control, other), hosts_file) for host in others}
+    outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
+    bound = outcomes.pop(None, None)  # not there, or an error: its name is not resolved, which names says
+    findings = [*([bound] if isinstance(bound, Finding) else []), *_ephemeral()]
+    if not others:
+        return findings
+    matrix = {host: _row(outcomes.get(host), (control, other)) for host in others}
+    return [*findings, *_judge(matrix, str(control), str(other))]
+
+
+def last_ephemeral_port() -> int:
+    """Return the last of the ports that this system, and most likely its peers, give to whoever asks for any."""
+    return int(_ephemeral_range()[1])
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    return int(first), int(last)
+
+
+def _ephemeral() -> list[Finding]:
+    first, last = _ephemeral_range()
+    if last - first < 1000:
+        to_do = "widen net.ipv4.ip_local_port_range: every endpoint takes two, every connection one"
+        return [warning(f"the system has only {last - first + 1} ports to give away ({first} to {last})", to_do)]
+    return []
+
+
+def _own(host: str | None, port: int, hosts_file: str | None) -> Finding:
+    """Bind what a launcher here would bind.
+
+    Raises:
+        ClusterError: If this host's name is not resolved.
+    """
+    address = "127.0.0.1" if host is None else resolve_address(host, hosts_file=hosts_file)
+    target = join_address(address, port)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: a port in TIME_WAIT is free
+        try:
+            probe.bind((address, port))
+            probe.listen()
+        except OSError as problem:
+            return _refused(problem, target, find_owner(address, port))
+    return ok(f"{target} can be bound, by a launcher say")
+
+
+def _refused(problem: OSError, target: str, owner: str) -> Finding:
+    if problem.errno == errno.EADDRNOTAVAIL:
+        to_do = "correct the name or the address; in a container use the host's network (docker run --network host)"
+        return error(f"{target} is no address of this machine: a launcher cannot bind it (HET-23)", to_do)
+    if problem.errno != errno.EADDRINUSE:
+        return error(f"{target} cannot be bound: {os.strerror(problem.errno or 0)} (HET-23)", "choose another --port")
+    launchers = [process.pid for process in find_processes() if process.kind == "launcher"]
+    if any(owner.startswith(f"process {pid} ") for pid in launchers):
+        to_do = "let it be if it is this job's launcher; else end it, or give every host of the job another --port"
+        return warning(f"{target} is taken: {owner} listens on it", to_do)
+    holder = f"{owner} listens on it" if owner else "another process has it, which this user may not see"
+    to_do = "end what holds the port, or give every host of the job another --port"
+    return error(f"{target} is taken (HET-23): {holder}", to_do)
+
+
+def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[str, str]:
+    """Return how each port of a host behaves.
+
+    Raises:
+        ClusterError: If its name is not resolved.
+    """
+    address = resolve_address(host, hosts_file=hosts_file)
+    return {str(port): _connect(address, port) for port in ports}
+
+
+def _connect(address: str, port: int) -> str:
+    try:
+        with socket.create_connection((address, port), timeout=_CONNECT_S):
+            return _ANSWERS
+    except ConnectionRefusedError:
+        return _REFUSES
+    except TimeoutError:
+        return _SILENT
+    except OSError as problem:
+        return os.strerror(problem.errno) if problem.errno else str(problem)
+
+
+def _row(outcome: _Outcome | Exception | None, ports: tuple[int, ...]) -> dict[str, str]:
+    if isinstance(outcome, dict):
+        return outcome
+    return dict.fromkeys(map(str, ports), _SILENT if outcome is None else _UNRESOLVED)
+
+
+def _judge(matrix: _Matrix, control: str, other: str) -> list[Finding]:
+    """Say what the answers of all hosts mean; hosts that behave alike share a finding."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for host, row in matrix.items():
+        alike.setdefault((row[control], row[other]), []).append(host)
+    findings = [_meaning(listing(hosts), control, other, *states) for states, hosts in alike.items()]
+    said = [finding for finding in findings if finding is not None]
+    reached = sum(set(row.values()) <= {_ANSWERS, _REFUSES} for row in matrix.values())
+    found = f"{reached} of {len(matrix)} other hosts are reached"
+    if reached == len(matrix):
+        return [ok(found, matrix=matrix), *said]
+    return [warning(found, "look at what is said of their names and ports", matrix=matrix), *said]
+
+
+def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: str) -> Finding | None:
+    open_ = (_ANSWERS, _REFUSES)
+    everything = (
+        "let the hosts of the job reach all TCP ports of each other: in a security group, a rule that names itself"
+    )
+    if at_control == _UNRESOLVED:
+        return None  # names says so
+    if at_control in open_ and at_other in open_:
+        listens = "their launchers listen" if at_control == _ANSWERS else "no launcher listens yet, which is no fault"
+        return ok(f"{hosts}: reached on port {control} ({listens}) and on other ones")
+    if at_control in open_:
+        found = f"{hosts}: reached on port {control}, but on port {other}: {at_other}; endpoints and torchrun take any"
+        return error(found, everything)
+    if at_other in open_:
+        return error(f"{hosts}: on port {control}: {at_control}, although port {other} is reached", everything)
+    to_do = f"is it up? Else {everything}"
+    if at_control == _SILENT:
+        return error(f"{hosts}: silent on all ports that were tried for {_CONNECT_S:.0f} s each", to_do)
+    return error(f"{hosts}: not reached: {at_control}", to_do)

@@ -1,0 +1,181 @@
+"""Versions of Python and of the libraries that a job needs, and those that are known to be bad."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hetero.doctor.finding import Finding, Level, error, ok
+from hetero.doctor.surroundings import Surroundings
+from hetero.version import __version__
+
+__all__ = ["FLOORS", "KNOWN_BAD", "KnownBad", "examine", "judge"]
+
+FLOORS: Mapping[str, str] = {
+    "grpcio": "1.49",
+    "numpy": "1.24",
+    "protobuf": "4.25",
+    "psutil": "5.9",
+    "PyYAML": "6.0",
+    "xxhash": "3.0",
+}
+"""Least versions of what hetero needs; pyproject.toml has the same."""
+_OPTIONAL = {"torch": "2.1", "tensorflow": "2.16"}
+_SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker", "sagemaker-training")
+_LEAST_PYTHON = (3, 10)
+_NEEDED_MODULES = ("grpc", "hetero.wire.proto.control_pb2", "hetero.wire.proto.data_pb2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBad:
+    """Versions that work badly or not at all."""
+
+    package: str
+    at_least: str
+    below: str
+    level: Level
+    why: str
+    to_do: str
+    source: str
+    with_package: str = ""
+    """Only beside this one; empty: always."""
+    with_at_least: str = "0"
+
+
+KNOWN_BAD = (
+    KnownBad(
+        package="grpcio",
+        at_least="1.52.0",
+        below="1.52.1",
+        level=Level.ERROR,
+        why="it was withdrawn: a process that forks, as data hosts do, waits for gRPC's threads for ever",
+        to_do="pip install 'grpcio>=1.53,!=1.55.0'",
+        source="https://github.com/grpc/grpc/issues/31885",
+    ),
+    KnownBad(
+        package="grpcio",
+        at_least="1.55.0",
+        below="1.55.1",
+        level=Level.ERROR,
+        why="it was withdrawn: calls hang",
+        to_do="pip install 'grpcio>=1.56'",
+        source="https://github.com/grpc/grpc/issues/33218",
+    ),
+    KnownBad(
+        package="grpcio",
+        at_least="1.65.0",
+        below="1.65.1",
+        level=Level.WARNING,
+        why="it was withdrawn: it fills the log with lines of its own",
+        to_do="pip install 'grpcio>=1.65.1'",
+        source="https://github.com/grpc/grpc/issues/37178",
+    ),
+    KnownBad(
+        package="grpcio",
+        at_least="1.78.1",
+        below="1.78.2",
+        level=Level.WARNING,
+        why="it was withdrawn after outages of services that had it",
+        to_do="pip install 'grpcio>=1.79' or 'grpcio==1.78.0'",
+        source="https://github.com/grpc/grpc/issues/41725",
+    ),
+    KnownBad(
+        package="protobuf",
+        at_least="7",
+        below="8",
+        level=Level.WARNING,
+        why="hetero is tested with protobuf 4, 5 and 6, and the SageMaker SDK 2 and its toolkit exclude 7",
+        to_do="pip install 'protobuf<7'",
+        source="https://github.com/aws/sagemaker-python-sdk",
+    ),
+    KnownBad(
+        package="torch",
+        at_least="0",
+        below="2.3",
+        level=Level.ERROR,
+        why="it was built for NumPy 1 and exchanges no arrays with NumPy 2: 'Numpy is not available'",
+        to_do="pip install 'numpy<2', or torch 2.3 or newer",
+        source="https://numpy.org/doc/stable/user/troubleshooting-importerror.html",
+        with_package="numpy",
+        with_at_least="2",
+    ),
+    KnownBad(
+        package="sagemaker",
+        at_least="0",
+        below="2.257",
+        level=Level.WARNING,
+        why="pip chooses such a release where protobuf 7 is; some cannot even be imported",
+        to_do="pip install 'sagemaker>=2.257,<3', in an environment without protobuf 7",
+        source="https://github.com/aws/sagemaker-python-sdk",
+    ),
+    KnownBad(
+        package="sagemaker",
+        at_least="3",
+        below="3.18.0",
+        level=Level.WARNING,
+        why="its own channels name no instance groups, which SageMaker refuses where others do",
+        to_do="pip install 'sagemaker>=3.18,<4'",
+        source="https://github.com/aws/sagemaker-python-sdk/releases",
+    ),
+)
+"""Each was seen to fail, or withdrawn by its makers; the source says why."""
+
+
+def examine(surroundings: Surroundings) -> list[Finding]:
+    """Compare what is installed with what is needed and with what is known to be bad."""
+    installed = {name: version for name in _SHOWN if (version := _version(name)) is not None}
+    python = ".".join(map(str, sys.version_info[:3]))
+    findings = list(judge(installed))
+    if sys.version_info < _LEAST_PYTHON:
+        findings.append(error(f"this is Python {python}; expected 3.10 or newer", "run hetero with a newer Python"))
+    for module in _NEEDED_MODULES:
+        try:
+            importlib.import_module(module)  # allowed: one of the names above
+        except Exception as problem:  # noqa: BLE001 - whatever a broken installation raises
+            found = f"{module} cannot be imported: {type(problem).__name__}: {problem}"
+            findings.append(error(found, "install grpcio and protobuf for this Python and machine anew"))
+    shown = ", ".join(f"{name} {version}" for name, version in installed.items())
+    return [ok(f"hetero {__version__}, Python {python}, {shown}", python=python, packages=installed), *findings]
+
+
+def judge(installed: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what is wrong with a set of packages.
+
+    Args:
+        installed: Name -> version; what is not there is not installed.
+    """
+    for name, floor in {**FLOORS, **_OPTIONAL}.items():
+        version = installed.get(name)
+        if version is None and name in FLOORS:
+            yield error(f"{name} is not installed; hetero needs it", f"pip install '{name}>={floor}'")
+        elif version is not None and _release(version) < _release(floor):
+            yield error(f"{name} is {version}; expected {floor} or newer", f"pip install '{name}>={floor}'")
+    for rule in KNOWN_BAD:
+        version = installed.get(rule.package)
+        beside = installed.get(rule.with_package) if rule.with_package else rule.with_at_least
+        if version is None or beside is None or _release(beside) < _release(rule.with_at_least):
+            continue
+        if _release(rule.at_least) <= _release(version) < _release(rule.below):
+            what = f"{rule.package} {version}" + (f" beside {rule.with_package} {beside}" if rule.with_package else "")
+            yield Finding(
+                level=rule.level, found=f"{what}: {rule.why}", to_do=rule.to_do, details={"source": rule.source}
+            )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version as far as they are its release: 2.3.0+cpu and 2.3.0rc1 are 2.3."""
+    numbers = [int(number) for number in re.findall(r"[0-9]+", (re.match(r"[0-9.]*", version) or [""])[0])]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

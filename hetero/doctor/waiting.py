@@ -1,0 +1,53 @@
+"""Many things at once that may take for ever, such as a name server's answer: what has not come in time is left."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+__all__ = ["gather"]
+
+_Key = TypeVar("_Key", bound=Hashable)
+_T = TypeVar("_T")
+_MAX_THREADS = 64
+
+
+def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[_Key, _T | Exception]:
+    """Call functions on threads and return what those gave that ended in time: a value, or what they raised.
+
+    The other ones go on until they end, on threads that do not keep the process alive.
+
+    Args:
+        tasks: By any key.
+        timeout_s: For all of them together.
+    """
+    waiting: queue.SimpleQueue[tuple[_Key, Callable[[], _T]]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[_Key, _T | Exception]] = queue.SimpleQueue()
+    deadline_s = time.monotonic() + timeout_s
+    for item in tasks.items():
+        waiting.put(item)
+
+    def work() -> None:
+        while time.monotonic() < deadline_s:
+            try:
+                key, task = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                ended.put((key, task()))
+            except Exception as error:  # noqa: BLE001 - the caller's to judge
+                ended.put((key, error))
+
+    for _ in range(min(_MAX_THREADS, len(tasks))):
+        threading.Thread(target=work, name="doctor", daemon=True).start()
+    found: dict[_Key, _T | Exception] = {}
+    while len(found) < len(tasks):
+        try:
+            key, outcome = ended.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            break
+        found[key] = outcome
+    return found

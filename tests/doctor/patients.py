@@ -1,0 +1,75 @@
+"""Hosts to examine: clusters on addresses of the loopback device, and the command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.config import LaunchOptions
+from hetero.doctor import Finding, Level, Surroundings, look_around
+
+DOCTOR = [sys.executable, "-m", "hetero.cli", "doctor", "--json"]
+TIMEOUT_S = 60.0
+
+
+def write_cluster(folder: Path, addresses: Mapping[str, str], *, kind: str = "ml.p3.2xlarge") -> dict[str, str]:
+    """Write a cluster of one group and a hosts file; return the environment that names the latter.
+
+    Args:
+        folder: Receives ``cluster.json`` and ``hosts``.
+        addresses: By host; empty: the name is not in the hosts file.
+        kind: Instance type of the hosts.
+    """
+    group = {"instance_group_name": "dnn", "instance_type": kind, "hosts": list(addresses)}
+    (folder / "cluster.json").write_text(json.dumps({"instance_groups": [group]}))
+    lines = [f"{address} {host}\n" for host, address in addresses.items() if address]
+    (folder / "hosts").write_text("".join(lines))
+    return {"HETERO_HOSTS_FILE": str(folder / "hosts")}
+
+
+def here(folder: Path, environ: Mapping[str, str] | None = None, **options: Any) -> Surroundings:
+    """Return this machine as seen with some options; its ``/opt/ml`` is a folder of the test's."""
+    environ = {"SAGEMAKER_BASE_DIR": str(folder / "ml"), **(environ or {})}
+    return look_around(LaunchOptions(script="-", **options), environ)
+
+
+def in_cluster(folder: Path, addresses: Mapping[str, str], **options: Any) -> Surroundings:
+    """Return this machine as the first host of a cluster."""
+    environ = write_cluster(folder, addresses)
+    return here(folder, environ, cluster_file=str(folder / "cluster.json"), host=next(iter(addresses)), **options)
+
+
+def levels(findings: Sequence[Finding]) -> list[Level]:
+    return [finding.level for finding in findings]
+
+
+def run_doctor(
+    *flags: str, before: Sequence[str] = (), after: Sequence[str] = (), **environment: str
+) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """Run the command; return its exit status and what it found, by subject.
+
+    Args:
+        flags: Of the command.
+        before: A program that is given the command as its last arguments.
+        after: What comes after the command.
+        environment: Variables beside this process's own.
+    """
+    command = [*before, *DOCTOR, *flags, *after]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.stdout, done.stderr
+    found: dict[str, list[dict[str, Any]]] = {}
+    for finding in json.loads(done.stdout)["findings"]:
+        found.setdefault(finding["subject"], []).append(finding)
+    return done.returncode, found
+
+
+def worst(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Return the gravest level of what the command found."""
+    return max((finding["level"] for finding in findings), key=["ok", "warning", "error"].index)

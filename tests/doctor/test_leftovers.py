@@ -1,0 +1,114 @@
+"""What earlier runs have left: said, and left alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from patients import here
+
+from hetero.doctor import Finding, Level
+from hetero.doctor.leftovers import examine, find_processes
+from hetero.workdir import private_folder
+
+KILLED = (
+    "import os, sys; from hetero.workdir import private_folder\n"
+    "with private_folder('hetero-launch-', parent=sys.argv[1]): os.kill(os.getpid(), 9)"
+)
+READ = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+def here_only(folder: Path) -> list[Finding]:
+    """Return what is found but for processes, which other tests of this machine may have."""
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    found = examine(here(folder, {"HETERO_WORK_DIR": str(work)}))
+    return [finding for finding in found if "launcher" not in finding.found and "semaphores" not in finding.found]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+
+
+def test_folder_of_a_killed_run_is_said_and_left(tmp_path: Path) -> None:
+    assert [finding.level for finding in here_only(tmp_path)] in ([], [Level.OK])
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "work")], check=False).returncode == -9
+    (left,) = (tmp_path / "work").iterdir()
+    (finding,) = here_only(tmp_path)
+    assert finding.level is Level.WARNING
+    assert finding.found == f"1 private folders of runs that were killed: {left}"
+    assert left.exists()
+
+
+def test_folder_in_use_is_not_said(tmp_path: Path) -> None:
+    with private_folder("hetero-launch-", parent=str(tmp_path / "tmp")):
+        assert [finding.level for finding in here_only(tmp_path)] in ([], [Level.OK])
+
+
+def test_failure_file_of_an_earlier_run_is_said(tmp_path: Path) -> None:
+    (tmp_path / "ml/output").mkdir(parents=True)
+    (tmp_path / "ml/output/failure").write_text("HET-30 ...")
+    (finding,) = here_only(tmp_path)
+    assert finding.level is Level.WARNING
+    assert str(tmp_path / "ml/output/failure") in finding.found
+
+
+@pytest.fixture
+def stray() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that look like hetero's, to be started by the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        with process:
+            process.kill()
+
+
+def start(arguments: list[str], job: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", READ, *arguments],
+        env={**os.environ, "HETERO_JOB_ID": job},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_processes_are_said_with_their_job(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
+    stray.append(start(["-m", "hetero.dataplane.endpoint", "3"], "lost-job"))
+    stray.append(start(["-m", "hetero.cli", "launch", "train.py"], "running-job"))
+    stray.append(start(["-m", "hetero.cli", "report", "runs"], "no-job"))
+    texts = [finding.found for finding in examine(here(tmp_path))]
+    assert f"processes without their launcher: {stray[0].pid} of the job lost-job" in texts
+    assert f"a launcher runs here: process {stray[1].pid} of the job running-job" in texts
+    assert not any("no-job" in text for text in texts)
+
+
+def test_what_only_reads_a_launcher_is_none(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
+    (tmp_path / "launcher.py").touch()
+    stray.append(subprocess.Popen(["tail", "-f", str(tmp_path / "launcher.py")], text=True))
+    assert [process for process in find_processes() if process.pid == stray[0].pid] == []
+
+
+def test_endpoint_of_a_living_launcher_is_no_leftover(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
+    child = f"[{sys.executable!r}, '-c', {READ!r}, '-m', 'hetero.dataplane.endpoint']"
+    code = f"import subprocess, sys; subprocess.run({child}, stdin=sys.stdin)"
+    command = [sys.executable, "-c", code, "-m", "hetero.cli", "launch"]
+    launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stray.append(launcher)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "up\n"
+    (endpoint,) = [each for each in find_processes() if launcher.pid in each.ancestors]
+    assert endpoint.kind == "endpoint"
+    assert not any(str(endpoint.pid) in finding.found for finding in examine(here(tmp_path)))
+    assert launcher.stdin is not None
+    launcher.stdin.close()
+    launcher.wait(30)
