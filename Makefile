@@ -1,4 +1,6 @@
 # make test    the whole suite: lint, types, generated code, tests
+# make test-v3  the tests with version 3 of the SageMaker SDK, which fits into no environment beside version 2; needs
+#              Python 3.11 or newer
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
 # make soak    kills, stops, slows and cuts off processes of simulated jobs at random, and compares what was fed to the
 #              ranks with an undisturbed run; DURATION_S=600 SEED=1 EVENTS=1000000
@@ -10,7 +12,7 @@
 # make fuzz    coverage-guided fuzzing of the parsers for DURATION_S=600 seconds; new inputs go into tests/fuzz/corpus.zip
 # make protos  regenerate hetero/wire/proto from protos/
 #
-# Needs Linux, GNU make and Python 3.10 or newer; everything else goes into .venv, .venv-protos, .venv-bench and .venv-fuzz. Variables:
+# Needs Linux, GNU make and Python 3.10 or newer; everything else goes into .venv and .venv-NAME. Variables:
 #   PYTHON=/path/to/python3     the interpreter of the environments (default: the first that works of those below)
 #   TORCH_INDEX=URL             where pip finds PyTorch's CPU builds (the "CPU" choice on PyTorch's install page). Without
 #                               it, and on a machine without such a wheel, pip takes the CUDA builds: several GB.
@@ -18,7 +20,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test lint types protos protos-check pytest repeat demo bench bench-env fuzz soak tf-jobs reliability clean
+.PHONY: test test-v3 lint types protos protos-check pytest repeat demo bench bench-env fuzz soak tf-jobs reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -37,6 +39,7 @@ DEMO = .venv/.installed-demo
 PROTOS = .venv-protos/.installed
 BENCH = .venv-bench/.installed
 FUZZ = .venv-fuzz/.installed
+V3 = .venv-v3/.installed
 
 test: lint types protos-check pytest
 
@@ -48,7 +51,10 @@ types: $(DEV)
 	$(ENV)/mypy
 
 pytest: $(DEV)
-	$(ENV)/python tests/run_halves.py $(PYTEST_FLAGS)
+	$(ENV)/python tests/run_parts.py $(PYTEST_FLAGS)
+
+test-v3: $(V3)
+	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)
 
 repeat: $(DEV)
 	$(ENV)/python -m pytest tests/integration -m fault --repeat $(N) $(PYTEST_FLAGS)
@@ -69,7 +75,7 @@ tf-jobs: $(BENCH)
 # The document's own tests come last: they would end the run that is to write it anew.
 reliability: $(DEV)
 	rm -f $(EVIDENCE)
-	HETERO_TEST_EVIDENCE=$(EVIDENCE) $(ENV)/python tests/run_halves.py --ignore=tests/reliability/test_document.py $(PYTEST_FLAGS)
+	HETERO_TEST_EVIDENCE=$(EVIDENCE) $(ENV)/python tests/run_parts.py --ignore=tests/reliability/test_document.py $(PYTEST_FLAGS)
 	$(ENV)/python tests/reliability/reliability_document.py $(EVIDENCE)
 	$(ENV)/python -m pytest -q tests/reliability/test_document.py
 
@@ -118,5 +124,12 @@ $(FUZZ): pyproject.toml constraints.txt | .venv/bin/python
 	.venv-fuzz/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[compression]' atheris
 	@touch $@
 
+# Both versions of the SageMaker SDK are one package by name.
+$(V3): constraints-v3.txt | .venv/bin/python
+	.venv/bin/python -m venv --clear .venv-v3
+	@echo "installing version 3 of the SageMaker SDK into .venv-v3"
+	.venv-v3/bin/python $(PIP_INSTALL) --no-deps -r constraints-v3.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-bench .venv-fuzz .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-bench .venv-fuzz .venv-protos .venv-v3 .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

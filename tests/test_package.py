@@ -30,7 +30,8 @@ LAYERS = (
     {"dataplane"},
     {"loaders"},
     {"torch", "tf", "report"},
-    {"launch", "sagemaker"},
+    {"launch"},
+    {"doctor", "sagemaker"},
     {"cli"},
 )
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     "boto3": {"sagemaker"},
     "grpc": {"wire", "control", "dataplane"},
     "sagemaker": {"sagemaker"},
+    "sagemaker_training": {"sagemaker"},
     "tensorflow": {"tf"},
 }
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}

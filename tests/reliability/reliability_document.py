@@ -1,6 +1,6 @@
 """Writes docs/reliability.md from what a run of the tests has shown.
 
-    HETERO_TEST_EVIDENCE=evidence.jsonl python tests/run_halves.py
+    HETERO_TEST_EVIDENCE=evidence.jsonl python tests/run_parts.py
     python tests/reliability/reliability_document.py evidence.jsonl
 
 The rows are in rows.yaml beside this file; the tests say by their marks which of them they prove, and measure times.

@@ -1,0 +1,42 @@
+"""What several commands take on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetero.errors import ConfigError
+
+__all__ = ["Subparsers", "pairs", "positive"]
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+else:
+    Subparsers = object  # its name has an underscore, and takes no parameters at run time
+
+
+def pairs(flag: str, texts: Sequence[str], form: str) -> list[tuple[str, str]]:
+    """Return the names and values of ``NAME=VALUE`` texts.
+
+    Raises:
+        ConfigError: If one has another form.
+    """
+    found = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{flag} {text!r} is not {form}")
+        found.append((name, value))
+    return found
+
+
+def positive(flag: str, text: str) -> int:
+    """Return a whole number of at least 1.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"{flag}: {text!r} is not a whole number of at least 1")
+    return int(text)

@@ -1,0 +1,34 @@
+"""``hetero audit``: whether two runs trained on the same data."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hetero.cli.arguments import Subparsers
+from hetero.cli.output import say
+
+__all__ = ["add"]
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "audit",
+        allow_abbrev=False,
+        help="say whether two runs trained on the same data",
+        description="Compare the ledgers that two runs wrote with --audit, and say where they part.",
+        epilog="exit status: 0 the same data, 1 not the same or a ledger is damaged, 2 the ledgers cannot be compared",
+    )
+    for name in ("A", "B"):
+        help_text = "a run's folder, or one of its ledgers"
+        parser.add_argument(name.lower(), type=Path, metavar=name, help=help_text)
+    parser.set_defaults(run=_run)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    from hetero.audit import commands
+
+    is_same, text = commands.audit_paths(namespace.a, namespace.b)
+    say(text.rstrip("\n") + "\n")
+    return int(not is_same)

@@ -1,0 +1,77 @@
+"""``hetero prices``: the catalogue of instance types, and its prices."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hetero import config
+from hetero.cli.arguments import Subparsers
+from hetero.cli.output import say
+from hetero.errors import ExitCode
+
+__all__ = ["add"]
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("prices", allow_abbrev=False, help="what the catalogue of instance types says")
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    for name, help_text in (("list", "every type"), ("show", "one type")):
+        action = actions.add_parser(name, allow_abbrev=False, help=help_text)
+        if name == "show":
+            action.add_argument("instance_type", metavar="TYPE")
+        config.add_price_arguments(action)
+        action.set_defaults(run=_run, action=name)
+    refresh = actions.add_parser(
+        "refresh",
+        allow_abbrev=False,
+        help="write AWS's current prices into a price file",
+        description="Write AWS's on-demand prices of training into a price file; the overrides in it stay.",
+    )
+    refresh.add_argument(
+        "--from-file",
+        type=Path,
+        metavar="OFFER.json",
+        help="AWS's offer file of AmazonSageMaker, instead of asking AWS",
+    )
+    refresh.add_argument("--region", default="us-east-1", metavar="NAME", help="whose prices. Default: us-east-1.")
+    refresh.add_argument(
+        "--output",
+        type=Path,
+        default=Path("prices.json"),
+        metavar="FILE",
+        help="the price file, JSON. Default: prices.json.",
+    )
+    refresh.set_defaults(run=_refresh)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    from hetero import pricing
+
+    catalogue = pricing.Catalogue.load(
+        profile=namespace.price_profile,
+        region=namespace.region,
+        price_file=namespace.price_file,
+        overrides=tuple(namespace.price or ()),
+    )
+    if namespace.action == "list":
+        text = pricing.list_text(catalogue)
+    else:
+        text = pricing.show_text(catalogue, namespace.instance_type)
+    say(text.rstrip("\n") + "\n")
+    return int(ExitCode.OK)
+
+
+def _refresh(namespace: argparse.Namespace) -> int:
+    from hetero.pricing.offers import read_offer_file
+    from hetero.pricing.refresh import refresh_file
+
+    if namespace.from_file is not None:
+        prices = read_offer_file(namespace.from_file, namespace.region)
+    else:
+        from hetero.sagemaker.price_list import fetch_prices
+
+        prices = fetch_prices(namespace.region)
+    say(refresh_file(namespace.output, prices) + "\n")
+    return int(ExitCode.OK)

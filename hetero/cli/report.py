@@ -1,0 +1,31 @@
+"""``hetero report``: a run, or two of them side by side."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hetero.cli.arguments import Subparsers
+from hetero.cli.output import say
+from hetero.errors import ExitCode
+
+__all__ = ["add"]
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("report", allow_abbrev=False, help="show a run, or compare it with its baseline")
+    parser.add_argument("baseline", type=Path, metavar="A", help="report.json or its folder: the run, or the baseline")
+    parser.add_argument("candidate", type=Path, nargs="?", metavar="B", help="the run to compare with A")
+    parser.set_defaults(run=_run)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    from hetero.report import commands
+
+    if namespace.candidate is None:
+        text = commands.show_file(namespace.baseline)
+    else:
+        text = commands.compare_files(namespace.baseline, namespace.candidate)
+    say(text.rstrip("\n") + "\n")
+    return int(ExitCode.OK)

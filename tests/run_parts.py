@@ -1,0 +1,78 @@
+"""Run the tests: those of whole jobs beside all the others, where they can have a network and a /dev/shm of their own.
+
+Tests of jobs wait more than they compute, and expect that nothing else listens or shares memory around them. As root,
+in namespaces, two parts of them run at the same time as the rest; elsewhere all run one after the other.
+
+    python tests/run_parts.py [options of pytest]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import pytest
+
+JOBS = ("tests/integration", "tests/chaos")
+SECOND_PART = (
+    "tests/chaos",
+    *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "tf_service")),
+)
+"""Of the jobs: about a third of their time."""
+_APART = (
+    *("unshare", "--net", "--mount", "sh", "-ec"),
+    'ip link set lo up; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; exec "$@"',
+    "sh",
+)
+
+
+def main(flags: Sequence[str]) -> int:
+    """Run all parts; what the tests of jobs printed follows the rest. Returns pytest's exit code of what failed."""
+    pytest_of = [sys.executable, "-m", "pytest", *flags]
+    rest_command = [*pytest_of, *(f"--ignore={folder}" for folder in JOBS)]
+    if not _can_be_apart():
+        print("the tests of jobs run after the others: no leave for namespaces here (root has it)", flush=True)
+        return _worst(subprocess.call(rest_command), subprocess.call([*pytest_of, *JOBS]))
+    first_part = [folder for folder in JOBS if folder not in SECOND_PART]
+    commands = [
+        [*_APART, *pytest_of, *(f"--ignore={path}" for path in SECOND_PART), *first_part],
+        [*_APART, *pytest_of, *SECOND_PART],
+    ]
+    codes = []
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        started = [
+            subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            for command, output in zip(commands, outputs, strict=True)
+        ]
+        try:
+            codes.append(subprocess.call(rest_command))
+            print("waiting for the tests of jobs, which have run since the beginning", flush=True)
+        finally:  # Ctrl-C reaches all of them
+            for jobs, output in zip(started, outputs, strict=True):
+                codes.append(jobs.wait())
+                output.seek(0)
+                sys.stdout.write(output.read().decode(errors="replace"))
+                sys.stdout.flush()
+    return _worst(*codes)
+
+
+def _can_be_apart() -> bool:
+    """Tell whether commands may run in namespaces of their own."""
+    try:
+        return subprocess.run([*_APART, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def _worst(*codes: int) -> int:
+    """Return the code of the part that failed; that a selection left no test in a part is no failure."""
+    ran = [code for code in codes if code != pytest.ExitCode.NO_TESTS_COLLECTED]
+    return next((code for code in ran if code != 0), 0) if ran else int(pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
