@@ -1,12 +1,17 @@
-"""Data sets without torch, served to this process as a rank."""
+"""Data sets without torch, served to this process as a rank, by endpoints or by tf.data.service."""
 
 from __future__ import annotations
 
+import collections
+import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import service_jobs
 from endpoints import ServedJob, imported_script
 
 import hetero
@@ -104,3 +109,38 @@ def job(served: StoppingJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stoppi
     served.is_wait_over, served.hidden_error = False, None
     yield served
     hetero.datasets.set_describer(None)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where the dispatcher of tf.data.service listens, for all tests of a module."""
+    script = Path(__file__).with_name("tf_servers.py")
+    servers = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert servers.stdout is not None
+        yield servers.stdout.readline().strip()
+    finally:
+        servers.kill()
+        servers.communicate()
+
+
+@pytest.fixture
+def service_job(
+    address: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[service_jobs.Job]:
+    """This process is a rank of a job with ``--data-service tf``; each test is another job."""
+    made = service_jobs.Job("tf")
+    made.job_id = request.node.name
+    made.tf_servers.replace([service_jobs.dispatcher_record(address)])
+    monkeypatch.setattr(control, "_session", made)
+    monkeypatch.setattr("hetero.tf.served._num_named", collections.Counter())
+    yield made
+    gc.collect()  # iterators of a test end before the servers do
+
+
+@pytest.fixture(params=["no launcher", "homogeneous"])
+def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> service_jobs.Job | None:
+    """A job without data hosts, and no job at all."""
+    made = None if request.param == "no launcher" else service_jobs.Job("")
+    monkeypatch.setattr(control, "_session", made)
+    return made

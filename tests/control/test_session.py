@@ -1,0 +1,177 @@
+"""Ranks reach their launcher: what they hear from it, and what they tell it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+
+import pytest
+from hubs import TOKEN, wait_for
+
+from hetero.control import security
+from hetero.control.directory import TF_DISPATCHER, EndpointRecord
+from hetero.control.hub import Hub
+from hetero.control.membership import Membership
+from hetero.control.session import RankSession
+from hetero.control.status import (
+    MAX_LOADERS,
+    HostState,
+    StopPoint,
+)
+from hetero.errors import AuthenticationError, ExitCode, HeteroError
+from hetero.metrics import StepSummary, StepTimer
+
+RECORD = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
+
+
+def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
+    trainer, data = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        assert session.remote
+        assert session.options.prepare_timeout_s == 2
+        assert session.options.max_batch_bytes == 12_345
+        changed = threading.Event()
+        session.directory.subscribe(changed.set)
+        data.update(state=HostState.SERVING, endpoints=(RECORD,))
+        assert changed.wait(20.0)
+        assert session.directory.records() == (RECORD,)
+        seen = threading.Event()
+        session.directory.subscribe(lambda: None if session.directory.records() else seen.set())
+        data.update(endpoints=())
+        assert seen.wait(20.0)
+        assert session.directory.contents() == ((), frozenset({"data"}))  # it is there, and may have some again
+        session.fail("boom", "trace", ExitCode.SCRIPT_FAILED)
+        wait_for(data, lambda membership: membership.own.decided is not None)
+    with trainer.membership() as membership:
+        assert membership.own.decided is not None
+        assert membership.own.decided.first_line == "HET-30 trainer: rank 0: boom"
+
+
+def test_session_tells_servers_of_tensorflow_from_endpoints(hubs: tuple[Hub, Hub]) -> None:
+    trainer, data = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    dispatcher = dataclasses.replace(RECORD, endpoint_id="data/tf-dispatcher", kind=TF_DISPATCHER)
+    with contextlib.closing(session):
+        assert session.options.data_service == "tf"
+        changed = threading.Event()
+        session.tf_servers.subscribe(lambda: changed.set() if session.tf_servers.records() else None)
+        data.update(state=HostState.SERVING, endpoints=(RECORD, dispatcher))
+        assert changed.wait(20.0)
+        assert session.tf_servers.records() == (dispatcher,)
+        assert session.directory.records() == (RECORD,)
+
+
+class BrokenTimer(StepTimer):
+    """Its sums cannot be had."""
+
+    def summary(self) -> StepSummary:
+        raise ZeroDivisionError("on purpose")
+
+
+def test_session_goes_on_where_what_was_measured_cannot_be_summed_up(
+    hubs: tuple[Hub, Hub], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, _ = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        timer = BrokenTimer("train")
+        session.register_timer(timer)
+        for steps in (1, 2):  # reported by the first turn of its thread, and a later one
+            session.check_stop(timer)
+            wait_for(trainer, lambda membership, steps=steps: reported_steps(membership) == steps)  # type: ignore[misc]
+        timer.begin_wait()
+        wait_for(trainer, lambda membership: membership.own.ranks[0].waiting)
+        timer.end_wait(1)
+        wait_for(trainer, lambda membership: not membership.own.ranks[0].waiting)
+    assert len([record for record in caplog.records if "ZeroDivisionError" in record.getMessage()]) == 1
+
+
+def test_session_with_more_loaders_than_a_report_holds_reports_the_busiest(hubs: tuple[Hub, Hub]) -> None:
+    trainer, _ = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        train = StepTimer("train")
+        session.register_timer(train)
+        for _ in range(MAX_LOADERS + 10):
+            validation = StepTimer("validation")
+            session.register_timer(validation)
+            for timer in (train, train, validation):
+                session.check_stop(timer)
+        trainer.update(stop_requested=True)  # a report that is refused would lose the vote, too
+        wait_for(trainer, lambda membership: membership.own.stop_at is not None)
+        assert len(session._timers) == MAX_LOADERS + 11
+    with trainer.membership() as membership:
+        (report,) = membership.own.ranks
+    assert len(report.summaries_json) == len(report.steps_started) == MAX_LOADERS
+    assert report.steps_started["train"] == 2 * (MAX_LOADERS + 10)
+    assert report.loader in report.steps_started
+
+
+def reported_steps(membership: Membership) -> int:
+    """Return the steps that the rank has reported."""
+    return sum(report.steps_started.get("train", 0) for report in membership.own.ranks)
+
+
+def test_session_follows_the_directory_after_a_listener_has_raised(
+    hubs: tuple[Hub, Hub], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, data = hubs
+    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        changed = threading.Event()
+
+        def listen() -> None:
+            if not changed.is_set():
+                changed.set()
+                raise ZeroDivisionError("on purpose")
+
+        session.directory.subscribe(listen)
+        data.update(state=HostState.SERVING, endpoints=(RECORD,))
+        assert changed.wait(20.0)
+        moved = dataclasses.replace(RECORD, address="127.0.0.1:10")
+        seen = threading.Event()
+        session.directory.subscribe(lambda: seen.set() if session.directory.records() == (moved,) else None)
+        data.update(endpoints=(moved,))
+        assert seen.wait(20.0)
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.attack("A11")
+@pytest.mark.fault("F31")
+def test_session_of_another_job_is_refused(hubs: tuple[Hub, Hub]) -> None:
+    trainer, _ = hubs
+    with pytest.raises(HeteroError, match="FAILED_PRECONDITION, this server belongs to job job-a"):
+        RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-b", rank=0, world_size=1)
+
+
+def test_session_stop_request_ends_both_ranks_after_the_same_step(hubs: tuple[Hub, Hub]) -> None:
+    trainer, _ = hubs
+    target = f"127.0.0.1:{trainer.port}"
+    sessions = [RankSession(target, TOKEN, job_id="job-a", rank=rank, world_size=2) for rank in range(2)]
+    started = [4, 5]
+    timers = [StepTimer("train") for _ in sessions]
+    validation = StepTimer("train")  # a second loader of the same name, used by rank 0 alone
+    for session, timer, count in zip(sessions, timers, started, strict=True):
+        session.register_timer(timer)
+        for _ in range(count):
+            session.check_stop(timer)
+    sessions[0].register_timer(validation)
+    sessions[0].check_stop(validation)
+    trainer.update(stop_requested=True)
+    wait_for(trainer, lambda membership: membership.own.stop_at == StopPoint(loader="train", steps=5))
+    sessions[0].check_stop(validation)  # it finishes that
+    sessions[0].check_stop(timers[0])  # the step that rank 1 had begun already
+    for session, timer in zip(sessions, timers, strict=True):
+        with pytest.raises(SystemExit) as caught:
+            session.check_stop(timer)
+        assert caught.value.code == 143
+        assert session.stopped
+        session.close()
+
+
+def test_session_refused_token_is_an_authentication_error(hubs: tuple[Hub, Hub]) -> None:
+    trainer, _ = hubs
+    with pytest.raises(AuthenticationError, match="rank 0: its launcher at .* refuses the token"):
+        RankSession(f"127.0.0.1:{trainer.port}", security.Token.generate(), job_id="job-a", rank=0, world_size=1)
