@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hetero import logs
 from hetero.control.status import Cause
 from hetero.logs import escape_line
 
-__all__ = ["MAX_FAILURE_CHARS", "failure_text", "reserved_space", "write_failure"]
+__all__ = ["MAX_FAILURE_CHARS", "failure_text", "reserved_space", "stated_code", "write_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ MAX_FAILURE_CHARS = 1024
 """SageMaker shows as many characters as FailureReason."""
 _RESERVE_NAME = ".hetero-reserve"
 _RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # as many as these characters can take
+_CODE = re.compile(r"\bHET-(\d\d)\b")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -33,6 +35,16 @@ def failure_text(cause: Cause) -> str:
     if room < 20 or not detail:
         return head
     return f"{head}\n{detail if len(detail) <= room else '...' + detail[-(room - 3) :]}"
+
+
+def stated_code(text: str) -> int | None:
+    """Return the exit code that a failure's text states (``HET-31 ...``), None if it states none.
+
+    Args:
+        text: Of a failure file, or what a platform shows of it.
+    """
+    found = _CODE.search(text)
+    return int(found[1]) if found else None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import math
 import os
-import re
 import signal
 import subprocess
 import time
@@ -20,7 +19,9 @@ from typing import TextIO
 from hetero import logs
 from hetero.cluster import Role
 from hetero.config import LaunchOptions
+from hetero.control.security import TOKEN_FILE_VARIABLE
 from hetero.errors import ExitCode
+from hetero.launch.failure import stated_code
 from hetero.launch.progress import PROGRESS_MARK, StatusLine
 from hetero.launch.relay import LineRelay
 from hetero.metrics.lines import METRIC_MARK
@@ -34,7 +35,6 @@ _TICK_S = 0.2
 _KILL_TIMEOUT_S = 10.0
 _ANY_FAILURE = 1
 """Status of SageMaker's toolkit, whatever the status of the program that it runs: the failure file has the job's."""
-_CODE = re.compile(r"HET-([0-9]{2}) ")
 _METRIC_START = f"INFO {METRIC_MARK} "
 
 
@@ -115,7 +115,7 @@ class Launchers:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in read and not name.startswith(("SM_", "SAGEMAKER_"))
+            if name not in read and not name.startswith(("SM_", "SAGEMAKER_", TOKEN_FILE_VARIABLE))
         }
         self._commands[host.name] = command
         self._processes[host.name] = start_child(
@@ -205,8 +205,8 @@ class Launchers:
             logger.error("the job failed: %s", cause)
         # A data host may be lost while the job goes well.
         bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
-        if bad and bad[0] == _ANY_FAILURE and (code := _CODE.match(cause)):
-            return int(code[1])
+        if bad and bad[0] == _ANY_FAILURE and (code := stated_code(cause)) is not None:
+            return code
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 
     def _write(self, name: str, line: str) -> None:

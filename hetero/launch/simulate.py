@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,15 @@ from hetero.launch.tree import CHANNEL_NAME, TreeChannel, platform_environment, 
 from hetero.pricing import Catalogue
 from hetero.workdir import private_folder
 
-__all__ = ["SimulatedGroup", "check_num_hosts", "emulated_vcpus", "parse_group", "run_hosts", "simulate"]
+__all__ = [
+    "SimulatedGroup",
+    "check_num_hosts",
+    "emulated_vcpus",
+    "locked_folder",
+    "parse_group",
+    "run_hosts",
+    "simulate",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +149,7 @@ def run_hosts(
         PortError: If no block of addresses is free.
     """
     with contextlib.ExitStack() as stack:
-        stack.callback(os.close, _lock_folder(output_dir))
+        stack.enter_context(locked_folder(output_dir))
         lock, network = _lock_block(port)
         stack.callback(lock.close)
         hosts = _make_hosts(cluster, network, output_dir)
@@ -199,8 +207,16 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
             raise ConfigError(f"--channel {name}={path}: no such folder")
 
 
-def _lock_folder(path: Path) -> int:
-    """Reserve the output folder for this run; leaves no file behind and goes with the process."""
+@contextlib.contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Reserve an output folder; leaves no file behind and goes with the process.
+
+    Args:
+        path: The folder; must exist.
+
+    Raises:
+        ConfigError: If another simulation writes there.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,7 +225,10 @@ def _lock_folder(path: Path) -> int:
         raise ConfigError(f"another simulation writes to {path}; wait for it, or give another --output-dir") from None
     except OSError as error:  # a file system without locks, or NFS, which locks no folders
         logger.info("cannot lock %s (%s): that nobody else writes there is not checked", path, error)
-    return descriptor
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lock_block(port: int) -> tuple[socket.socket, str]:

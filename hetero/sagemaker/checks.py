@@ -103,6 +103,7 @@ _TRAPS = {
             "Tags",
         ),
     ),
+    "SM-26": _Numbered("hetero is not started", False, traps.another_program),
 }
 NUMBERS = {number: numbered.title for number, numbered in _TRAPS.items()}
 """What each number is about."""
@@ -139,6 +140,9 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
         numbers = {finding.number for finding in found}
         if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:
             found += [_finding("SM-01", problem) for problem in traps.drivers_of_version_3()]
+        script = getattr(getattr(estimator, "source_code", None), "entry_script", None)
+        if isinstance(script, str) and len(request.groups) > 1 and "hetero_script" not in request.hyperparameters:
+            found += [_finding("SM-26", problem) for problem in traps.another_script(script)]
         installed = _installed_v3()
         if installed < _FIRST_V3 and "SM-05" not in numbers and any(channel.groups for channel in request.channels):
             found += [_finding("SM-05", problem) for problem in traps.old_sdk(".".join(map(str, installed)))]

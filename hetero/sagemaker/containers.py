@@ -80,7 +80,7 @@ class Container:
         is_here = script == LAUNCHER_NAME or source_dir is None or (source_dir / script).is_file()
         if not entry and not is_here:
             raise ConfigError(f"{source_dir} has no {script!r:.100}, which the request names as its entry point")
-        if entry and shutil.which(_program(entry[0])) is None:
+        if entry and not _PLATFORM_DIR.search(entry[0]) and shutil.which(_program(entry[0])) is None:
             raise ConfigError(
                 f"the container's program {entry[0]!r:.200} is not on this machine; it is in the image only"
             )
@@ -173,8 +173,14 @@ class Container:
 
 
 def _here(entry: Sequence[str], base: Path) -> list[str]:
-    """Return the container's program as it is started on this machine."""
-    return [_program(entry[0]), *(_moved(part, base) for part in entry[1:])]
+    """Return the container's program as it is started on this machine; raise if the host's tree lacks it."""
+    program, *arguments = (_moved(part, base) for part in (_program(entry[0]), *entry[1:]))
+    if program != entry[0] and program.startswith(str(base)) and not os.access(program, os.X_OK):
+        raise ConfigError(
+            f"the container's program {entry[0]!r:.200} is no file that may be executed; expected it in the code "
+            "(/opt/ml/code) or in a channel (/opt/ml/input/data/CHANNEL), with mode 0755"
+        )
+    return [program, *arguments]
 
 
 def _program(name: str) -> str:
@@ -201,7 +207,13 @@ def _copy(source: Path, target: Path, *, left_out: Path) -> None:
             if name in (".git", "__pycache__") or here / name == left_out or has_trees(here / name)
         }
 
-    shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+    try:
+        shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+    except shutil.Error as error:  # of all files together: (source, target, why) each
+        path, _, why = error.args[0][0]
+        raise ConfigError(
+            f"cannot copy {path} with the code: {why}; make it a file that you may read, or take it away"
+        ) from error
 
 
 def python_path(stated: str | None) -> str:

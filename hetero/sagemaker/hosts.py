@@ -20,7 +20,7 @@ from pathlib import Path
 from hetero.cluster import ClusterSpec, natural_key, parse_cluster
 from hetero.config import LaunchOptions, resolve_options
 from hetero.config.timings import time_scale
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, ExitCode
 from hetero.launch.launchers import HostCommand, SimulatedHost
 from hetero.launch.simulate import SimulatedGroup, check_num_hosts, emulated_vcpus, run_hosts
 from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
@@ -76,12 +76,13 @@ def run_request(
         )
         for group in request.groups
     }
+    feeders: list[PipeFeeder] = []
     read_only = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
     with contextlib.ExitStack() as stack:
 
         def set_up(host: SimulatedHost) -> HostCommand:
             own = [channel for channel in channels if channel.is_for(host.group)]
-            _write_tree(host, request, job.names, own, stack)
+            feeders.extend(map(stack.enter_context, _write_tree(host, request, job.names, own)))
             environment = dict(job.texts)
             if (count := counts[host.group]) is not None:
                 environment["HETERO_EMULATE_VCPUS"] = str(count)
@@ -99,6 +100,9 @@ def run_request(
     for channel in channels:
         if channel.mode == "FastFile" and channel.state() != read_only[channel.name]:
             logger.warning("something wrote to the data of channel %s: the platform has it read-only", channel.name)
+    if any(feeder.has_failed for feeder in feeders):
+        logger.error("a channel could not be fed whole, see above: the platform would have failed the job")
+        return code or ExitCode.USAGE
     return code
 
 
@@ -209,9 +213,8 @@ def _write_tree(
     request: TrainingRequest,
     names: Mapping[str, Sequence[str]],
     channels: Sequence[LocalChannel],
-    stack: contextlib.ExitStack,
-) -> None:
-    """Write the tree of a host; its pipes are fed until the stack ends."""
+) -> list[PipeFeeder]:
+    """Write the tree of a host; return what is to feed its pipes."""
 
     def sharers(channel: LocalChannel) -> list[str]:
         hosts = (name for group, own in names.items() if channel.is_for(group) for name in own)
@@ -224,11 +227,17 @@ def _write_tree(
         hyperparameters=request.hyperparameters,
         channels=[channel.in_tree(host.name, sharers(channel), parts) for channel in channels],
     )
-    for channel in channels:
-        if channel.mode == "Pipe":
-            files = channel.files(host.name, sharers(channel))
-            folder = host.base_dir / "input" / "data"
-            stack.enter_context(PipeFeeder(folder, channel.name, files, is_compressed=channel.is_compressed))
+    folder = host.base_dir / "input" / "data"
+    return [
+        PipeFeeder(
+            folder,
+            channel.name,
+            channel.files(host.name, sharers(channel)),
+            is_compressed=channel.is_compressed,
+        )
+        for channel in channels
+        if channel.mode == "Pipe"
+    ]
 
 
 def _choose(through: str | None) -> str:

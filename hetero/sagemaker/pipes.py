@@ -2,6 +2,7 @@
 
 The FIFO of an epoch is there before the one before it has ended; an epoch's data begins to flow when somebody opens
 its FIFO, and is everything, in the order of the objects' names, once. What is not read is lost, as on the platform.
+Where something cannot be read, the epoch ends there, and the feeder remembers that.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class PipeFeeder:
     """
 
     def __init__(self, folder: Path, channel: str, files: Sequence[Path], *, is_compressed: bool = False) -> None:
+        self.has_failed = False
+        """Whether an epoch was not whole."""
         self._prefix = folder / channel
         self._files = files
         self._is_compressed = is_compressed
@@ -55,18 +58,18 @@ class PipeFeeder:
 
     def _run(self) -> None:
         epoch = 0
-        try:
-            while (descriptor := self._wait_for_reader(epoch)) is not None:
-                try:
-                    os.mkfifo(self._path(epoch + 1))  # whoever sees the end of this epoch may open the next at once
-                    self._write(descriptor)
-                except BrokenPipeError:
-                    logger.info("%s was closed before its end", self._path(epoch))
-                finally:
-                    os.close(descriptor)
-                epoch += 1
-        except (OSError, EOFError, zlib.error):  # the last two are of damaged gzip files
-            logger.exception("cannot feed %s", self._path(epoch))
+        while (descriptor := self._wait_for_reader(epoch)) is not None:
+            try:
+                os.mkfifo(self._path(epoch + 1))  # whoever sees the end of this epoch may open the next at once
+                self._write(descriptor)
+            except BrokenPipeError:
+                logger.info("%s was closed before its end", self._path(epoch))
+            except (OSError, EOFError, zlib.error):  # the last two are of damaged gzip files
+                logger.exception("cannot feed %s", self._path(epoch))
+                self.has_failed = True
+            finally:
+                os.close(descriptor)
+            epoch += 1
 
     def _wait_for_reader(self, epoch: int) -> int | None:
         """Return the FIFO, opened for writing, as soon as somebody reads it; None when this ends."""

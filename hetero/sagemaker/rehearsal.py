@@ -20,6 +20,7 @@ from typing import Any
 from hetero.config import stated_flags
 from hetero.errors import ConfigError
 from hetero.launch.failure import MAX_FAILURE_CHARS
+from hetero.launch.simulate import locked_folder
 from hetero.process import start_child
 from hetero.report import Report, load_report
 from hetero.sagemaker.archive import unpack
@@ -102,11 +103,18 @@ def rehearse(
         command += [f"--channel={name}={path}" for name, path in channels.items()]
         command += [f"--source-dir={code}"] if code is not None else []
         command += [f"--through={through}"] if through is not None else []
-        for path in (*map(target.joinpath, ("report.json", "report.md")), *_failure_files(target)):
-            path.unlink(missing_ok=True)  # of an earlier rehearsal
+        _forget_earlier(target)
         exit_code = _run(command)
     failure = _failure(target) if exit_code else ""
     return Rehearsal(exit_code=exit_code, failure=failure, output_dir=target)
+
+
+def _forget_earlier(output_dir: Path) -> None:
+    """Remove what an earlier rehearsal said of its end."""
+    if output_dir.is_dir():
+        with locked_folder(output_dir):
+            for path in (*map(output_dir.joinpath, ("report.json", "report.md")), *_failure_files(output_dir)):
+                path.unlink(missing_ok=True)
 
 
 def _stage_source(recording: Recording, folder: Path) -> Path | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.errors import CapacityError, ConfigError, ExitCode
+from hetero.launch.failure import stated_code
 from hetero.sagemaker.recording import record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 10.0
 _LONGEST_WAIT_S = 900.0
+_LONGEST_SILENCE_S = 600.0
+"""How long a job is followed that nothing is heard of any more: it goes on without us."""
 _ENDED = ("Completed", "Failed", "Stopped")
 _WITHOUT_HOSTS = ("Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack")
 """Values of SecondaryStatus before a job has its instances."""
@@ -36,7 +39,6 @@ _QUOTA = re.compile(
 )
 _OF_THE_SCRIPT = "AlgorithmError"
 """Begins what the service says of a job that began: what follows are the script's words, of any service it calls."""
-_CODE = re.compile(r"\bHET-(\d\d)\b")
 _LONGEST_NAME = 63
 """Characters of a job's name."""
 
@@ -169,8 +171,8 @@ def _attempt(
 
 def failure_code(failure: str) -> int:
     """Return the exit code that a failure's text states (``HET-31 ...``): platforms keep the text, not the code."""
-    stated = _CODE.search(failure)
-    return int(stated[1]) if stated else int(ExitCode.SCRIPT_FAILED)
+    stated = stated_code(failure)
+    return int(ExitCode.SCRIPT_FAILED) if stated is None else stated
 
 
 def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
@@ -215,9 +217,19 @@ def _words(error: Exception) -> str:
 
 def _follow(client: Any, job_name: str, *, wait: bool, sleep: Callable[[float], None]) -> dict[str, Any]:
     """Wait until a job has its instances, or has ended; return its description."""
-    said = ""
+    said, silent_s = "", 0.0
     while True:
-        description: dict[str, Any] = client.describe_training_job(TrainingJobName=job_name)
+        try:
+            description: dict[str, Any] = client.describe_training_job(TrainingJobName=job_name)
+        except Exception as error:
+            if not said or silent_s >= _LONGEST_SILENCE_S:
+                logger.error("%s was submitted, and goes on; its state cannot be asked for", job_name)
+                raise
+            logger.warning("cannot ask for the state of %s, trying again: %s", job_name, _words(error) or error)
+            sleep(_POLL_S)
+            silent_s += _POLL_S
+            continue
+        silent_s = 0.0
         stage = description.get("SecondaryStatus", "")
         if stage != said:
             said = stage

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hetero.cluster import Role
 from hetero.errors import HeteroError, first_line
+from hetero.launch.staged import LAUNCHER_NAME
 from hetero.sagemaker.facts import (
     assigned_roles,
     hardware,
@@ -36,6 +37,8 @@ V3_MAX_RUN_S = 3600
 SDK_VOLUME_GB = 30
 """What both versions ask for where nothing is said."""
 
+_LAUNCHERS = (LAUNCHER_NAME, "launcher.py")
+"""What prepared jobs start, and those that bring the launcher by hand."""
 _PATH_CHARACTERS = re.compile(r"[/\\\x00-\x1f]|^\.{1,2}$")
 
 
@@ -308,6 +311,21 @@ def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
         )
 
 
+def another_program(request: TrainingRequest) -> Iterator[Problem]:
+    """Groups, and an entry point of SDK 2 that is not the launcher: every host, data hosts included, would train."""
+    program = parameter(request, "sagemaker_program")
+    if len(request.groups) < 2 or "hetero_script" in request.hyperparameters or not isinstance(program, str):
+        return
+    if program not in _LAUNCHERS:
+        yield _not_started(program)
+
+
+def another_script(script: str) -> Iterator[Problem]:
+    """Groups, and an entry script of version 3 that is not the launcher, which no request shows."""
+    if script not in _LAUNCHERS:
+        yield _not_started(script)
+
+
 def local_session() -> Iterator[Problem]:
     """The SDK's local mode, which the object shows and no request."""
     yield Problem(
@@ -342,6 +360,13 @@ def within_limits(*paths: str) -> Trap:
                 yield Problem(broken, f"stay within what SageMaker accepts: {limit.source}")
 
     return look
+
+
+def _not_started(program: str) -> Problem:
+    return Problem(
+        f"every host, data hosts included, runs {program[:80]!r}, and nothing shows that it starts hetero",
+        "prepare(estimator); or launchers/launcher.py as the entry point, and hyperparameter hetero_script",
+    )
 
 
 def _mixed(request: TrainingRequest) -> bool:

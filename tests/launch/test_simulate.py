@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 import pytest
 
 from hetero import cli
 from hetero.errors import ConfigError, ExitCode
-from hetero.launch.simulate import _lock_folder, parse_group
+from hetero.launch.simulate import locked_folder, parse_group
 
 
 @pytest.fixture
@@ -100,9 +99,9 @@ def test_folder_of_a_run_is_locked_where_the_file_system_can(tmp_path: Path, mon
     def refuse(*_: object) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    first = _lock_folder(tmp_path)
-    with pytest.raises(ConfigError, match="another simulation writes to "):
-        _lock_folder(tmp_path)
-    monkeypatch.setattr("fcntl.flock", refuse)
-    os.close(_lock_folder(tmp_path))
-    os.close(first)
+    with locked_folder(tmp_path):
+        with pytest.raises(ConfigError, match="another simulation writes to "), locked_folder(tmp_path):
+            pass
+        monkeypatch.setattr("fcntl.flock", refuse)
+        with locked_folder(tmp_path):
+            pass

@@ -182,6 +182,7 @@ TRAPS = [
     ("SM-24", "error", in_whole(Environment={"A-B": "1"}), "Environment['A-B']: not of the form", "API_Create"),
     ("SM-25", "error", in_whole(TrainingJobName="x" * 64), "64 characters, at most 63", "API_Create"),
     ("SM-25", "error", in_whole(StoppingCondition={"MaxRuntimeInSeconds": 2419201}), "at most 2419200", "API_Stop"),
+    ("SM-26", "warning", without_script(hyperparameters(sagemaker_program="train.py")), "runs 'train.py'", "prepare"),
 ]
 
 

@@ -78,6 +78,15 @@ def test_distributed_with_groups_is_found(source_dir: Path) -> None:
     assert (finding.number, "distributed=" in finding.found) == ("SM-01", True)
 
 
+def test_trainer_that_was_not_prepared_is_found(source_dir: Path) -> None:
+    from sagemaker.core.training.configs import SourceCode
+
+    (source_dir / "train.py").touch()
+    made = trainer(source_dir, source_code=SourceCode(source_dir=str(source_dir), entry_script="train.py"))
+    (finding,) = check(made)
+    assert (finding.number, "runs 'train.py'" in finding.found) == ("SM-26", True)
+
+
 def test_unknown_group_of_a_channel_is_found(source_dir: Path) -> None:
     assert numbers(trainer(source_dir), inputs("gpu_group")) == ["SM-04"]
 

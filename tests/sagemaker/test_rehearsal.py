@@ -21,6 +21,7 @@ from hetero import cli
 from hetero.cluster import Role
 from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.launch.launchers import SimulatedHost
+from hetero.launch.simulate import locked_folder
 from hetero.launch.tree import TreeChannel, write_tree
 from hetero.sagemaker import TrainingRequest, hosts, offline_session, prepare, rehearse
 from hetero.sagemaker.archive import unpack
@@ -58,8 +59,9 @@ def estimator(tmp_path: Path) -> Any:
 
 @pytest.mark.integration
 def test_example_runs_from_the_estimator_on_four_hosts(
-    estimator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    estimator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HETERO_TOKEN_FILE", "/of/another/job")  # not this one's, which came with the code
     folders = {name: tmp_path / name for name in ("raw", "labels")}
     for folder in folders.values():
         folder.mkdir()
@@ -124,6 +126,18 @@ def test_input_in_s3_is_refused_before_anything_is_started(estimator: Any, tmp_p
     with pytest.raises(ConfigError, match="did you mean 'endpoints_per_host'"):
         rehearse(estimator, output_dir=tmp_path / "run", endpoints_per_hosts=1)
     assert not (tmp_path / "run").exists()
+
+
+def test_rehearsal_in_a_folder_of_another_leaves_that_one_s_files(estimator: Any, tmp_path: Path) -> None:
+    report = tmp_path / "run" / "report.json"
+    report.parent.mkdir()
+    report.touch()
+    with (
+        locked_folder(tmp_path / "run"),
+        pytest.raises(ConfigError, match="another simulation writes to"),
+    ):
+        rehearse(estimator, output_dir=tmp_path / "run")
+    assert report.exists()
 
 
 def test_what_hosts_could_not_be_told_is_refused_before_anything_is_started(
@@ -329,6 +343,28 @@ def test_entry_point_without_a_toolkit_gets_the_arguments_that_the_real_one_give
     assert found == [sys.executable, "launcher.py", *mapping.to_cmd_args(values)]
 
 
+def test_program_of_the_container_may_come_with_the_code(tmp_path: Path, source_dir: Path) -> None:
+    algorithm = {"TrainingImage": "image", "ContainerEntrypoint": ["/opt/ml/code/run.sh", "/opt/ml/model"]}
+    parsed = TrainingRequest.parse(request(AlgorithmSpecification=algorithm))
+    container = Container.of(parsed, source_dir=source_dir, through="plain", output_dir=tmp_path)
+    host = SimulatedHost(name="algo-1", group="data_group", role=Role.DATA, address="127.0.0.1", root=tmp_path)
+    with pytest.raises(ConfigError, match="'/opt/ml/code/run.sh' is no file that may be executed; expected it in"):
+        container.set_up(host, {}, [])
+    (source_dir / "run.sh").touch(mode=0o755)
+    found = container.set_up(host, {}, []).arguments
+    assert found == [f"{tmp_path}/ml/code/run.sh", f"{tmp_path}/ml/model"]
+
+
+def test_code_that_cannot_be_copied_is_refused(tmp_path: Path, source_dir: Path) -> None:
+    container = Container.of(
+        TrainingRequest.parse(request()), source_dir=source_dir, through="plain", output_dir=tmp_path
+    )
+    os.mkfifo(source_dir / "pipe")
+    host = SimulatedHost(name="algo-1", group="data_group", role=Role.DATA, address="127.0.0.1", root=tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot copy .*/pipe with the code: .* named pipe"):
+        container.set_up(host, {}, [])
+
+
 def test_only_the_platforms_tree_is_a_hosts_in_the_environment(tmp_path: Path, source_dir: Path) -> None:
     texts = {"DATA": "/opt/ml/input/data:/opt/ml", "URI": "s3://bucket/opt/ml/x", "OTHER": "/opt/mlflow /opt/ml-data"}
     parsed = TrainingRequest.parse(request(Environment={**texts, "FILE": "file:///opt/ml/model"}))
@@ -416,9 +452,14 @@ def test_pipe_of_gzip_files_is_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"")[:10] + b"\xff" * 50])
 def test_pipe_of_a_damaged_gzip_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
     (tmp_path / "a.gz").write_bytes(content)
-    with PipeFeeder(tmp_path, "train", [tmp_path / "a.gz"], is_compressed=True):
-        read(tmp_path / "train_0")
-    assert [record.getMessage() for record in caplog.records] == [f"cannot feed {tmp_path / 'train_0'}"]
+    with PipeFeeder(tmp_path, "train", [tmp_path / "a.gz"], is_compressed=True) as feeder:
+        for epoch in range(2):  # whoever reads on does not wait for ever
+            read(tmp_path / f"train_{epoch}")
+    assert feeder.has_failed
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cannot feed {tmp_path / 'train_0'}",
+        f"cannot feed {tmp_path / 'train_1'}",
+    ]
 
 
 def test_files_of_a_channel_are_in_the_order_of_the_objects_in_s3(tmp_path: Path) -> None:

@@ -206,6 +206,28 @@ def test_job_that_fails_for_another_reason_is_not_repeated(service: Service, rea
     assert (done.status, done.failure, done.exit_code) == ("Failed", reason, code)
 
 
+def test_job_is_followed_on_where_its_state_cannot_be_asked_for_a_while(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.takes().describes("InProgress", "Training")
+    service.stubber.add_client_error("describe_training_job", "ExpiredTokenException", "too old", 400)
+    service.describes("Completed", "Completed")
+    assert service.submit().status == "Completed"
+    (warning,) = warnings_of(caplog)
+    assert warning.endswith("trying again: ExpiredTokenException: too old")
+
+
+def test_job_that_cannot_be_followed_for_long_is_given_up_but_not_called_ended(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.takes().describes("InProgress", "Training")
+    for _ in range(61):
+        service.stubber.add_client_error("describe_training_job", "ExpiredTokenException", "too old", 400)
+    with pytest.raises(Exception, match="too old"):
+        service.submit()
+    assert "was submitted, and goes on; its state cannot be asked for" in caplog.messages[-1]
+
+
 def test_number_of_attempts_below_1_is_refused(service: Service) -> None:
     with pytest.raises(ConfigError, match="max_attempts is 0; expected 1 or more"):
         service.submit(max_attempts=0)
