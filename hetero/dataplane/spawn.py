@@ -128,6 +128,7 @@ class ForkerProcess:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=child_environment(options),
+                start_new_session=True,  # supervisors signal whole groups: the launcher ends endpoints after the ranks
             )
         self.loaded_s: float | None = None
         """Since when it has the script and takes commands, monotonic; None: not yet."""

@@ -175,6 +175,7 @@ class Follower:
         name: From `meeting_name`.
         command: What it starts where it is told to: a rank of the training script.
         variables: What the outer launcher said to this process alone; its rank gets it.
+        stopped_code: Exit code if it is asked to stop before it has met its leader.
         leader_pid: Process id of the leader if that is a child of this process.
     """
 
@@ -185,12 +186,14 @@ class Follower:
         *,
         command: Sequence[str],
         variables: Mapping[str, str],
+        stopped_code: int = 128 + signal.SIGTERM,
         leader_pid: int | None = None,
     ) -> None:
         self._outer = outer
         self._name = name
         self._command = command
         self._variables = variables
+        self._stopped_code = stopped_code
         self._leader_pid = leader_pid
         self._rank: subprocess.Popen[bytes] | None = None
         self._has_told = False
@@ -207,7 +210,7 @@ class Follower:
             stack.callback(self._let_leader_end)
             lines = self._connect()
             if lines is None:
-                return 128 + signal.SIGTERM if self._num_signals else None
+                return self._stopped_code if self._num_signals else None
             stack.callback(lines.close)
             lines.write({"local_rank": self._outer.local_rank, "rank": self._outer.rank})
             while True:

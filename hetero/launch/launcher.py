@@ -80,7 +80,14 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
         os.setsid()  # what mpirun does to the process group that it knows is not done to this process
     elif forked_pid is not None or not outer.leads:
         command = rank_command(options.script, options.script_args)
-        follower = Follower(outer, name, command=command, variables=variables, leader_pid=forked_pid)
+        follower = Follower(
+            outer,
+            name,
+            command=command,
+            variables=variables,
+            stopped_code=_stopped(options),
+            leader_pid=forked_pid,
+        )
         return _follow(follower, cluster.current_host, base_dir)
     logger.info("one launcher works for the %d processes that %s made on this host", outer.num_local, outer.name)
     with Copies(outer, name) as copies:

@@ -208,6 +208,7 @@ class _Servers:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=_environment(self._options),
+                start_new_session=True,  # supervisors signal whole groups: the launcher ends servers after the ranks
             )
         self._running[ours.fileno()] = _Server(
             index=index, incarnation=incarnation, dispatcher=dispatcher, process=process, socket=ours

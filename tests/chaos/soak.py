@@ -19,10 +19,11 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 from hosts import TRAINER, Hosts, host_names
@@ -39,6 +40,8 @@ _END_S = 30.0
 """For every host to be gone after the trainer host: a data host that was cut off leaves when it is an orphan."""
 _HURRY_S = 10.0
 """A data host younger than this at the end has not met the trainer host, and would wait for it."""
+_to_end = threading.Event()
+"""Python drops what a handler raises into a finalizer: a request to end is kept, too."""
 _HARMLESS_CODES = {0, 32, 143, -signal.SIGTERM, -signal.SIGKILL}
 
 
@@ -67,7 +70,7 @@ class Soak:
         """Run an undisturbed job, then disturbed ones; at least one of these."""
         with self._job("undisturbed", 0.0) as hosts:
             hosts.start()
-            hosts.wait_for(lambda: hosts.launcher(TRAINER).poll() is not None, 120.0, "the undisturbed job's end")
+            hosts.wait_for(lambda: _has_ended(hosts), 120.0, "the undisturbed job's end")
             code = hosts.launcher(TRAINER).returncode
             self._wait_for_hosts(hosts)
             self._expected = hosts.results()
@@ -88,7 +91,7 @@ class Soak:
             bound_s = time.monotonic() + 120.0 + 10 * self._steps * self._step_s
             hosts.start()
             trainer = hosts.launcher(TRAINER)
-            while trainer.poll() is None and time.monotonic() < bound_s:
+            while not _has_ended(hosts) and time.monotonic() < bound_s:
                 killer.turn()
                 time.sleep(0.02)
             killer.relent()
@@ -154,6 +157,12 @@ class Soak:
         self._say(f"VIOLATION {name}: {what}")
 
 
+def _has_ended(hosts: Hosts) -> bool:
+    if _to_end.is_set():
+        raise KeyboardInterrupt
+    return hosts.launcher(TRAINER).poll() is not None
+
+
 def compare(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """Say how what a rank was fed differs from what it should have been; empty if it does not."""
     if found == expected:
@@ -181,6 +190,11 @@ def _age_s(pid: int) -> float:
         return 0.0
 
 
+def _end(*_: object) -> NoReturn:
+    _to_end.set()
+    raise KeyboardInterrupt
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description="random kills of a simulated job, its batches compared to the byte")
@@ -206,5 +220,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was begun is taken down
+    signal.signal(signal.SIGTERM, _end)  # as Ctrl-C: what was begun is taken down
     sys.exit(main())

@@ -151,6 +151,7 @@ def test_torchrun_of_a_group_is_asked_to_stop_and_no_copy_tells_a_failure(
     for job in (trainer, data):
         job.process.terminate()  # it hands the signal to every copy
     trainer.wait(), data.wait()
+    assert any("hetero_metric endpoint_restarts=0" in line for line in trainer.lines), trainer.output
     stopped = [(tmp_path / "with a blank" / f"stopped-{rank}").read_text() for rank in (0, 1)]
     assert stopped[0] == stopped[1], trainer.output
     assert [host for host in ("algo-9", "algo-10") if (tmp_path / host / "ml" / "output" / "failure").exists()] == []
