@@ -31,6 +31,7 @@ __all__ = ["Member", "Membership", "stop_point"]
 logger = logging.getLogger(__name__)
 
 _ENDED = (HostState.DONE, HostState.FAILED)
+_LEAVING = (HostState.DRAINING, *_ENDED)
 
 
 class Membership:
@@ -139,7 +140,7 @@ class Membership:
         """Take note that ``host`` could not be reached, and why."""
         peer = self._peers[host]
         peer.last_word = why
-        peer.has_left = peer.status is not None and peer.status.state in _ENDED
+        peer.has_left = peer.status is not None and peer.status.state in _LEAVING
 
     def do_without(self, host: str, why: str) -> bool:
         """Take note that ``host`` is there and of no use, and log it once.
@@ -274,7 +275,7 @@ class Membership:
             is_of_use = status.host == self.own.host or (
                 self._lives(status.host) and not self._peers[status.host].objection
             )
-            if is_of_use and status.state not in (HostState.DRAINING, *_ENDED):
+            if is_of_use and status.state not in _LEAVING:
                 yield status
 
     def _lives(self, host: str) -> bool:

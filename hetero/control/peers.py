@@ -38,7 +38,7 @@ class Peer:
     is_silent: bool = False
     """It was last logged as silent for a lease, not as heard again."""
     has_left: bool = False
-    """It could not be reached any more after it had said how it ended."""
+    """It could not be reached any more after it had said that it ends, or how it ended."""
     last_word: str = "never heard of"
     delivered: HostStatus | None = None
     """Our status as this host has it."""

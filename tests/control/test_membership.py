@@ -281,6 +281,17 @@ def test_final_delivered_of_a_data_host_does_not_wait_for_hosts_that_are_done(cl
     assert membership.final_delivered
 
 
+def test_final_delivered_of_a_data_host_does_not_wait_for_one_that_has_left_in_silence(clock: Clock) -> None:
+    membership = view("algo-1", clock)
+    for host in ("algo-3", "algo-4"):
+        membership.observe(status(host, HostState.DONE))
+    membership.observe(status("algo-2", HostState.DRAINING))
+    membership.update(state=HostState.DONE)
+    assert not membership.final_delivered
+    membership.unreachable("algo-2", "refused")  # it had been told that this host is done, and did not wait to answer
+    assert membership.final_delivered
+
+
 def test_missing_names_hosts_and_their_last_word(clock: Clock) -> None:
     membership = view("algo-3", clock)
     membership.unreachable("algo-1", "refused")
