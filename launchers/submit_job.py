@@ -183,7 +183,7 @@ def _is_version_3() -> bool:
         ConfigError: If none is.
     """
     if importlib.util.find_spec("sagemaker") is None:
-        raise ConfigError("no SageMaker SDK is installed; pip install 'hetero[sagemaker]', or 'hetero[sagemaker-v3]'")
+        raise ConfigError("no SageMaker SDK is installed; pip install 'sagemaker>=2.257,<3', or 'sagemaker>=3.18,<4'")
     return importlib.util.find_spec("sagemaker.train") is not None
 
 

@@ -32,7 +32,7 @@ def fetch_prices(region: str, client: Any = None) -> PriceList:
     try:
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError:
-        raise ConfigError(f"boto3 is not installed; pip install 'hetero[sagemaker]', or {_FROM_FILE}") from None
+        raise ConfigError(f"boto3 is not installed; pip install boto3, or {_FROM_FILE}") from None
     prices: dict[str, float] = {}
     head: dict[str, Any] = {}
     try:

@@ -149,7 +149,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
         import boto3
     except ModuleNotFoundError:
         raise ConfigError(
-            "no SageMaker SDK is installed; pip install 'hetero[sagemaker]', or 'hetero[sagemaker-v3]' for version 3"
+            "no SageMaker SDK is installed; pip install 'sagemaker>=2.257,<3', or 'sagemaker>=3.18,<4' for version 3"
         ) from None
     try:  # version 3 first, which warns about names that only version 2 has
         from sagemaker.core.helper.session_helper import Session

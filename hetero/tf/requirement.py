@@ -16,5 +16,5 @@ def check_tensorflow() -> None:
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise
-        missing = "hetero.tf needs TensorFlow, which is not installed: pip install 'hetero[tensorflow]'"
+        missing = "hetero.tf needs TensorFlow, which is not installed: pip install 'tensorflow>=2.16'"
         raise ImportError(missing) from None

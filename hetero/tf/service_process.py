@@ -63,7 +63,7 @@ def _start(configuration: dict[str, Any]) -> Any:
             raise
         raise ConfigError(
             "--data-service tf needs TensorFlow on data hosts, where it is not installed: "
-            "pip install 'hetero[tensorflow]'"
+            "pip install 'tensorflow>=2.16'"
         ) from None
     service = tf.data.experimental.service
     dispatcher, port = configuration["dispatcher"], configuration["port"]

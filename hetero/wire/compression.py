@@ -145,7 +145,7 @@ def load_codec(name: str) -> Codec:
     if module is None:
         raise ConfigError(
             f"compression={name!r} needs the package {_PACKAGES[name][0]}, which is not installed here\n"
-            "  Install hetero[compression] on every host, or leave compression out."
+            "  pip install lz4 zstandard on every host, or leave compression out."
         )
     return _MAKERS[name](module)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
 )
 
 Script = Callable[[str], ModuleType]

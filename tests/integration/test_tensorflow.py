@@ -29,7 +29,7 @@ DATA, TRAINER = "data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:1"
 TWO_TRAINERS = [DATA, "dnn_group=ml.p3.2xlarge:2"]
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
 )
 
 

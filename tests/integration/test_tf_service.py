@@ -28,7 +28,7 @@ WAIT_S = 120.0
 
 pytestmark = [
     pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
+        importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
     ),
     pytest.mark.timeout(400),  # every server and every rank imports it
 ]

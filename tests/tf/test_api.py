@@ -40,7 +40,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run(code) == "hetero.tf needs TensorFlow, which is not installed: pip install 'hetero[tensorflow]'"
+    assert run(code) == "hetero.tf needs TensorFlow, which is not installed: pip install 'tensorflow>=2.16'"
 
 
 @pytest.mark.parametrize(

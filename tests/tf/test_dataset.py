@@ -15,7 +15,7 @@ import expected
 import numpy as np
 import pytest
 
-tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'hetero[tensorflow]'")
+tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 import hetero.tf  # noqa: E402
 from hetero.control.stopping import StopError  # noqa: E402

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from service_jobs import Job, dispatcher_record
 
-tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'hetero[tensorflow]'")
+tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 import hetero.tf  # noqa: E402
 from hetero.control.directory import Directory  # noqa: E402

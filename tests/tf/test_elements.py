@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'hetero[tensorflow]'")
+tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 from hetero.errors import ConfigError  # noqa: E402
 from hetero.tf.elements import check_element, check_spec, derive_spec, to_element  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Any
 import expected
 import pytest
 
-tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'hetero[tensorflow]'")
+tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 import hetero.tf  # noqa: E402
 from hetero.errors import ConfigError  # noqa: E402

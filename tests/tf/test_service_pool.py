@@ -22,7 +22,7 @@ from hetero.tf.service_pool import ServiceOptions, ServicePool, _Servers
 from hetero.wire.channels import without_proxy
 
 needs_tensorflow = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'hetero[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
 )
 
 _START_S = 120.0
@@ -71,7 +71,7 @@ def test_without_tensorflow_the_pool_fails_with_one_line(tmp_path: Path) -> None
     with running(lines, num_endpoints=1, has_dispatcher=True, environment={"PYTHONPATH": path}) as pool:
         wait_for(lambda: pool.failure is not None)
         assert isinstance(pool.failure, ConfigError)
-        assert "pip install 'hetero[tensorflow]'" in str(pool.failure)
+        assert "pip install 'tensorflow>=2.16'" in str(pool.failure)
         assert pool.failure.exit_code is ExitCode.USAGE
     assert not any("Traceback" in line for line in lines)
 
