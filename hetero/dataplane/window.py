@@ -385,7 +385,7 @@ class Window:
         if name is not None and host not in fleet.uncompressed_hosts:
             fleet.uncompressed_hosts.add(host)
             logger.warning(
-                "batches from %s are not compressed: the package %s is not installed there; pip install it on every host",
+                "batches from %s are not compressed: the package %s is not there; pip install it on every host",
                 host,
                 package_of(name),
             )

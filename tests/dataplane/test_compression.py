@@ -78,4 +78,6 @@ def test_endpoint_without_the_package_sends_as_it_is_and_is_named_once(
     assert (fleet.stats.uncompressed, fleet.stats.saved_bytes, fleet.stats.retries) == (24, 0, 0)
     package = {"lz4": "lz4", "zstd": "zstandard"}[name]
     (warning,) = [record.getMessage() for record in caplog.records if "compressed" in record.getMessage()]
-    assert warning.startswith(f"batches from algo-1 are not compressed: the package {package} is not installed there")
+    assert warning.startswith(
+        f"batches from algo-1 are not compressed: the package {package} is not there; pip install"
+    )
