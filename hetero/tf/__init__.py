@@ -9,8 +9,8 @@ How `from_dataset` works:
 4. The element specification comes from two batches of different sizes, fetched before the first epoch and not counted:
    what differs between them is None. A later batch that does not fit it is an error that names leaf and shapes.
 5. TensorFlow begins passes, and prefetches over their ends, when it likes. So a pass is *begun* and *produced* in its
-   threads, and *taken* where the script says so: by a loop over the dataset itself, by the Keras callback, or by
-   `mark_taken`. Only what is taken moves the state and the ledger, and is measured where a loop or Keras takes it.
+   threads, and *taken* where the script says so: by a loop over the dataset itself, by `measure`, the Keras callback or
+   `mark_taken`. Only what is taken moves the state and the ledger, and all but `mark_taken` measure it.
 6. A pass that was produced to its end, or of which a batch was taken, is followed by the next epoch. One that was
    dropped before that did not happen: Keras looks at a batch to build a model, and its epoch begins again.
 7. Taking is also where the job may stop and what measures data wait, on the thread that trains. TensorFlow's threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from hetero.control import session as control
@@ -66,10 +67,10 @@ def from_dataset(
     Other transformations (``map``, ``prefetch``, ``take``) may follow as for any dataset; what they ask for ahead does
     not count. ``cache`` and ``shuffle`` of tf.data after it give up what this is for.
 
-    **What counts as taken.** Batches of a loop ``for batch in data``; in Keras those of steps that the callback saw;
-    elsewhere those that `FedDataset.mark_taken` names. State and ledger are made of them, but for `mark_taken` the
-    steps of the report too, and a job that is asked to stop ends there. Use one dataset for training and another one
-    for validation.
+    **What counts as taken.** Batches of a loop ``for batch in data``; in Keras those of steps that the callback saw; in
+    loops over something made of it those that `FedDataset.measure` yields, or `FedDataset.mark_taken` names. State and
+    ledger are made of them, but for `mark_taken` the steps of the report too, and a job that is asked to stop ends
+    there. Use one dataset for training and another one for validation.
 
     **Ranks** are the launcher's, else those of ``RANK`` and ``WORLD_SIZE``, or mpirun's: every rank gets its own part,
     so automatic sharding is off. In a ``tf.distribute`` strategy over several processes use
@@ -122,6 +123,12 @@ def from_dataset(
             "they make them",
             name or spec.name,
         )
+    if session is not None and session.world_size > 1 and not _has_strategy_facts():
+        logger.warning(
+            "%d ranks and no TF_CONFIG: a tf.distribute strategy spans this rank alone, and each trains a model of its "
+            "own; start the job with --framework tensorflow",
+            session.world_size,
+        )
     if is_remote():
         answer_lengths()
     from hetero.tf.dataset import FedDataset
@@ -139,3 +146,8 @@ def from_dataset(
         name=name,
     )
     return FedDataset(Feed(spec, options, num_workers=num_workers, prefetch_factor=prefetch_factor), element_spec)
+
+
+def _has_strategy_facts() -> bool:
+    """Whether ranks can find each other by TensorFlow's own means, or by MPI's, as Horovod's do."""
+    return "TF_CONFIG" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -127,12 +127,39 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         self._feed.promise_to_take()
         return TakenCallback(self._feed, batches_per_step)
 
-    def mark_taken(self, num_batches: int = 1) -> None:
-        """Say that the training has the next ``num_batches``, in loops over a dataset made of this one.
+    def measure(self, batches: Iterable[Any], batches_per_step: int = 1) -> Iterator[Any]:
+        """Yield the elements of a dataset made of this one, each as what a step takes of this one.
 
-        Call it after each step, with one iterator at a time; where an epoch may be left early, call `set_epoch` before
-        each one. The job may end in it. A loop over the dataset itself and the Keras callback do all this by
-        themselves, and measure steps, which this cannot: nobody says when the loop waits.
+        ::
+
+            for batch in data.measure(strategy.distribute_datasets_from_function(lambda _: data)):
+                strategy.run(train_step, args=(batch,))
+
+        Counts what was taken and measures step time and data wait, as a loop over the dataset itself does. One at a
+        time; where an epoch may be left early, call `set_epoch` before each one. The job may end between two steps.
+
+        Args:
+            batches: What is iterated over: a dataset, a distributed dataset, an iterator.
+            batches_per_step: What an element takes of this dataset: as many as this process has replicas, n for
+                ``data.batch(n)``.
+
+        Raises:
+            ConfigError: ``batches_per_step`` is no integer of at least 1.
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        from hetero.tf.callback import check_batches_per_step
+
+        feed = self._feed
+        feed.batches_per_step = check_batches_per_step(batches_per_step)
+        feed.promise_to_take()
+        return _measured(feed, batches, batches_per_step)
+
+    def mark_taken(self, num_batches: int = 1) -> None:
+        """Say that the training has the next ``num_batches``, in loops that `measure` cannot go through.
+
+        Such as those inside of a ``tf.function``. Call it after each step, with one iterator at a time; where an epoch
+        may be left early, call `set_epoch` before each one. The job may end in it. It measures no steps: nobody says
+        when the loop waits.
 
         Raises:
             ConfigError: ``num_batches`` is no integer of at least 0.
@@ -149,6 +176,22 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def _inputs(self) -> list[Any]:
         return [self._elements]
+
+
+def _measured(feed: Feed, batches: Iterable[Any], batches_per_step: int) -> Iterator[Any]:
+    iterator = iter(batches)
+    if isinstance(iterator, _CountingIterator):  # which counts by itself
+        yield from iterator
+        return
+    try:
+        while True:
+            try:
+                batch = feed.deliver(iterator.__next__, batches_per_step)
+            except StopIteration:
+                return
+            yield batch
+    finally:
+        feed.pause()
 
 
 class _CountingIterator(ScriptIterator):

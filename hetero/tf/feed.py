@@ -249,13 +249,29 @@ class Feed(LoaderPipeline):
             self._begun_s, self._waited_s = begun_s, 0.0
             self._is_waiting = self.passes.oldest_untaken() is None  # until it is produced
 
-    def take(self, num_batches: int = 1, *, found: TensorFlowPass | None = None) -> None:
+    def deliver(self, following: Callable[[], Any], num_batches: int) -> Any:
+        """Return what ``following`` returns, for which a step takes the next batches; the job may end here.
+
+        Raises:
+            SystemExit: If the job was asked to stop; the stop callbacks ran.
+        """
+        self.begin_step(is_counted=True)
+        try:
+            element = following()
+        except BaseException:
+            self.pause()
+            raise
+        self.take(num_batches, is_awaited=True)
+        return element
+
+    def take(self, num_batches: int = 1, *, found: TensorFlowPass | None = None, is_awaited: bool = False) -> None:
         """Note that the training has the next batches.
 
         Args:
             num_batches: More than were produced are none: Keras says so of the last ones of an epoch.
             found: Of which pass, whose wait ends here; None: of the oldest from which some are left, for the steps that
                 `begin_step` told of, if it did.
+            is_awaited: Whether the wait for them ends here, and not when the first of them was produced.
         """
         entries: list[BatchEntry] = []
         sizes: list[int] = []
@@ -272,9 +288,10 @@ class Feed(LoaderPipeline):
                     entries.append(entry)
             if found is not None:
                 self.timer.end_wait(sum(sizes))
-            elif sizes and self._begun_s is not None:
+            elif sizes and (is_awaited or self._begun_s is not None):
                 num_steps = -(-len(sizes) // self.batches_per_step)
-                self.timer.end_wait(sum(sizes), waited_s=self._waited_s, num_steps=num_steps)
+                waited_s = None if is_awaited else self._waited_s
+                self.timer.end_wait(sum(sizes), waited_s=waited_s, num_steps=num_steps)
             self._end_step()
         for entry in entries:
             auditing.add(self, entry)

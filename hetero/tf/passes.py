@@ -236,8 +236,8 @@ class PassLog:
             return
         raise ConfigError(
             "nobody said which batches the training has taken: TensorFlow asks for more than that\n"
-            "  Pass callbacks=[data.callback()] to fit; or iterate over the dataset itself, not over one made of it;\n"
-            "  or call data.mark_taken() after each step."
+            "  Pass callbacks=[data.callback()] to fit; or iterate over the dataset itself, or over\n"
+            "  data.measure(one made of it); or call data.mark_taken() after each step."
         )
 
     def _forget_untold(self) -> None:

@@ -118,6 +118,51 @@ def test_prefetching_does_not_count(script: Any, job: Any) -> None:
     assert [batch["index"].numpy().tolist() for batch in resumed] == indices[7:]
 
 
+def test_measured_loop_over_what_is_made_of_it_counts_batches_and_steps(script: Any, job: Any) -> None:
+    data = make(script)
+    found = [batch.numpy().tolist() for batch in data.measure(data.map(lambda batch: batch["index"]).prefetch(4))]
+    assert found == list(expected.indices(23, epoch=0, **OPTIONS))
+    assert (data.state_dict()["epoch"], data.state_dict()["batches"]) == (0, 5)
+    for num_steps, batch in enumerate(data.measure(data.map(lambda batch: batch["index"]).prefetch(4)), start=1):
+        if num_steps == 2:
+            assert batch.numpy().tolist() == list(expected.indices(23, epoch=1, **OPTIONS))[1]
+            break
+    assert (data.state_dict()["epoch"], data.state_dict()["batches"]) == (1, 2)
+    summary = data.step_timer.summary()
+    assert (summary.num_steps, summary.num_samples) == (len(found) + 2, sum(map(len, found)) + 2 * len(found[0]))
+
+
+def test_measured_loop_over_a_strategy_counts_a_batch_per_replica(script: Any, job: Any) -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    data = make(script)
+    distributed = strategy.distribute_datasets_from_function(lambda _: data.batch(2))
+    steps = sum(1 for _ in data.measure(distributed, batches_per_step=2))
+    summary = data.step_timer.summary()
+    assert (steps, summary.num_steps, summary.num_samples) == (-(-len(data) // 2), steps, 23)
+
+
+def test_job_that_is_to_stop_ends_between_two_steps_of_a_measured_loop(script: Any, job: Any) -> None:
+    data = make(script)
+    job.stop_at = 3
+    taken: list[Any] = []
+    with pytest.raises(SystemExit):
+        taken.extend(data.measure(data.prefetch(2)))
+    assert data.state_dict()["batches"] == 2
+
+
+def test_several_ranks_that_tensorflow_does_not_know_of_are_warned(
+    script: Any, job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job, "world_size", 2)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    make(script)
+    assert "2 ranks and no TF_CONFIG" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    make(script)
+    assert "TF_CONFIG" not in caplog.text
+
+
 @pytest.mark.parametrize("num_batches", [-1, 1.0, "1"])
 def test_number_of_batches_that_is_none_is_refused(script: Any, job: Any, num_batches: Any) -> None:
     with pytest.raises(ConfigError, match=f"num_batches is {num_batches!r}, expected an integer of at least 0"):

@@ -56,9 +56,8 @@ def main() -> None:
 
     indices: list[int] = []
     batches = strategy.distribute_datasets_from_function(lambda _: data)
-    for num_steps, batch in enumerate(batches, start=1):
+    for num_steps, batch in enumerate(data.measure(batches), start=1):
         train_step(batch)
-        data.mark_taken()
         for part in strategy.experimental_local_results(batch["index"]):
             indices += part.numpy().tolist()
         print(f"rank {rank} step {num_steps}", flush=True)
