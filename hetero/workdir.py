@@ -64,11 +64,14 @@ def stale_folders(prefix: str, *, parent: str | None = None) -> list[Path]:
 
 def _make(base: Path, prefix: str) -> tuple[Path, int]:
     for _ in range(_ATTEMPTS):
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        path = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
+        final = base / path.name[1:]
         try:
-            return path, _lock(path, is_new=True)
+            descriptor = _lock(path, is_new=True)
+            path.rename(final)  # nobody sees it by that name before it is locked
+            return final, descriptor
         except (FileNotFoundError, BlockingIOError):
-            continue  # another process took it for stale before it was locked, and removes it
+            continue  # something else removed it
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.rmdir()

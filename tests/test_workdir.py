@@ -125,3 +125,20 @@ def test_stale_folders_are_those_whose_owner_is_gone(tmp_path: Path) -> None:
         assert stale_folders("mine-", parent=str(tmp_path)) == [tmp_path / "mine-stale"]
         assert stale_folders("mine-", parent=str(tmp_path)) == [tmp_path / "mine-stale"]
     assert stale_folders("mine-", parent=str(tmp_path / "none")) == []
+
+
+def test_new_folder_is_not_seen_by_its_name_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[Path]] = []
+    lock = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        seen.append(list(tmp_path.glob("mine-*")))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with private_folder("mine-", parent=str(tmp_path)) as path:
+        assert path.name.startswith("mine-")
+    assert seen == [[]]
+    assert list(tmp_path.iterdir()) == []

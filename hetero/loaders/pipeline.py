@@ -11,6 +11,7 @@ from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
+from hetero.errors import ConfigError
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
 from hetero.loaders.timing import LoaderTiming
@@ -70,6 +71,7 @@ class LoaderPipeline(LoaderTiming):
         self.audited_as: LoaderFacts | None = None
         """What the ledger knows this loader by; made with its first entry."""
         self._num_requested = 0
+        self._is_told_empty = False
 
     @property
     def has_own_order(self) -> bool:
@@ -94,16 +96,34 @@ class LoaderPipeline(LoaderTiming):
         return shard_of_environment()
 
     def order(self) -> BuiltInOrder:
-        """Return the loader's own order; asks for the length of the data set."""
+        """Return the loader's own order; asks for the length of the data set.
+
+        Raises:
+            ConfigError: There is nothing to shuffle, as torch has it.
+        """
         options = self.options
+        num_samples = self.num_samples()
+        if not num_samples:
+            self._tell_empty()
         return BuiltInOrder(
-            num_samples=self.num_samples(),
+            num_samples=num_samples,
             batch_size=options.batch_size or 1,
             seed=options.seed,
             shuffle=options.shuffle,
             drop_last=options.drop_last,
             padding=options.padding,
         )
+
+    def _tell_empty(self) -> None:
+        subject = self.subject if isinstance(self.subject, DatasetSpec) else type(self.subject).__name__
+        what = f"data set {subject} has no samples; expected them where it looks for its data"
+        if self.options.shuffle:
+            raise ConfigError(
+                f"{what}\n  Look whether the folder is there and not empty on this host and on data hosts."
+            )
+        if not self._is_told_empty:
+            self._is_told_empty = True
+            logger.warning("%s: loader %s has no batches", what, self.name)
 
     def num_batches(self) -> int:
         """Return the batches of an epoch on this rank."""

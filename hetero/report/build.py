@@ -142,11 +142,23 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     )
 
 
+_WITHIN_WARMUP = (
+    "No step was measured: a rank took no more than those of the warm-up, which are left out. Train for longer, or "
+    "with a smaller --warmup-steps; where a data set is divided as ranks ask, repeat it, so that none runs dry."
+)
+_NO_STEPS = (
+    "No step was measured: no rank took a batch in a loop that is measured. Look whether the data set has samples, and "
+    "the script uses hetero's loader; in TensorFlow, have loops over a dataset made of it go over data.measure(...)."
+)
+
+
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
     vcpus = None if _has_real_cpus_for_vcpus(facts) else _preprocessing_vcpus(facts, catalogue)
     if headline is None or headline.utilisation is None:
-        advice = "No step was measured: the run was shorter than its warm-up, or no loader was used. Train for longer."
-        return Verdict(bottleneck="unknown", advice=advice, vcpus=vcpus, vcpus_needed=None)
+        has_steps = any(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
+        return Verdict(
+            bottleneck="unknown", advice=_WITHIN_WARMUP if has_steps else _NO_STEPS, vcpus=vcpus, vcpus_needed=None
+        )
     busy = headline.utilisation.value
     percent = f"{100 * busy:.0f} %"
     if busy >= BUSY_UTILISATION:

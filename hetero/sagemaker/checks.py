@@ -14,7 +14,7 @@ from hetero.sagemaker import reachability, traps
 from hetero.sagemaker.recording import is_local, record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
 
-__all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text"]
+__all__ = ["NUMBERS", "UNPREPARED", "Finding", "check", "check_request", "findings_json", "findings_text"]
 
 _FIRST_V3 = (3, 18, 0)
 """The first version 3 of the SDK with channels per group."""
@@ -44,6 +44,8 @@ class _Numbered:
     trap: traps.Trap
 
 
+UNPREPARED = "SM-26"
+"""Number of the finding that nothing starts hetero."""
 _CHANNELS = "InputDataConfig"
 _SOURCE = f"{_CHANNELS}[].DataSource.S3DataSource"
 _ALGORITHM = "AlgorithmSpecification"
@@ -103,7 +105,7 @@ _TRAPS = {
             "Tags",
         ),
     ),
-    "SM-26": _Numbered("hetero is not started", False, traps.another_program),
+    UNPREPARED: _Numbered("hetero is not started", False, traps.another_program),
 }
 NUMBERS = {number: numbered.title for number, numbered in _TRAPS.items()}
 """What each number is about."""
@@ -142,7 +144,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
             found += [_finding("SM-01", problem) for problem in traps.drivers_of_version_3()]
         script = getattr(getattr(estimator, "source_code", None), "entry_script", None)
         if isinstance(script, str) and len(request.groups) > 1 and "hetero_script" not in request.hyperparameters:
-            found += [_finding("SM-26", problem) for problem in traps.another_script(script)]
+            found += [_finding(UNPREPARED, problem) for problem in traps.another_script(script)]
         installed = _installed_v3()
         if installed < _FIRST_V3 and "SM-05" not in numbers and any(channel.groups for channel in request.channels):
             found += [_finding("SM-05", problem) for problem in traps.old_sdk(".".join(map(str, installed)))]

@@ -107,7 +107,7 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
         if name not in data:
             raise ConfigError(
                 f"channel {name} is {channel.uri or 'a file system'}, and a rehearsal reaches no network; give local "
-                f"data: --channel {name}=DIR, or data={{{name!r}: DIR}}"
+                f"data: --channel {name}=DIR (--data {name}=DIR of submit_job.py), or data={{{name!r}: DIR}}"
             )
         if not data[name].exists():
             raise ConfigError(f"the data of channel {name}, {data[name]}, does not exist")

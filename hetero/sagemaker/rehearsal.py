@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -24,12 +25,16 @@ from hetero.launch.simulate import locked_folder
 from hetero.process import start_child
 from hetero.report import Report, load_report
 from hetero.sagemaker.archive import unpack
+from hetero.sagemaker.checks import UNPREPARED, check_request
 from hetero.sagemaker.containers import python_path
 from hetero.sagemaker.hosts import check_rehearsal
 from hetero.sagemaker.recording import Recording, record
 from hetero.workdir import private_folder
 
 __all__ = ["Rehearsal", "rehearse"]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,11 @@ class Rehearsal:
         Raises:
             ConfigError: If the job ended before there was one.
         """
+        if not (self.output_dir / "report.json").exists():
+            raise ConfigError(
+                f"the rehearsal left no report: no launcher of hetero has written one, exit code {self.exit_code}\n"
+                f"  {self.output_dir / 'hosts'}/*/log.txt say what ran; prepare(estimator) has the job start hetero"
+            )
         return load_report(self.output_dir)
 
 
@@ -103,6 +113,9 @@ def rehearse(
         command += [f"--channel={name}={path}" for name, path in channels.items()]
         command += [f"--source-dir={code}"] if code is not None else []
         command += [f"--through={through}"] if through is not None else []
+        for finding in check_request(recording.request):
+            if finding.number == UNPREPARED:
+                logger.warning("%s", finding)
         _forget_earlier(target)
         exit_code = _run(command)
     failure = _failure(target) if exit_code else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from estimators import pytorch
 
 from hetero import cli
 from hetero.cluster import Role
@@ -118,6 +119,19 @@ def test_interrupt_is_handed_on_and_the_rehearsal_ends_with_what_it_started(esti
         signal.signal(signal.SIGINT, handler)
     assert found.exit_code == 143, lines.getvalue()
     assert found.failure == ""
+
+
+@pytest.mark.integration
+def test_rehearsal_without_hetero_is_warned_of_and_has_no_report(
+    source_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("sagemaker.pytorch")
+    (source_dir / "train.py").write_text("print('trains')")
+    found = rehearse(pytorch(source_dir, entry_point="train.py"), output_dir=tmp_path / "run", through="plain")
+    assert found.exit_code == 0
+    assert [message[:14] for message in caplog.messages if "SM-" in message] == ["SM-26 warning:"]
+    with pytest.raises(ConfigError, match="left no report: no launcher of hetero has written one, exit code 0"):
+        _ = found.report
 
 
 def test_input_in_s3_is_refused_before_anything_is_started(estimator: Any, tmp_path: Path) -> None:
