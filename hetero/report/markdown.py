@@ -41,7 +41,8 @@ def code(text: str) -> str:
 def render_report(report: Report) -> str:
     """Return a run's report as Markdown."""
     run, headline = report.run, report.headline
-    sections = [f"# Run {code(run.run_id)}", _escape(report.verdict.advice), _facts_table(report)]
+    is_simulated = " This run was simulated: see below." if run.simulated else ""
+    sections = [f"# Run {code(run.run_id)}", _escape(report.verdict.advice) + is_simulated, _facts_table(report)]
     if run.simulated:
         sections += ["## Simulated", _list(run.simulated)]
     sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]

@@ -22,6 +22,7 @@ __all__ = [
     "member",
     "parameter",
     "roles_of",
+    "sizes_if_not_among",
     "storage_gb",
     "volume_gb",
 ]
@@ -88,6 +89,14 @@ def storage_gb(group: InstanceGroup) -> int | None:
     """Return the local storage of a group's type: 0 where there is only EBS, None where that is not known."""
     info = _catalogue().find(group.instance_type)
     return info.instance_storage_gb if info else None
+
+
+def sizes_if_not_among(instance_type: str) -> list[str]:
+    """Return the known sizes of a type's family if it is none of them; nothing if it is, or no size is known."""
+    family = instance_type.rpartition(".")[0]
+    names = (info.instance_type for info in _catalogue().types())
+    sizes = [name for name in names if name.rpartition(".")[0] == family]
+    return [] if instance_type in sizes else sizes
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from hetero.sagemaker.facts import (
     member,
     parameter,
     roles_of,
+    sizes_if_not_among,
     storage_gb,
     volume_gb,
 )
@@ -290,6 +291,12 @@ def local_types(request: TrainingRequest) -> Iterator[Problem]:
             yield Problem(
                 f"group {group.name!r} is of type {group.instance_type!r}, which SageMaker does not have",
                 "a type such as ml.c5.9xlarge; hetero prices list shows which there are",
+            )
+        elif sizes := sizes_if_not_among(group.instance_type):
+            yield Problem(
+                f"group {group.name!r} is of type {group.instance_type!r}, a size that hetero does not know",
+                f"one of {', '.join(sizes)}; leave it if SageMaker has this one by now",
+                is_error=False,
             )
 
 

@@ -160,11 +160,12 @@ TRAPS = [
     ("SM-16", "error", in_resources(KeepAlivePeriodInSeconds=600), "is 600", "keep_alive_period_in_seconds"),
     ("SM-17", "error", types("c5.xlarge", "ml.g5.xlarge"), "'c5.xlarge', which SageMaker does not have", "ml.c5"),
     ("SM-17", "error", types("local", "ml.g5.xlarge"), "local mode does not take", "rehearse"),
+    ("SM-17", "warning", types("ml.c5.9xlarg", "ml.g5.xlarge"), "a size that hetero does not know", "ml.c5.9xlarge,"),
     ("SM-18", "error", in_resources(InstanceType="ml.m5.large", InstanceCount=1), "'InstanceType', 'I", "leave out"),
     (
         "SM-19",
         "warning",
-        both(named("a", "b"), types("ml.c5.large", "ml.m5.large")),
+        both(named("a", "b"), types("ml.c5.xlarge", "ml.m5.large")),
         "whether group 'a'",
         "hetero_roles",
     ),
@@ -249,11 +250,11 @@ CLEAN_CHANGES = {
         in_whole(StoppingCondition={"MaxRuntimeInSeconds": 86400}), channels(channel("code"), channel("sm_drivers"))
     ),
     "roles that are stated": both(
-        both(named("a", "b"), types("ml.c5.large", "ml.m5.large")),
+        both(named("a", "b"), types("ml.c5.xlarge", "ml.m5.large")),
         hyperparameters(hetero_roles='["a=data", "b=trainer"]'),
     ),
     "roles that are stated otherwise": both(
-        both(named("a", "b"), types("ml.c5.large", "ml.m5.large")), hyperparameters(hetero_roles='"a=data,b=trainer"')
+        both(named("a", "b"), types("ml.c5.xlarge", "ml.m5.large")), hyperparameters(hetero_roles='"a=data,b=trainer"')
     ),
     "shards for one data host": both(
         in_groups(InstanceCount=1), channels(channel("a", "data_group", S3DataDistributionType="ShardedByS3Key"))
