@@ -14,7 +14,7 @@ from hetero import logs
 from hetero.control.status import Cause
 from hetero.logs import escape_line
 
-__all__ = ["MAX_FAILURE_CHARS", "failure_text", "reserved_space", "stated_code", "write_failure"]
+__all__ = ["MAX_FAILURE_CHARS", "detail_lines", "failure_text", "reserved_space", "stated_code", "write_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +31,16 @@ def failure_text(cause: Cause) -> str:
     head = cause.first_line[:MAX_FAILURE_CHARS]
     room = MAX_FAILURE_CHARS - len(head) - 1
     # Consoles and terminals show this file: whatever a remote traceback holds, it stays text.
-    detail = "\n".join(escape_line(line) for line in cause.detail.strip().split("\n"))
+    detail = "\n".join(map(escape_line, detail_lines(cause)))
     if room < 20 or not detail:
         return head
     return f"{head}\n{detail if len(detail) <= room else '...' + detail[-(room - 3) :]}"
+
+
+def detail_lines(cause: Cause) -> list[str]:
+    """Return the lines of a cause's detail, without a first one that its summary has said."""
+    lines = cause.detail.strip().split("\n")
+    return lines[1:] if cause.summary.endswith(lines[0].strip()) else lines
 
 
 def stated_code(text: str) -> int | None:

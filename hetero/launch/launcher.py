@@ -33,7 +33,7 @@ from hetero.control.status import Cause, HostState
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.faults import permit_faults
 from hetero.launch.copies import Copies, Follower, meeting_name, rank_command
-from hetero.launch.failure import reserved_space, write_failure
+from hetero.launch.failure import detail_lines, reserved_space, write_failure
 from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.job import job_id
 from hetero.launch.outer import outer_launcher, take_variables
@@ -196,8 +196,5 @@ def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
 
 def _show(cause: Cause) -> None:
     logger.error("%s", cause.first_line)
-    lines = cause.detail.splitlines()[-_MAX_DETAIL_LINES:]
-    if lines and cause.summary.endswith(lines[0].strip()):
-        del lines[0]  # it has just been said
-    for line in lines:
+    for line in detail_lines(cause)[-_MAX_DETAIL_LINES:]:
         logger.error("    %s", line)

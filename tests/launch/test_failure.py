@@ -28,6 +28,12 @@ def test_text_long_summary_is_cut_at_the_bound() -> None:
     assert len(failure_text(Cause(host="a", summary="x" * 5000))) == MAX_FAILURE_CHARS
 
 
+def test_text_says_nothing_twice() -> None:
+    cause = Cause(host="algo-2", summary="rank 1: data set photos failed", detail="data set photos failed\n  trace")
+    assert failure_text(cause).splitlines()[1:] == ["  trace"]
+    assert failure_text(Cause(host="algo-2", summary="boom", detail="boom")).splitlines()[1:] == []
+
+
 def test_write_makes_the_folder(tmp_path: Path) -> None:
     path = tmp_path / "output" / "failure"
     write_failure(path, CAUSE)
