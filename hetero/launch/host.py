@@ -53,6 +53,8 @@ WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 
 _TICK_S = 0.2
 _FAREWELL_S = 5.0
+_REFUSAL_S = 3.0
+"""At least, for a peer to call by itself: it may have failed to connect, and tries again within a second or so."""
 _SHORT_S = 86_400.0
 """A certificate that ends sooner is worth a warning."""
 
@@ -406,7 +408,7 @@ class Host:
         with self.hub.membership() as membership:
             decided = membership.own.decided
         is_refused = decided is not None and decided.exit_code in (ExitCode.AUTHENTICATION, ExitCode.DISAGREEMENT)
-        leave_s = now_s + 2 * self.timings.heartbeat_s if is_refused else now_s
+        leave_s = now_s + max(2 * self.timings.heartbeat_s, _REFUSAL_S) if is_refused else now_s
         while time.monotonic() < now_s + _FAREWELL_S:
             with self.hub.membership() as membership:
                 if membership.final_delivered and time.monotonic() >= leave_s:

@@ -55,7 +55,7 @@ def test_reader_loses_idle_endpoints_and_blames_no_batch(job: Any, tools: Any) -
     published, job.directory = job.directory, Directory(pool.records)  # nobody tells the reader
     fleet = job.fleet()
     job.directory = published
-    wanted = tools.requests(tools.spec(), num_batches=40)
+    wanted = tools.requests(tools.spec(), num_batches=400)
     fleet.describe(tools.spec())
     tools.wait_for(lambda: all(connection.serves(tools.spec()) for connection in fleet._used))
     reader = Reader(fleet, iter(wanted))
