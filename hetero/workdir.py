@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ __all__ = ["private_folder", "stale_folders"]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
+_UNNAMED_S = 60.0
 
 
 @contextlib.contextmanager
@@ -68,7 +70,11 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
         final = base / path.name[1:]
         try:
             descriptor = _lock(path, is_new=True)
-            path.rename(final)  # nobody sees it by that name before it is locked
+            try:
+                path.rename(final)  # nobody sees it by that name before it is locked
+            except BaseException:
+                os.close(descriptor)
+                raise
             return final, descriptor
         except (FileNotFoundError, BlockingIOError):
             continue  # something else removed it
@@ -83,8 +89,10 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _remove_stale(base: Path, prefix: str) -> None:
-    for path in base.glob(f"{prefix}*"):
+    for path in (*base.glob(f"{prefix}*"), *base.glob(f".{prefix}*")):
         try:
+            if path.name.startswith(".") and time.time() - path.lstat().st_mtime < _UNNAMED_S:
+                continue  # about to be locked and named
             descriptor = _lock(path)
         except OSError:
             continue  # in use, somebody else's, or gone by now

@@ -45,6 +45,9 @@ class PoolOptions:
     """Calls for another job are refused."""
     token_path: str | None = None
     """File, or ``/proc/PID/fd/N`` of a memfd, that holds the token; None: no authentication."""
+    in_own_session: bool = True
+    """Whether signals to the caller's process group miss the endpoints: supervisors send them to whole groups, and a
+    launcher ends endpoints after the ranks. Not for those of a rank, which is killed with its group."""
     tls_dir: str | None = None
     """Folder of certificates, see `hetero.wire.tls.Tls`; None: plaintext."""
     num_slots: int = 1
@@ -128,7 +131,7 @@ class ForkerProcess:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=child_environment(options),
-                start_new_session=True,  # supervisors signal whole groups: the launcher ends endpoints after the ranks
+                start_new_session=options.in_own_session,
             )
         self.loaded_s: float | None = None
         """Since when it has the script and takes commands, monotonic; None: not yet."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hetero import logs
 from hetero.control.status import Cause
+from hetero.errors import ExitCode
 from hetero.logs import escape_line
 
 __all__ = ["MAX_FAILURE_CHARS", "detail_lines", "failure_text", "reserved_space", "stated_code", "write_failure"]
@@ -23,6 +24,7 @@ MAX_FAILURE_CHARS = 1024
 _RESERVE_NAME = ".hetero-reserve"
 _RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # as many as these characters can take
 _CODE = re.compile(r"\bHET-(\d\d)\b")
+_FAILURES = frozenset(code.value for code in ExitCode if code)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,13 +46,13 @@ def detail_lines(cause: Cause) -> list[str]:
 
 
 def stated_code(text: str) -> int | None:
-    """Return the exit code that a failure's text states (``HET-31 ...``), None if it states none.
+    """Return the exit code of a failure that a text states (``HET-31 ...``), None if it states none.
 
     Args:
         text: Of a failure file, or what a platform shows of it.
     """
-    found = _CODE.search(text)
-    return int(found[1]) if found else None
+    codes = (int(code) for code in _CODE.findall(text))
+    return next((code for code in codes if code in _FAILURES), None)
 
 
 @contextlib.contextmanager

@@ -205,7 +205,7 @@ class Launchers:
             logger.error("the job failed: %s", cause)
         # A data host may be lost while the job goes well.
         bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
-        if bad and bad[0] == _ANY_FAILURE and (code := stated_code(cause)) is not None:
+        if bad and bad[0] == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
             return code
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from hetero.cgroups import cpu_quota
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.dataplane.pool import PoolOptions
-from hetero.errors import ConfigError
 from hetero.launch.addresses import Addresses
 from hetero.tf.service_pool import ServiceOptions
 
@@ -73,11 +71,6 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_given: int = 0) ->
     else:
         num_endpoints = options.trainer_endpoints
     framework = framework_of(options)
-    if is_trainer and framework == "torch" and not num_given and importlib.util.find_spec("torch") is None:
-        raise ConfigError(
-            "torchrun is to start the ranks, but this trainer host has no torch; pip install torch, or say "
-            "--framework tensorflow (hetero_framework, HETERO_FRAMEWORK) for a job that trains with TensorFlow"
-        )
     num_ranks = num_given or options.nproc_per_node or (num_gpus() if framework == "torch" else 1) or 1
     num_slots = 1
     if emulated and num_endpoints:

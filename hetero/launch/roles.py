@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import os
@@ -34,6 +35,12 @@ _TOLD_AT = 0.9
 end, what is told is that they have not, and the failure that came first would be lost."""
 
 
+_NO_TORCH = (
+    "torchrun is to start the ranks, but this host has no torch; pip install torch, or say --framework tensorflow "
+    "(hetero_framework, HETERO_FRAMEWORK) for a job that trains with TensorFlow"
+)
+
+
 def serve(host: Host) -> None:
     """Serve batches until every trainer host is done; returns when this host has taken its leave.
 
@@ -64,6 +71,8 @@ def train(host: Host) -> None:
     Raises:
         JobEndsError: If the job fails, or a host is missing at the start timeout.
     """
+    if host.placement.framework == "torch" and host.copies is None and importlib.util.find_spec("torch") is None:
+        host.fail(_misuse(host, _NO_TORCH))
     _start_endpoints(host, time.monotonic() + host.timings.start_timeout_s)
     while not _train_generation(host):
         pass

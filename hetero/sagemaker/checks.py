@@ -14,7 +14,7 @@ from hetero.sagemaker import reachability, traps
 from hetero.sagemaker.recording import is_local, record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
 
-__all__ = ["NUMBERS", "UNPREPARED", "Finding", "check", "check_request", "findings_json", "findings_text"]
+__all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
 
 _FIRST_V3 = (3, 18, 0)
 """The first version 3 of the SDK with channels per group."""
@@ -44,8 +44,7 @@ class _Numbered:
     trap: traps.Trap
 
 
-UNPREPARED = "SM-26"
-"""Number of the finding that nothing starts hetero."""
+_UNPREPARED = "SM-26"
 _CHANNELS = "InputDataConfig"
 _SOURCE = f"{_CHANNELS}[].DataSource.S3DataSource"
 _ALGORITHM = "AlgorithmSpecification"
@@ -105,7 +104,7 @@ _TRAPS = {
             "Tags",
         ),
     ),
-    UNPREPARED: _Numbered("hetero is not started", False, traps.another_program),
+    _UNPREPARED: _Numbered("hetero is not started", False, traps.another_program),
 }
 NUMBERS = {number: numbered.title for number, numbered in _TRAPS.items()}
 """What each number is about."""
@@ -142,13 +141,24 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
         numbers = {finding.number for finding in found}
         if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:
             found += [_finding("SM-01", problem) for problem in traps.drivers_of_version_3()]
-        script = getattr(getattr(estimator, "source_code", None), "entry_script", None)
-        if isinstance(script, str) and len(request.groups) > 1 and "hetero_script" not in request.hyperparameters:
-            found += [_finding(UNPREPARED, problem) for problem in traps.another_script(script)]
+        found += _unprepared_v3(estimator, request)
         installed = _installed_v3()
         if installed < _FIRST_V3 and "SM-05" not in numbers and any(channel.groups for channel in request.channels):
             found += [_finding("SM-05", problem) for problem in traps.old_sdk(".".join(map(str, installed)))]
     return sorted(found, key=lambda finding: finding.number)
+
+
+def unprepared(estimator: Any, request: TrainingRequest) -> list[Finding]:
+    """Return the finding that nothing in an estimator's job starts hetero, if that is so."""
+    found = [_finding(_UNPREPARED, problem) for problem in traps.another_program(request)]
+    return found if sdk_version(estimator) == 2 else _unprepared_v3(estimator, request)
+
+
+def _unprepared_v3(estimator: Any, request: TrainingRequest) -> list[Finding]:
+    script = getattr(getattr(estimator, "source_code", None), "entry_script", None)
+    if not isinstance(script, str) or len(request.groups) < 2 or "hetero_script" in request.hyperparameters:
+        return []
+    return [_finding(_UNPREPARED, problem) for problem in traps.another_script(script)]
 
 
 def findings_text(findings: Sequence[Finding]) -> str:

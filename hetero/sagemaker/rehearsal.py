@@ -25,7 +25,7 @@ from hetero.launch.simulate import locked_folder
 from hetero.process import start_child
 from hetero.report import Report, load_report
 from hetero.sagemaker.archive import unpack
-from hetero.sagemaker.checks import UNPREPARED, check_request
+from hetero.sagemaker.checks import unprepared
 from hetero.sagemaker.containers import python_path
 from hetero.sagemaker.hosts import check_rehearsal
 from hetero.sagemaker.recording import Recording, record
@@ -113,9 +113,8 @@ def rehearse(
         command += [f"--channel={name}={path}" for name, path in channels.items()]
         command += [f"--source-dir={code}"] if code is not None else []
         command += [f"--through={through}"] if through is not None else []
-        for finding in check_request(recording.request):
-            if finding.number == UNPREPARED:
-                logger.warning("%s", finding)
+        for finding in unprepared(estimator, recording.request):
+            logger.warning("%s", finding)
         _forget_earlier(target)
         exit_code = _run(command)
     failure = _failure(target) if exit_code else ""

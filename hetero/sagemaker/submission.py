@@ -219,10 +219,12 @@ def _follow(client: Any, job_name: str, *, wait: bool, sleep: Callable[[float], 
     """Wait until a job has its instances, or has ended; return its description."""
     said, silent_s = "", 0.0
     while True:
+        asked_s = time.monotonic()
         try:
             description: dict[str, Any] = client.describe_training_job(TrainingJobName=job_name)
         except Exception as error:
-            if not said or silent_s >= _LONGEST_SILENCE_S:
+            silent_s += time.monotonic() - asked_s
+            if silent_s >= _LONGEST_SILENCE_S:
                 logger.error("%s was submitted, and goes on; its state cannot be asked for", job_name)
                 raise
             logger.warning("cannot ask for the state of %s, trying again: %s", job_name, _words(error) or error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -44,7 +44,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             spec = derive_spec(probes, batch_size=options.batch_size, drop_last=options.drop_last)
         else:
             spec = check_spec(element_spec)
-            feed.num_samples()  # what is wrong with the data set is to be raised here, and not in TensorFlow's thread
+            feed.order()  # what is wrong with the data set is to be raised here, and not in TensorFlow's thread
 
         def convert(batch: Any) -> Any:
             element = to_element(batch)
@@ -145,6 +145,8 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
         Raises:
             ConfigError: ``batches_per_step`` is no integer of at least 1.
+            DatasetError: In a job, if the user's code raises.
+            DataPlaneError: In a job, if no endpoint answers.
             SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
         from hetero.tf.callback import check_batches_per_step
@@ -152,7 +154,10 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         feed = self._feed
         feed.batches_per_step = check_batches_per_step(batches_per_step)
         feed.promise_to_take()
-        return _measured(feed, batches, batches_per_step)
+        iterator = iter(batches)
+        if isinstance(iterator, _CountingIterator):  # which counts by itself
+            return iterator
+        return _MeasuringIterator(iterator, feed, batches_per_step)
 
     def mark_taken(self, num_batches: int = 1) -> None:
         """Say that the training has the next ``num_batches``, in loops that `measure` cannot go through.
@@ -178,20 +183,38 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         return [self._elements]
 
 
-def _measured(feed: Feed, batches: Iterable[Any], batches_per_step: int) -> Iterator[Any]:
-    iterator = iter(batches)
-    if isinstance(iterator, _CountingIterator):  # which counts by itself
-        yield from iterator
-        return
+class _MeasuringIterator:
+    """Elements of a dataset made of a `FedDataset`, each a step. No generator: one that ends in the collector waits."""
+
+    def __init__(self, iterator: Iterator[Any], feed: Feed, batches_per_step: int) -> None:
+        self._iterator = iterator
+        self._feed = feed
+        self._batches_per_step = batches_per_step
+
+    def __iter__(self) -> _MeasuringIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._feed.deliver(self._iterator.__next__, self._batches_per_step)
+        except tf.errors.OpError:
+            session = control.current()
+            if session is None or session.hidden_error is None:
+                raise
+            _raise(session.hidden_error)
+
+
+def _raise(failure: Exception) -> NoReturn:
+    """Raise what failed in TensorFlow's thread, in the place of the error that has its text only; or end the job."""
+    session = control.current()
+    if session is not None:
+        session.hidden_error = None
+        if isinstance(failure, StopError):
+            session.end()
     try:
-        while True:
-            try:
-                batch = feed.deliver(iterator.__next__, batches_per_step)
-            except StopIteration:
-                return
-            yield batch
+        raise failure from None
     finally:
-        feed.pause()
+        del failure
 
 
 class _CountingIterator(ScriptIterator):
@@ -225,13 +248,8 @@ class _CountingIterator(ScriptIterator):
             failure = None if claim.found is None else claim.found.take_failure()
             if failure is None:
                 raise
-            session = control.current()
-            if session is not None:
-                session.hidden_error = None
-                if isinstance(failure, StopError):
-                    session.end()
             try:
-                raise failure from None  # whose text is all that TensorFlow's has of it
+                _raise(failure)
             finally:
                 del failure  # it holds this frame by its traceback, and so the iterator
         finally:

@@ -58,6 +58,7 @@ class LocalEndpoints:
             num_endpoints=num_endpoints,
             job_id=job_id,
             token_path=token_path,
+            in_own_session=False,
             log_level="WARNING",
         )
         self._pool = EndpointPool(options, directory.replace, _show)

@@ -14,7 +14,7 @@ from hetero.cluster import Role
 from hetero.control.membership import Member
 from hetero.control.status import HostState
 from hetero.launch import roles
-from hetero.launch.roles import serve
+from hetero.launch.roles import serve, train
 
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
 Happens = Callable[[StubHost], None]
@@ -131,6 +131,15 @@ def test_data_host_on_which_mpirun_made_ranks_ends_the_job() -> None:
     host.copies = copies(2)
     with pytest.raises(FailedError, match="HET-02 data: mpirun made ranks on a data host"):
         serve(host)  # type: ignore[arg-type]
+
+
+def test_trainer_host_without_torch_ends_the_job_and_says_what_starts_ranks_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    host = StubHost(MEMBERS, "trainer", HostState.INIT, lambda _: None)
+    with pytest.raises(FailedError, match="HET-02 trainer: torchrun is to start the ranks, but this host has no torch"):
+        train(host)  # type: ignore[arg-type]
 
 
 def test_ranks_of_mpirun_are_not_to_be_restarted() -> None:

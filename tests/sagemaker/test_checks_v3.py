@@ -13,6 +13,8 @@ import pytest
 from estimators import IMAGE, ROLE
 
 from hetero.sagemaker import check, offline_session
+from hetero.sagemaker.checks import unprepared
+from hetero.sagemaker.recording import record
 
 # The SDK leaves the folder into which it copies code for the collector.
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")
@@ -85,6 +87,7 @@ def test_trainer_that_was_not_prepared_is_found(source_dir: Path) -> None:
     made = trainer(source_dir, source_code=SourceCode(source_dir=str(source_dir), entry_script="train.py"))
     (finding,) = check(made)
     assert (finding.number, "runs 'train.py'" in finding.found) == ("SM-26", True)
+    assert unprepared(made, record(made).request) == [finding]
 
 
 def test_unknown_group_of_a_channel_is_found(source_dir: Path) -> None:

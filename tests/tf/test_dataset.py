@@ -163,6 +163,19 @@ def test_several_ranks_that_tensorflow_does_not_know_of_are_warned(
     assert "TF_CONFIG" not in caplog.text
 
 
+def test_measured_loop_raises_what_the_data_set_raises(script: Any, job: Any) -> None:
+    data = make(script, shuffle=False, element_spec=make(script).element_spec)
+    broken = hetero.tf.from_dataset(script.tf_test_drawn(kind="broken"), batch_size=5, element_spec=data.element_spec)
+    with pytest.raises(DatasetError, match="no such file"):
+        list(broken.measure(broken.prefetch(2)))
+
+
+def test_data_set_without_samples_is_refused_where_it_is_made(script: Any, job: Any) -> None:
+    spec = make(script).element_spec
+    with pytest.raises(ConfigError, match="has no samples"):
+        hetero.tf.from_dataset(script.tf_test_drawn(num_samples=0), batch_size=5, shuffle=True, element_spec=spec)
+
+
 @pytest.mark.parametrize("num_batches", [-1, 1.0, "1"])
 def test_number_of_batches_that_is_none_is_refused(script: Any, job: Any, num_batches: Any) -> None:
     with pytest.raises(ConfigError, match=f"num_batches is {num_batches!r}, expected an integer of at least 0"):
