@@ -91,7 +91,7 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 def _remove_stale(base: Path, prefix: str) -> None:
     for path in (*base.glob(f"{prefix}*"), *base.glob(f".{prefix}*")):
         try:
-            if path.name.startswith(".") and time.time() - path.lstat().st_mtime < _UNNAMED_S:
+            if not path.name.startswith(prefix) and time.time() - path.lstat().st_mtime < _UNNAMED_S:
                 continue  # about to be locked and named
             descriptor = _lock(path)
         except OSError:
