@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import tarfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,13 +22,10 @@ from hetero.launch.launchers import SimulatedHost
 from hetero.launch.simulate import locked_folder
 from hetero.launch.tree import TreeChannel, write_tree
 from hetero.sagemaker import TrainingRequest, hosts, offline_session, prepare, rehearse
-from hetero.sagemaker.archive import unpack
 from hetero.sagemaker.containers import Container
 from hetero.sagemaker.inputs import local_channels
-from hetero.sagemaker.pipes import PipeFeeder
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 20.0
 
 
 @pytest.fixture
@@ -396,86 +390,6 @@ def test_single_file_lies_in_the_folder_of_its_channel(tmp_path: Path) -> None:
     assert (tmp_path / "ml" / "input" / "data" / "train" / "digits.npz").read_bytes() == b"1"
 
 
-def archive(*members: tuple[str, bytes, bytes]) -> bytes:
-    """Return a ``.tar.gz`` of members: name, type, content or where a link leads."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, kind, content in members:
-            info = tarfile.TarInfo(name)
-            info.mode = 0o600 if name.endswith("token") else 0o777
-            info.type = kind
-            if kind == tarfile.REGTYPE:
-                info.size = len(content)
-            else:
-                info.linkname = content.decode()
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def test_archive_is_unpacked(tmp_path: Path) -> None:
-    files = (("package/a.py", tarfile.REGTYPE, b"1"), ("token", tarfile.REGTYPE, b"secret"))
-    unpack(archive(("./package", tarfile.DIRTYPE, b""), *files), tmp_path)
-    assert (tmp_path / "package" / "a.py").read_bytes() == b"1"
-    modes = [(tmp_path / name).stat().st_mode & 0o777 for name, *_ in files]
-    assert modes == [0o755, 0o600]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (archive(("../out.py", tarfile.REGTYPE, b"1")), "paths inside of it"),
-        (archive(("/out.py", tarfile.REGTYPE, b"1")), "paths inside of it"),
-        (archive(("a", tarfile.SYMTYPE, b"/etc")), "neither links nor devices"),
-        (archive(("a", tarfile.LNKTYPE, b"b")), "neither links nor devices"),
-        (archive(("a", tarfile.FIFOTYPE, b"")), "neither links nor devices"),
-        (archive(("a", tarfile.REGTYPE, bytes(1000)), ("b", tarfile.REGTYPE, bytes(1000))), "more than 1500 bytes"),
-        (archive(("a", tarfile.REGTYPE, bytes(100)))[:60], "cannot be unpacked"),
-        (b"no archive", "cannot be unpacked"),
-    ],
-)
-def test_archive_that_is_not_to_be_trusted_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(ConfigError, match=message):
-        unpack(content, folder, max_bytes=1500)
-    assert not (tmp_path / "out.py").exists()
-
-
-def read(path: Path) -> bytes:
-    """Read a FIFO in a process of its own, which can be given up."""
-    return subprocess.run(["cat", str(path)], stdout=subprocess.PIPE, check=True, timeout=SECONDS).stdout
-
-
-def test_pipe_has_every_epoch_whole_and_in_order(tmp_path: Path) -> None:
-    files = [tmp_path / "a", tmp_path / "b"]
-    for number, path in enumerate(files):
-        path.write_bytes(bytes([number]) * 300_000)  # more than a pipe holds
-    whole = b"".join(path.read_bytes() for path in files)
-    with PipeFeeder(tmp_path, "train", files):
-        assert not (tmp_path / "train_1").exists()
-        assert [read(tmp_path / f"train_{epoch}") == whole for epoch in range(3)] == [True] * 3
-
-
-def test_pipe_of_gzip_files_is_unpacked(tmp_path: Path) -> None:
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one "))
-    (tmp_path / "b.gz").write_bytes(gzip.compress(b"two"))
-    with PipeFeeder(tmp_path, "train", [tmp_path / "a.gz", tmp_path / "b.gz"], is_compressed=True):
-        assert read(tmp_path / "train_0") == b"one two"
-
-
-@pytest.mark.parametrize("content", [gzip.compress(b"x" * 1000)[:-9], gzip.compress(b"")[:10] + b"\xff" * 50])
-def test_pipe_of_a_damaged_gzip_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
-    (tmp_path / "a.gz").write_bytes(content)
-    with PipeFeeder(tmp_path, "train", [tmp_path / "a.gz"], is_compressed=True) as feeder:
-        for epoch in range(2):  # whoever reads on does not wait for ever
-            read(tmp_path / f"train_{epoch}")
-    assert feeder.has_failed
-    assert [record.getMessage() for record in caplog.records] == [
-        f"cannot feed {tmp_path / 'train_0'}",
-        f"cannot feed {tmp_path / 'train_1'}",
-    ]
-
-
 def test_files_of_a_channel_are_in_the_order_of_the_objects_in_s3(tmp_path: Path) -> None:
     for name in ("a/1", "a-1", "a.1", "B"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -483,21 +397,3 @@ def test_files_of_a_channel_are_in_the_order_of_the_objects_in_s3(tmp_path: Path
     (found,) = local_channels(TrainingRequest.parse(request(InputDataConfig=[channel()])), {"train": tmp_path})
     names = [str(path.relative_to(tmp_path)) for path in found.files("algo-1", ["algo-1"])]
     assert names == ["B", "a-1", "a.1", "a/1"]
-
-
-def test_pipe_that_is_closed_early_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.write_bytes(b"x" * 1_000_000)
-    with PipeFeeder(tmp_path, "train", [data]):
-        with (tmp_path / "train_0").open("rb", buffering=0) as file:
-            assert file.read(10) == b"x" * 10
-        assert len(read(tmp_path / "train_1")) == 1_000_000
-
-
-def test_pipe_that_nobody_reads_on_ends(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.write_bytes(b"x" * 1_000_000)
-    with PipeFeeder(tmp_path, "idle", [data]), PipeFeeder(tmp_path, "train", [data]):
-        file = (tmp_path / "train_0").open("rb", buffering=0)
-        file.read(10)
-    file.close()
