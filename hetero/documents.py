@@ -13,13 +13,35 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "parse_yaml", "write_text"]
+__all__ = ["MAX_BYTES", "parse_yaml", "read_bounded", "write_text"]
 
 MAX_BYTES = 1 << 20
 """Of a file with options or prices."""
 _MAX_PLAIN_CHARS = 4096  # a number in base 60 that fills a file takes minutes to read
 _MAX_INT_BITS = 64
 _MAX_DEPTH = 32
+
+
+def read_bounded(path: Path, source: str, *, max_bytes: int = MAX_BYTES, to_do: str = "") -> bytes:
+    """Return the content of a file.
+
+    Args:
+        path: The file.
+        source: What it is, with its path, for messages.
+        max_bytes: No more than this is read, but for one byte.
+        to_do: What helps where it cannot be read.
+
+    Raises:
+        ConfigError: If it cannot be read, or is longer.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {source}: {error.strerror or error}{to_do and f'; {to_do}'}") from error
+    if len(content) > max_bytes:
+        raise ConfigError(f"{source} is too large; expected at most {max_bytes} bytes")
+    return content
 
 
 def parse_yaml(content: bytes, source: str) -> object:

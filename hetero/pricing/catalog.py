@@ -27,7 +27,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hetero.documents import MAX_BYTES, parse_yaml
+from hetero.documents import parse_yaml, read_bounded
 from hetero.errors import ConfigError
 
 __all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price", "parse_prices", "read_price_file"]
@@ -192,13 +192,7 @@ def read_price_file(path: Path) -> object:
     Raises:
         ConfigError: If it cannot be read, is too large or neither JSON nor, by its name, YAML.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"price file {path}: {error.strerror or error}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"price file {path}: over {MAX_BYTES} bytes; it should hold a few prices")
+    content = read_bounded(path, f"price file {path}")
     if path.suffix in (".yaml", ".yml"):
         return parse_yaml(content, f"price file {path}")
     try:

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetero.documents import read_bounded
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.records import decode, encode, limits
@@ -221,13 +222,7 @@ def load_report(path: str | Path) -> Report:
     path = Path(path)
     if path.is_dir():
         path /= REPORT_FILE_NAME
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"report {path}: {error.strerror or error}; pass report.json or its directory") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"report {path}: over {_MAX_FILE_BYTES} bytes; that is no report")
+    content = read_bounded(path, f"report {path}", max_bytes=_MAX_FILE_BYTES, to_do="pass report.json or its directory")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:

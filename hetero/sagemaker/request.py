@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hetero.documents import MAX_BYTES
+from hetero.documents import read_bounded
 from hetero.errors import ConfigError
 
 __all__ = ["ONLY_GROUP", "Channel", "InstanceGroup", "TrainingRequest", "read_request"]
@@ -100,13 +100,7 @@ def read_request(path: Path) -> TrainingRequest:
     Raises:
         ConfigError: If the file cannot be read, is longer than `hetero.documents.MAX_BYTES`, is no JSON or no request.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read the request {path}: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path} is too large for a request; expected at most {MAX_BYTES} bytes")
+    content = read_bounded(path, f"the request {path}")
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:

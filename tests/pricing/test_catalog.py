@@ -95,7 +95,7 @@ def test_price_file_in_json_is_read(tmp_path: Path) -> None:
         ('{"hourly_usd": {}, "regoin": "x"}', "regoin: unknown key"),
         ('{"hourly_usd": {}, "source": [1]}', "source: found"),
         ('{"hourly_usd": {}, "region": "eu-west-1"}', "the job runs in us-east-1"),
-        (" " * (1 << 20) + "{}", "over 1048576 bytes"),
+        (" " * (1 << 20) + "{}", "too large; expected at most 1048576 bytes"),
     ],
 )
 def test_price_file_malformed_names_file_and_key(tmp_path: Path, content: str, message: str) -> None:
