@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ __all__ = ["private_folder", "stale_folders"]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
-_UNNAMED_S = 60.0
 
 
 @contextlib.contextmanager
@@ -91,8 +89,6 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 def _remove_stale(base: Path, prefix: str) -> None:
     for path in (*base.glob(f"{prefix}*"), *base.glob(f".{prefix}*")):
         try:
-            if not path.name.startswith(prefix) and time.time() - path.lstat().st_mtime < _UNNAMED_S:
-                continue  # about to be locked and named
             descriptor = _lock(path)
         except OSError:
             continue  # in use, somebody else's, or gone by now

@@ -37,6 +37,19 @@ def test_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path) -> None
         assert list(tmp_path.iterdir()) == [path]
 
 
+def test_folder_of_an_owner_killed_before_it_was_named_is_removed_by_the_next(tmp_path: Path) -> None:
+    program = (
+        "import os; from pathlib import Path; from hetero.workdir import private_folder\n"
+        "Path.rename = lambda path, final: os.kill(os.getpid(), 9)\n"
+        f"private_folder('mine-', parent={str(tmp_path)!r}).__enter__()"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".mine-")
+    with private_folder("mine-", parent=str(tmp_path)) as path:
+        assert list(tmp_path.iterdir()) == [path]
+
+
 def test_folder_outlives_a_forked_child_of_its_owner(tmp_path: Path) -> None:
     program = (
         "import os, sys; from hetero.workdir import private_folder\n"
