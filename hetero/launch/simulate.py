@@ -153,6 +153,8 @@ def run_hosts(
         lock, network = _lock_block(port)
         stack.callback(lock.close)
         hosts = _make_hosts(cluster, network, output_dir)
+        if any(host.root.exists() for host in hosts):
+            logger.info("what an earlier run left in %s is replaced; another --output-dir keeps it", output_dir)
         for host in hosts:
             _clear(host.root, output_dir)
         commands = [set_up(host) for host in hosts]

@@ -27,11 +27,18 @@ def parts_of(dataset: Any) -> Iterator[Any]:
 
 
 def check_movable(dataset: Any) -> None:
-    """Refuse a dataset with Python in it, as far as that can be seen: it would fail on the workers.
+    """Refuse what the service cannot send, datasets as elements; and Python, as far as that can be seen.
 
     Raises:
-        ConfigError: It has some; names the operation.
+        ConfigError: It has such elements, or runs Python; names the operation.
     """
+    import tensorflow as tf
+
+    if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(dataset.element_spec)):
+        raise ConfigError(
+            "the dataset's elements have datasets in them, which tf.data.service cannot send\n"
+            "  That is what window makes: flatten it first (.flat_map), use batch, or pass placement='local'."
+        )
     for each in parts_of(dataset):
         for function in each._functions():
             graph = function.function.graph.as_graph_def()

@@ -1,15 +1,19 @@
-"""What a simulation refuses before it starts anything."""
+"""What a simulation refuses before it starts anything, and what becomes of its folder."""
 
 from __future__ import annotations
 
 import errno
+import logging
+import sys
 from pathlib import Path
 
 import pytest
 
 from hetero import cli
+from hetero.cluster import parse_cluster
 from hetero.errors import ConfigError, ExitCode
-from hetero.launch.simulate import locked_folder, parse_group
+from hetero.launch.launchers import HostCommand
+from hetero.launch.simulate import locked_folder, parse_group, run_hosts
 
 
 @pytest.fixture
@@ -105,3 +109,20 @@ def test_folder_of_a_run_is_locked_where_the_file_system_can(tmp_path: Path, mon
         monkeypatch.setattr("fcntl.flock", refuse)
         with locked_folder(tmp_path):
             pass
+
+
+def test_hosts_of_an_earlier_run_are_replaced_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="hetero")
+    cluster = parse_cluster({"current_host": "algo-1", "hosts": ["algo-1"]}, source="test")
+    program = [sys.executable, "-c", "open('ran', 'x').close()"]
+    for num_earlier in range(2):
+        run_hosts(
+            cluster,
+            lambda host: HostCommand(arguments=program, environment={}, directory=host.root),
+            output_dir=tmp_path,
+            port=7350,
+        )
+        assert (tmp_path / "hosts" / "algo-1" / "ran").is_file()
+        assert caplog.text.count("an earlier run left") == num_earlier

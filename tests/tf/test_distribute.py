@@ -235,6 +235,15 @@ def test_python_in_a_dataset_is_refused_before_anything_is_contacted(job: Job) -
             hetero.tf.distribute(dataset)
 
 
+def test_datasets_as_elements_are_refused_before_anything_is_contacted(job: Job) -> None:
+    job.tf_servers.replace([])
+    windows = tf.data.Dataset.range(6).window(2)
+    for dataset in (windows, windows.map(lambda window: (1, {"window": window}))):
+        with pytest.raises(ConfigError, match=r"datasets in them(.|\n)*flat_map"):
+            hetero.tf.distribute(dataset)
+        assert len(list(hetero.tf.distribute(dataset, placement="local"))) == 3
+
+
 def zipped() -> Any:
     numbers_of = tf.data.Dataset.range(40)
     return tf.data.Dataset.zip((numbers_of.map(lambda number: -number), numbers_of)).batch(2)
