@@ -171,8 +171,9 @@ def test_batch_has_at_most_two_attempts(stage: Stage, tools: Any) -> None:
 
 def test_only_the_batch_that_is_waited_for_is_hedged(stage: Stage, tools: Any) -> None:
     reader = stage.read(tools.requests(tools.spec(), num_batches=4), num_endpoints=2)
-    stage.pending(1)[0].answer()
-    stage.pending(3)[0].answer()  # the endpoint has nothing else to do
+    _, second, _, fourth = [stage.pending(position)[0] for position in range(4)]  # two on either endpoint
+    second.answer()
+    fourth.answer()  # the endpoint has nothing else to do
     tools.wait_for(lambda: len(reader._window._attempts) == 2)
     stage.hedge(reader, 100.0)
     stage.pending(0, 2)
