@@ -143,9 +143,10 @@ class Delivery:
         self._strangers: dict[socket.socket, _Hello] = {}
         self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
         self._warn_of_turned_out, self._warn_of_failed = _RareWarning(), _RareWarning()
-        self._selector = selectors.DefaultSelector()
         self._listener = listen(address)
         self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
         self.port: int = self._listener.getsockname()[1]
         self.num_batches = 0
         """Batches sent completely."""
@@ -190,7 +191,6 @@ class Delivery:
 
     def _accept(self) -> None:
         with contextlib.closing(self._listener), self._selector:
-            self._selector.register(self._listener, selectors.EVENT_READ)
             while not self.is_stopped:
                 for key, _ in self._selector.select(_POLL_S):
                     if key.fileobj is self._listener:

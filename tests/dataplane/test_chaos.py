@@ -59,7 +59,7 @@ def _listening(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def links(job: Any) -> Iterator[Callable[..., Links]]:
+def links(job: Any, tools: Any) -> Iterator[Callable[..., Links]]:
     """Return a function that starts so many endpoints, and links to them."""
     before = threading.active_count()
     chaos = Chaos()
@@ -73,7 +73,7 @@ def links(job: Any) -> Iterator[Callable[..., Links]]:
     yield links
     job.stop()
     chaos.__exit__()
-    assert threading.active_count() <= before
+    tools.wait_for(lambda: threading.active_count() <= before)
 
 
 class Consumer:

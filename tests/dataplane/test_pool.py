@@ -25,7 +25,7 @@ def failure_of(job: Any, tools: Any, **options: Any) -> HeteroError:
     return pool.failure
 
 
-def test_pool_publishes_endpoints_and_stops_them(job: Any) -> None:
+def test_pool_publishes_endpoints_and_stops_them(job: Any, tools: Any) -> None:
     pool = job.pool(num_endpoints=2, num_slots=3)
     first, second = pool.records
     assert (first.endpoint_id, second.endpoint_id) == ("algo-1/0", "algo-1/1")
@@ -33,7 +33,7 @@ def test_pool_publishes_endpoints_and_stops_them(job: Any) -> None:
     assert first.address != second.address
     assert first.num_slots == 3
     assert first.launch == second.launch != ""
-    assert job.directory.records() == pool.records
+    tools.wait_for(lambda: job.directory.records() == pool.records)  # each endpoint is added by a thread of its own
     pids = pool.pids
     pool.stop()
     pool.stop()
