@@ -29,11 +29,6 @@ class Asked:
     """Whether the batch came; None while that is not known."""
 
 
-def newest_in_progress(asked: list[Asked]) -> Asked:
-    """Return the request whose answer is furthest away: endpoints compute one batch after the other."""
-    return max((each for each in tuple(asked) if each.is_answered is None), key=lambda each: each.at_s)
-
-
 def fault_of(work: Callable[[], object]) -> tuple[Fault, str]:
     with pytest.raises(CallFailedError) as caught:
         work()

@@ -50,9 +50,10 @@ SCRIPT = '''
         return {key: np.stack([sample[key] for sample in samples]) for key in samples[0]}
 
     class Numbers:
-        def __init__(self, length, raise_at, kill_at, kill_flag, sample_s, width):
+        def __init__(self, length, raise_at, kill_at, kill_flag, sample_s, width, hold_at=-1, hold_flag=""):
             self.length, self.raise_at, self.kill_at = length, raise_at, kill_at
             self.kill_flag, self.sample_s, self.width = kill_flag, sample_s, width
+            self.hold_at, self.hold_flag = hold_at, hold_flag
 
         def __len__(self):
             return self.length
@@ -64,13 +65,18 @@ SCRIPT = '''
                 if self.kill_flag:
                     open(self.kill_flag, "w").close()
                 os.kill(os.getpid(), 9)
+            while index == self.hold_at and os.path.exists(self.hold_flag):
+                open(self.hold_flag + "-reached", "w").close()
+                time.sleep(0.01)
             time.sleep(self.sample_s)
             noise = np.random.random(self.width) + random.random()
             return {"index": np.int64(index), "noise": noise}
 
     @hetero.dataset(collate_fn=together, fingerprint=lambda data: f"numbers-{data.length}")
-    def numbers(length=100, raise_at=-1, kill_at=-1, kill_flag="", sample_s=0.0, width=8):
-        return Numbers(length, raise_at, kill_at, kill_flag, sample_s, width)
+    def numbers(
+        length=100, raise_at=-1, kill_at=-1, kill_flag="", sample_s=0.0, width=8, hold_at=-1, hold_flag=""
+    ):
+        return Numbers(length, raise_at, kill_at, kill_flag, sample_s, width, hold_at, hold_flag)
 
     @hetero.dataset(collate_fn=together)
     def unbuildable():

@@ -7,11 +7,13 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import Asked, Measured, newest_in_progress
+from calls import Asked, Measured, in_thread
 
+from hetero.batches.request import BatchRequest
 from hetero.config import Timings
 from hetero.control.directory import Directory
 from hetero.dataplane.connection import ConnectionState
@@ -20,21 +22,45 @@ from hetero.errors import EndpointUnavailableError, ExitCode
 
 REISSUED_S = 2.0
 """Promised: from the death of an endpoint, where the kernel tells, to its requests being asked for elsewhere."""
+HELD = 10
+"""Position of the batch that takes for as long as a test wants, so that its endpoint has it in work."""
+
+
+@pytest.fixture
+def hold_flag(tmp_path: Path) -> Path:
+    path = tmp_path / "hold"
+    path.touch()
+    return path
+
+
+def requests_with_one_held(tools: Any, hold_flag: Path, *, num_batches: int, sample_s: float) -> list[BatchRequest]:
+    """Return requests of which one is answered once the file has gone."""
+    index = int(tools.requests(tools.spec(), num_batches=num_batches)[HELD].indices[-1])
+    wanted = tools.spec(sample_s=sample_s, hold_at=index, hold_flag=str(hold_flag))
+    found: list[BatchRequest] = tools.requests(wanted, num_batches=num_batches)
+    return found
+
+
+def held_in_work(tools: Any, asked: list[Asked], hold_flag: Path) -> Asked:
+    """Return the held request, once its endpoint computes it."""
+    tools.wait_for(hold_flag.with_name(f"{hold_flag.name}-reached").exists)
+    return next(each for each in asked if each.position == HELD)
 
 
 @pytest.mark.fault("F1")
 @pytest.mark.fault("F3")
 def test_reader_loses_one_of_two_endpoints_and_delivers_the_same(
-    job: Any, tools: Any, asked: list[Asked], measured: Measured
+    job: Any, tools: Any, asked: list[Asked], measured: Measured, hold_flag: Path
 ) -> None:
     pool = job.pool(num_endpoints=2)
-    wanted = tools.requests(tools.spec(sample_s=0.02), num_batches=20)
+    wanted = requests_with_one_held(tools, hold_flag, num_batches=20, sample_s=0.02)
     fleet = job.fleet()
     reader = Reader(fleet, iter(wanted))
     found = [next(reader) for _ in range(8)]
-    victim = newest_in_progress(asked)
+    victim = held_in_work(tools, asked, hold_flag)
     killed_s = time.monotonic()
     os.kill(pool.pids[int(victim.endpoint[0].rpartition("/")[2])], signal.SIGKILL)
+    hold_flag.unlink()
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
     in_work = [each for each in asked if each.endpoint == victim.endpoint and each.at_s < killed_s]
@@ -113,19 +139,21 @@ def test_reader_without_restarts_names_the_lost_endpoint(job: Any, tools: Any, m
 
 
 @pytest.mark.fault("F34")
-def test_reader_survives_a_drained_host(job: Any, tools: Any, asked: list[Asked]) -> None:
+def test_reader_survives_a_drained_host(job: Any, tools: Any, asked: list[Asked], hold_flag: Path) -> None:
     pools = {f"algo-{number}/0": job.pool(f"algo-{number}") for number in (1, 2)}
-    wanted = tools.requests(tools.spec(sample_s=0.04), num_batches=14)
+    wanted = requests_with_one_held(tools, hold_flag, num_batches=14, sample_s=0.04)
     fleet = job.fleet()
     reader = Reader(fleet, iter(wanted))
-    found = [next(reader) for _ in range(5)]
-    newest = newest_in_progress(asked)
-    tools.wait_for(lambda: time.monotonic() - newest.at_s > 0.05)  # it has long reached the endpoint
-    in_work = [each for each in asked if each.endpoint == newest.endpoint and each.is_answered is None]
-    assert newest in in_work
-    pools[newest.endpoint[0]].stop(5.0)
-    tools.wait_for(lambda: all(each.is_answered is not None for each in in_work), 10.0)
-    assert all(each.is_answered for each in in_work), in_work  # finished, not given up
+    found = [next(reader) for _ in range(8)]
+    held = held_in_work(tools, asked, hold_flag)
+    pool = pools[held.endpoint[0]]
+    stopped = in_thread(lambda: pool.stop(20.0))
+    tools.wait_for(lambda: len(job.directory.records()) == 1)
+    assert held.is_answered is None
+    hold_flag.unlink()
+    stopped()
+    tools.wait_for(lambda: held.is_answered is not None, 10.0)
+    assert held.is_answered  # finished, not given up
     found += reader
     assert tools.digest(found) == tools.digest(tools.local(job.script, wanted))
 

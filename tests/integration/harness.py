@@ -28,6 +28,8 @@ DNN = "dnn_group=ml.p3.2xlarge:1"
 """The flag value of a group of one trainer host."""
 SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
 """Arguments of chain.py: it goes on until it is ended."""
+_LAST_WORDS_S = 2.0
+"""For what lies in the pipe when the job has ended; longer only where a process outlives it, which holds the pipe."""
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Job:
     times_s: list[float] = field(default_factory=list)
     """When each line came, monotonic seconds."""
     _news: threading.Condition = field(default_factory=threading.Condition)
+    _has_said_all: bool = False
 
     def __post_init__(self) -> None:
         self.pump_thread = threading.Thread(target=self._pump, daemon=True)
@@ -55,6 +58,7 @@ class Job:
                     self.times_s.append(time.monotonic())
                     self._news.notify_all()
         with self._news:
+            self._has_said_all = True
             self._news.notify_all()
 
     @property
@@ -74,7 +78,7 @@ class Job:
             def seen() -> bool:
                 all_lines = zip(self.times_s, self.lines, strict=True)
                 found[:] = [(at_s, line) for at_s, line in all_lines if text in line]
-                return len(found) >= count or self.process.poll() is not None
+                return len(found) >= count or self._has_said_all
 
             self._news.wait_for(seen, timeout_s)
         if len(found) < count:
@@ -89,11 +93,14 @@ class Job:
             self.process.send_signal(signal.SIGINT)
 
     def wait(self, timeout_s: float = 100.0) -> int:
-        """Wait for the end and return the exit code."""
+        """Wait for the end and what was printed before it; return the exit code."""
         try:
-            return self.process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the job did not end within {timeout_s:.0f} s:\n{self.output}")
+        with self._news:
+            self._news.wait_for(lambda: self._has_said_all, _LAST_WORDS_S)
+        return code
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process of this job, found by its environment."""
