@@ -33,7 +33,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
     "zeros": lambda _: GREETING + bytes(TICKET_BYTES),
     "wrong": lambda ticket: GREETING + ticket[::-1],
     "one bit off": lambda ticket: GREETING + ticket[:-1] + bytes([ticket[-1] ^ 1]),
-    "prefix and zeros": lambda ticket: GREETING + ticket[:-1] + b"\0",
+    "prefix and zeros": lambda ticket: GREETING + ticket[: TICKET_BYTES // 2] + bytes(TICKET_BYTES - TICKET_BYTES // 2),
     "no greeting": lambda ticket: ticket + bytes(len(GREETING)),
     "greeting of another case": lambda ticket: GREETING.upper() + ticket,
     "greeting with one letter wrong": lambda ticket: GREETING[:-1] + b"O" + ticket,
