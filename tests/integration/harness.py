@@ -29,7 +29,7 @@ DNN = "dnn_group=ml.p3.2xlarge:1"
 SLOW = ["--num-samples", "100000", "--step-s", "0.05"]
 """Arguments of chain.py: it goes on until it is ended."""
 _LAST_WORDS_S = 2.0
-"""For what lies in the pipe when the job has ended; longer only where a process outlives it, which holds the pipe."""
+"""For what lies in the pipe when the job has ended; all of it passes only where a process outlives the job."""
 
 
 @dataclass
