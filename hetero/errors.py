@@ -174,6 +174,8 @@ class SampleFailure:
     """Type and message of the original exception."""
     traceback: str
     """The formatted remote traceback."""
+    types: tuple[str, ...] = ()
+    """The exception's class and its bases up to `Exception`, as ``module:qualified name``; empty if unknown."""
 
     def __str__(self) -> str:
         where = f" at sample {self.sample_index}" if self.sample_index else ""

@@ -8,7 +8,7 @@ import platform
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from importlib import import_module
@@ -106,6 +106,10 @@ class Description:
     """Hexadecimal digest of length and probed samples, or the factory's own text."""
     environment: dict[str, str]
     """Versions and settings that may change a sample's bytes."""
+    globals: dict[str, str] = field(default_factory=dict)
+    """Digests of the script's globals that the data set's code reads, by name."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know of the data set, a sentence each."""
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:

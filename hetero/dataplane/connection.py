@@ -225,6 +225,8 @@ class EndpointConnection:
             num_samples=reply.num_samples if reply.HasField("num_samples") else None,
             fingerprint=reply.fingerprint[:256],
             environment=dict(reply.environment),
+            globals=dict(reply.globals),
+            warnings=tuple(requests.printable(text[:1000]) for text in reply.warnings[:100]),
         )
 
     def fetch(

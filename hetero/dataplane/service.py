@@ -209,6 +209,8 @@ class DataService:
             num_samples=description.num_samples,
             fingerprint=description.fingerprint,
             environment=description.environment,
+            globals=description.globals,
+            warnings=description.warnings,
         ).SerializeToString()
 
     def _find(self, spec: DatasetSpec) -> tuple[_Served, BuiltDataset]:

@@ -10,7 +10,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["BLOCK_BYTES", "MAX_SKIPS_BYTES", "PROTOCOL", "Limits"]
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the data plane's messages; both sides must have the same."""
 BLOCK_BYTES = 2**20
 """Of a leaf that travels compressed, but for its last block; part of the protocol.

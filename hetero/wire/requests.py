@@ -17,6 +17,7 @@ __all__ = [
     "failure_from_proto",
     "failure_to_proto",
     "from_proto",
+    "printable",
     "spec_from_proto",
     "spec_to_proto",
     "to_proto",
@@ -25,6 +26,8 @@ __all__ = [
 _DEFAULT_LIMITS = Limits()
 _MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
 """Of a failure's fields; with 4,000 for each of the others they stay below `Limits.max_failure_bytes`."""
+_MAX_TYPES = 16
+_MAX_TYPE_BYTES = 400
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
 
 
@@ -154,7 +157,9 @@ def _key_from_proto(key: pb.Key, limits: Limits) -> Index:
 def failure_to_proto(failure: SampleFailure) -> pb.Failure:
     """Return the message of a failure; text that is too long for one loses its middle."""
     texts = dataclasses.asdict(failure)
-    return pb.Failure(**{name: _bounded(text, _MAX_TEXT_BYTES.get(name, 4_000)) for name, text in texts.items()})
+    types = [_bounded(name, _MAX_TYPE_BYTES) for name in texts.pop("types")[:_MAX_TYPES]]
+    bounded = {name: _bounded(text, _MAX_TEXT_BYTES.get(name, 4_000)) for name, text in texts.items()}
+    return pb.Failure(**bounded, types=types)
 
 
 def failure_from_proto(message: pb.Failure) -> SampleFailure:
@@ -166,7 +171,10 @@ def failure_from_proto(message: pb.Failure) -> SampleFailure:
     if message.stage not in _STAGES:
         raise ProtocolError(f"a failure is of stage {message.stage!r:.60}, expected one of {', '.join(_STAGES)}")
     texts = {field.name: getattr(message, field.name) for field in dataclasses.fields(SampleFailure)}
-    return SampleFailure(**{name: _printable(text, lines=name == "traceback") for name, text in texts.items()})
+    types = tuple(printable(name) for name in texts.pop("types")[:_MAX_TYPES])
+    return SampleFailure(
+        **{name: printable(text, lines=name == "traceback") for name, text in texts.items()}, types=types
+    )
 
 
 def _bounded(text: str, limit: int) -> str:
@@ -177,7 +185,7 @@ def _bounded(text: str, limit: int) -> str:
     return data.decode(errors="ignore")
 
 
-def _printable(text: str, *, lines: bool) -> str:
+def printable(text: str, *, lines: bool = False) -> str:
     """Escape control characters, line ends too unless the text may have several lines."""
     keep = "\n\t" if lines else ""
     return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)

@@ -101,8 +101,15 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("failure", "num_samples", "fingerprint", "environment")
+    __slots__ = ("failure", "num_samples", "fingerprint", "environment", "globals", "warnings")
     class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class GlobalsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -113,21 +120,45 @@ class DescribeReply(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    GLOBALS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     failure: Failure
     num_samples: int
     fingerprint: str
     environment: _containers.ScalarMap[str, str]
-    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    globals: _containers.ScalarMap[str, str]
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ..., num_samples: _Optional[int] = ..., fingerprint: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., globals: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Key(_message.Message):
-    __slots__ = ("integer", "text", "integers")
+    __slots__ = ("integer", "text", "integers", "real", "binary", "boolean", "none", "tuple", "list", "big_integer")
     INTEGER_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     INTEGERS_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    BINARY_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
     integer: int
     text: str
     integers: IntegerTuple
-    def __init__(self, integer: _Optional[int] = ..., text: _Optional[str] = ..., integers: _Optional[_Union[IntegerTuple, _Mapping]] = ...) -> None: ...
+    real: float
+    binary: bytes
+    boolean: bool
+    none: bool
+    tuple: KeySequence
+    list: KeySequence
+    big_integer: bytes
+    def __init__(self, integer: _Optional[int] = ..., text: _Optional[str] = ..., integers: _Optional[_Union[IntegerTuple, _Mapping]] = ..., real: _Optional[float] = ..., binary: _Optional[bytes] = ..., boolean: bool = ..., none: bool = ..., tuple: _Optional[_Union[KeySequence, _Mapping]] = ..., list: _Optional[_Union[KeySequence, _Mapping]] = ..., big_integer: _Optional[bytes] = ...) -> None: ...
+
+class KeySequence(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Key]
+    def __init__(self, items: _Optional[_Iterable[_Union[Key, _Mapping]]] = ...) -> None: ...
 
 class IntegerTuple(_message.Message):
     __slots__ = ("values",)
@@ -214,20 +245,22 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[Refusal.Reason, str]] = ..., details: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("dataset", "host", "stage", "sample_index", "exception", "traceback")
+    __slots__ = ("dataset", "host", "stage", "sample_index", "exception", "traceback", "types")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     EXCEPTION_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    TYPES_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     host: str
     stage: str
     sample_index: str
     exception: str
     traceback: str
-    def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+    types: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dataset: _Optional[str] = ..., host: _Optional[str] = ..., stage: _Optional[str] = ..., sample_index: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ..., types: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("protocol", "structure", "payload_bytes", "checksum", "num_queued", "compression", "block_bytes", "skips")
@@ -274,16 +307,18 @@ class Structure(_message.Message):
     def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ..., leaves: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ...) -> None: ...
 
 class Leaf(_message.Message):
-    __slots__ = ("dtype", "container", "shape", "nbytes")
+    __slots__ = ("dtype", "container", "shape", "nbytes", "strides")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    STRIDES_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     container: Container
     shape: _containers.RepeatedScalarFieldContainer[int]
     nbytes: int
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., container: _Optional[_Union[Container, str]] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ...) -> None: ...
+    strides: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., container: _Optional[_Union[Container, str]] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., strides: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("leaf", "list", "tuple", "mapping", "record", "none", "boolean", "integer", "real", "text", "binary")
