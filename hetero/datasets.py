@@ -295,7 +295,9 @@ def _local_length(factory: DatasetFactory, spec: DatasetSpec) -> int:
     """Build the data set here, as every process that fetches from it does, and return its length."""
     # By its name: that package is built on this module.
     build: Any = importlib.import_module("hetero.batches.build")
-    return len(build.BuiltDataset.prebuild(spec))
+    built = build.BuiltDataset.prebuild(spec)
+    built.log_warnings()
+    return len(built)
 
 
 def _to_json(value: object, path: str, depth: int) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
@@ -10,8 +11,9 @@ from typing import Any
 
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
+from hetero.batches.overlaps import Overlaps
 from hetero.batches.seeds import (
-    build_key,
+    BUILD_KEY,
     preserved_generators,
     seed_generators,
     torch_generator_is_untouched,
@@ -22,7 +24,10 @@ from hetero.errors import ConfigError
 
 __all__ = ["BuiltDataset"]
 
+logger = logging.getLogger(__name__)
+
 _NOTHING = nullcontext()
+_overlaps = Overlaps()
 
 
 class BuiltDataset:
@@ -36,6 +41,7 @@ class BuiltDataset:
         fingerprint: The factory's ``fingerprint=``.
         worker_index: What ``torch.utils.data.get_worker_info().id`` says inside the data set.
         num_workers: Of this host; 0 in the trainer itself, where there is no worker info.
+        warnings: What the user should know of the data set, a sentence each.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class BuiltDataset:
         self.fingerprint = fingerprint
         self.worker_index = 0
         self.num_workers = 0
+        self.warnings: tuple[str, ...] = ()
         self._worker_init_fn = worker_init_fn
         # Equal on all hosts: a data set that uses get_worker_info().seed must not differ between them.
         self._info_seed = info_seed
@@ -70,8 +77,8 @@ class BuiltDataset:
     ) -> BuiltDataset:
         """Run the factory and make this process a worker; may take minutes.
 
-        The generators are seeded from the spec before, so that a factory that draws
-        (``random_split``) builds the same data set everywhere, and put back after.
+        The generators are seeded before, with the same seed for every factory, so that one that draws
+        (``random_split``) splits alike everywhere and for all arguments. They are put back after.
 
         Args:
             spec: What to build.
@@ -94,25 +101,26 @@ class BuiltDataset:
         """Run the factory only: for a process that forks the workers, see `become_worker`."""
         factory = get_factory(spec.name)
         arguments = spec.arguments
-        key = build_key(spec.name, spec.arguments_json)
         with preserved_generators():
             try:
-                dataset = _run_seeded(functools.partial(factory.function, **arguments), key)
+                dataset = _run_seeded(functools.partial(factory.function, **arguments), BUILD_KEY)
             except Exception as exc:
                 raise dataset_error(exc, dataset=spec.name, host=host, stage="build") from exc
         if problem := _not_map_style(dataset, factory.seeding):
             raise dataset_error(
                 f"ConfigError: the factory returned {problem}", dataset=spec.name, host=host, stage="build"
             )
-        return cls(
+        built = cls(
             dataset,
             name=spec.name,
             collate_fn=factory.collate_fn,
             seeding=factory.seeding,
             fingerprint=factory.fingerprint,
             worker_init_fn=factory.worker_init_fn,
-            info_seed=key >> 1,
+            info_seed=BUILD_KEY >> 1,
         )
+        built.warnings = _overlaps.add(spec, dataset)
+        return built
 
     @classmethod
     def from_object(
@@ -126,6 +134,11 @@ class BuiltDataset:
         if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
         return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding, may_grow=True)
+
+    def log_warnings(self) -> None:
+        """Log what the user should know of the data set: for a process that no rank asks for a description."""
+        for warning in self.warnings:
+            logger.warning("%s", warning)
 
     def become_worker(
         self,

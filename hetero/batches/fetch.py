@@ -132,7 +132,9 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
         except Exception as exc:
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
-    return Description(num_samples=num_samples, fingerprint=fingerprint, environment=_environment())
+    return Description(
+        num_samples=num_samples, fingerprint=fingerprint, environment=_environment(), warnings=built.warnings
+    )
 
 
 def _with_torch_seeded(compute: Callable[[], _T]) -> _T:

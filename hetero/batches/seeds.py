@@ -25,8 +25,8 @@ from hetero.datasets import Index
 from hetero.errors import ConfigError
 
 __all__ = [
+    "BUILD_KEY",
     "batch_key",
-    "build_key",
     "preserved_generators",
     "sample_key",
     "sample_keys",
@@ -43,6 +43,12 @@ _BATCH_HEAD = struct.Struct("<cqQQ").pack
 _ONE_INDEX = struct.Struct("<cq").pack
 _LENGTH = struct.Struct("<cI").pack
 _SAMPLE, _BATCH, _BUILD = b"hetero.sample", b"hetero.batch", b"hetero.build"
+
+BUILD_KEY = int.from_bytes(blake2b(b"", digest_size=8, person=_BUILD).digest(), "little")
+"""The key that is set before a data set's factory runs: the same for all factories, arguments and hosts.
+
+With one seed ``random_split`` splits alike in ``photos(split="train")`` and in ``photos(split="val")``.
+"""
 
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]  # of which `random` has the bound methods
 _seed_python = super(random.Random, _python).seed
@@ -126,13 +132,6 @@ def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int6
     except (struct.error, OverflowError, TypeError) as exc:
         raise ConfigError(f"no key for {seed=}, {epoch=}, {position=}: {exc}") from exc
     return int.from_bytes(blake2b(message, digest_size=8, person=_BATCH).digest(), "little")
-
-
-def build_key(name: str, arguments_json: str) -> int:
-    """Return the 64-bit key that is set before a data set's factory runs: the same on every host."""
-    encoded = name.encode("utf-8", "surrogatepass")
-    message = _LENGTH(b"d", len(encoded)) + encoded + arguments_json.encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(message, digest_size=8, person=_BUILD).digest(), "little")
 
 
 def seed_generators(key: int) -> None:

@@ -95,6 +95,8 @@ class Agreement:
             description = connection.descriptions.get(self.spec)
             if description is not None:
                 self.reference, self._reference_name = description, connection.record.endpoint_id
+                for warning in description.warnings:
+                    logger.warning("%s", warning)
                 self._initial = {other.identity for other in connections}
                 return
             if self.spec in connection.preparing:

@@ -65,6 +65,7 @@ class LocalDataset:
         if not isinstance(self.subject, DatasetSpec):
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
         built = BuiltDataset.build(self.subject)
+        built.log_warnings()
         if self._collate_fn is not None:
             built.collate_fn = self._collate_fn
         return built
