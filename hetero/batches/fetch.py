@@ -60,7 +60,8 @@ def fetch(
 
     Returns:
         What ``collate_fn`` returned; ``default_collate`` where the user gave none. Without
-        collation the sample, through the user's ``collate_fn`` or torch's ``default_convert``.
+        collation the sample, through the user's ``collate_fn``, else torch's ``default_convert`` unless the request
+        wants it as it is.
 
     Raises:
         Cancelled: If ``cancelled()`` was true between two samples.
@@ -68,7 +69,7 @@ def fetch(
             ``request.verify`` if the batch differs from itself.
         ConfigError: If seed, epoch or position are out of range, or there is neither a ``collate_fn`` nor torch.
     """
-    collate = built.collate_fn or _default_function(collate=request.collate)  # first: it may import torch
+    collate = built.collate_fn or _default_function(request)  # first: it may import torch
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
         failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
@@ -188,19 +189,26 @@ def _collate(
         ) from exc
 
 
-def _default_function(*, collate: bool) -> Callable[[Any], Any]:
-    """Return torch's function for users who gave none."""
+def _default_function(request: BatchRequest) -> Callable[[Any], Any]:
+    """Return torch's function for users who gave none, unless the request wants a sample as it is."""
+    collate = request.collate
+    if request.as_is and not collate:
+        return _as_it_is
     try:
         # The look into the table first: 2 us, where import_module takes 15 to 20 whose code has left the caches.
         torch_data = imported("torch.utils.data") or import_module("torch.utils.data")
     except ImportError:
         if not collate:
-            return lambda sample: sample
+            return _as_it_is
         raise ConfigError(
             "torch is not installed, so there is no default_collate; pass @hetero.dataset(collate_fn=...),\n"
             "  for example hetero.collate_arrays, which makes NumPy arrays."
         ) from None
     return cast("Callable[[Any], Any]", torch_data.default_collate if collate else torch_data.default_convert)
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
 
 
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:

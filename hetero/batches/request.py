@@ -44,6 +44,8 @@ class BatchRequest:
     """Of this batch in the epoch's global order, at least 0."""
     collate: bool = True
     """False: exactly one index, and the sample itself, as torch's ``batch_size=None``."""
+    as_is: bool = False
+    """Without collation and without a ``collate_fn``: the sample itself, not torch's ``default_convert`` of it."""
     step: int = 0
     """Of the rank that asks; lower ones are served first. No part of the batch."""
     verify: bool = False

@@ -181,6 +181,14 @@ def test_fetch_without_collation_gives_the_sample_as_torch_does() -> None:
     assert fetch(built, request((0,), collate=False)) == 5
 
 
+def test_fetch_of_a_sample_as_it_is_makes_no_tensors() -> None:
+    built = BuiltDataset.from_object([(np.arange(3), "a")])
+    array, text = fetch(built, request((0,), collate=False, as_is=True))
+    assert (type(array), array.tolist(), text) == (np.ndarray, [0, 1, 2], "a")
+    built = BuiltDataset.from_object([4], collate_fn=lambda sample: sample + 1)
+    assert fetch(built, request((0,), collate=False, as_is=True)) == 5
+
+
 def test_fetch_with_collate_raising_shows_shapes() -> None:
     built = BuiltDataset.from_object([torch.zeros(2), torch.zeros(2), torch.zeros(3, dtype=torch.int8)])
     with pytest.raises(DatasetError, match=r"in collate: .*equal size") as raised:

@@ -51,13 +51,25 @@ def test_request_round_trip_is_the_same(
         epoch=epoch,
         position=epoch // 2,
         collate=collate or len(indices) != 1,
+        as_is=not collate,
         step=epoch // 3,
         verify=collate,
         compression=data.draw(st.sampled_from((None, "lz4", "zstd"))),
         on_sample_error=data.draw(st.sampled_from(("raise", "skip"))) if collate else "raise",
     )
     got = from_proto(pb.FetchRequest.FromString(to_proto(sent).SerializeToString()))
-    for name in ("spec", "seed", "epoch", "position", "collate", "step", "verify", "compression", "on_sample_error"):
+    for name in (
+        "spec",
+        "seed",
+        "epoch",
+        "position",
+        "collate",
+        "as_is",
+        "step",
+        "verify",
+        "compression",
+        "on_sample_error",
+    ):
         assert getattr(got, name) == getattr(sent, name)
     assert type(got.indices) is type(sent.indices)
     assert list(got.indices) == list(sent.indices)
