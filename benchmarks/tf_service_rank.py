@@ -1,6 +1,6 @@
 """The rank of a job whose tf.data service somebody else uses: says where its servers are, and stays as long as he does.
 
-    hetero simulate --data-service tf ... benchmarks/tf_service_rank.py -- NUM_WORKERS FIFO
+    hetero simulate --data-service tf ... benchmarks/tf_service_rank.py NUM_WORKERS FIFO
 
 It ends when nobody has the FIFO open for writing any more, and the job with it.
 """

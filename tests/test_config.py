@@ -165,13 +165,39 @@ def test_options_that_tensorflows_servers_cannot_obey_are_refused(changes: dict[
         LaunchOptions(script="train.py", data_service="tf", **changes)
 
 
+SCRIPT_LINES = [
+    ("train.py --port 18181 --log-level warning", ["train.py"], ["--port", "18181", "--log-level", "warning"]),
+    ("train.py -- --port 18181", ["train.py"], ["--port", "18181"]),
+    ("--port 1 -- train.py --port 18181", ["--port", "1", "train.py"], ["--port", "18181"]),
+    ("train.py -- --", ["train.py"], ["--"]),
+    ("train.py --resume -- rest", ["train.py"], ["--resume", "--", "rest"]),
+    ("--port=1 --audit --no-audit train.py launch", ["--port=1", "--audit", "--no-audit", "train.py"], ["launch"]),
+    ("--prot 1 train.py", ["--prot", "1"], ["train.py"]),  # as if it had no value; parse says what it may mean
+    ("-- --epochs 3", [], ["--epochs", "3"]),  # the script is named elsewhere
+    ("--port 1", ["--port", "1"], []),
+    ("--port", ["--port"], []),
+    ("", [], []),
+]
+
+
+@pytest.mark.parametrize(("line", "own", "script_args"), SCRIPT_LINES)
+def test_what_follows_the_script_is_the_scripts(line: str, own: list[str], script_args: list[str]) -> None:
+    found = config.split_at_script(make_parser(), ["launch", *line.split()])
+    assert found == (["launch", *own], script_args)
+
+
+def test_command_without_a_script_keeps_all_arguments() -> None:
+    arguments = ["prices", "x", "--", "--price"]
+    assert config.split_at_script(make_parser(), arguments) == (arguments, [])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["launch", "--endpoint-per-host", "2", "train.py"], "did you mean --endpoints-per-host?"),
         (["launch", "--nproc", "2", "train.py"], "unknown flag --nproc"),  # no abbreviations
         (["prices", "--pice=x=1"], "did you mean --price"),
-        (["launch", "train.py", "extra"], "unexpected argument 'extra'; arguments of the script come after --"),
+        (["prices", "extra"], "unexpected argument 'extra'; --help lists what is expected"),
     ],
 )  # fmt: skip
 def test_unknown_argument_fails_with_a_suggestion(arguments: list[str], message: str) -> None:

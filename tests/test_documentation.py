@@ -42,8 +42,8 @@ def test_every_exit_code_is_listed_with_its_help_text(code: ExitCode) -> None:
 @pytest.mark.parametrize("command", commands())
 def test_command_is_understood(command: str) -> None:
     _, *arguments = shlex.split(command, comments=True)
-    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    assert config.parse(cli._make_parser(), ours).run is not None
+    parser = cli._make_parser()
+    assert config.parse(parser, config.split_at_script(parser, arguments)[0]).run is not None
 
 
 def test_readme_cluster_file_is_read(tmp_path: Path) -> None:

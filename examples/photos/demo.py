@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data_group, trainer_group = "--group=data_group=ml.c5.9xlarge:2", "--group=dnn_group=ml.p3.2xlarge:1"
     emulation = [f"--emulate-sample-seconds={SAMPLE_TIME_S}", f"--emulate-step-seconds={STEP_TIME_S}"]
     options = ["--nproc-per-node=2", *emulation, "--price-profile=seed-2022"]
-    script = [f"{here}/train.py", "--", f"--data={args.data}", "--image-size=64"]
+    script = [f"{here}/train.py", f"--data={args.data}", "--image-size=64"]
     commands = {
         "Real JPEGs": ["python", f"{here}/make_data.py", f"--output={args.data}"],
         "Homogeneous: the trainer host loads its own data": [

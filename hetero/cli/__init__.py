@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _make_parser()
-    command, script_args = _split(arguments)
+    command, script_args = config.split_at_script(parser, arguments)
     try:
         try:
             namespace = config.parse(parser, command)
@@ -41,14 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard(1)
         return 128 + signal.SIGPIPE
-
-
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Separate hetero's arguments from those of the user's script, which come after ``--``."""
-    if "--" not in arguments:
-        return arguments, []
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
 
 
 def _make_parser() -> argparse.ArgumentParser:

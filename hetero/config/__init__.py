@@ -6,7 +6,14 @@ hyperparameter and its key in a file follow from the field.
 
 from __future__ import annotations
 
-from hetero.config.flags import add_launch_arguments, add_price_arguments, parse, stated_flags, to_flags
+from hetero.config.flags import (
+    add_launch_arguments,
+    add_price_arguments,
+    parse,
+    split_at_script,
+    stated_flags,
+    to_flags,
+)
 from hetero.config.options import LaunchOptions, framework_of
 from hetero.config.resolve import check_hyperparameters, resolve_options
 from hetero.config.timings import Timings
@@ -20,6 +27,7 @@ __all__ = [
     "framework_of",
     "parse",
     "resolve_options",
+    "split_at_script",
     "stated_flags",
     "to_flags",
 ]

@@ -15,7 +15,15 @@ from typing import Any
 from hetero.config.options import LaunchOptions, base_type
 from hetero.errors import ConfigError
 
-__all__ = ["add_launch_arguments", "add_price_arguments", "flag_of", "parse", "stated_flags", "to_flags"]
+__all__ = [
+    "add_launch_arguments",
+    "add_price_arguments",
+    "flag_of",
+    "parse",
+    "split_at_script",
+    "stated_flags",
+    "to_flags",
+]
 
 _NOT_FLAGS = ("script", "script_args")
 _OF_A_CLUSTER = ("cluster_file", "host")  # that there is
@@ -33,7 +41,8 @@ def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool
         makes_cluster: Whether the command makes a cluster of its own: what describes one that there is, is left out.
     """
     helps = _attribute_docstrings()
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help=f"{helps['script']} Its arguments come after --.")
+    script_help = f"{helps['script']} Everything after it belongs to the script, options too."
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help=script_help)
     parser.add_argument("--config", metavar="FILE", help="options in YAML, by name: endpoints_per_host: 8")
     left_out = (*_NOT_FLAGS, *_OF_A_CLUSTER) if makes_cluster else _NOT_FLAGS
     for field in dataclasses.fields(LaunchOptions):
@@ -54,6 +63,39 @@ def add_price_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(region=LaunchOptions(script="-").region)
 
 
+def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate hetero's arguments from the script's, which are all that follow SCRIPT.
+
+    As with ``python`` and ``torchrun``, options of the command come before SCRIPT. One ``--`` right before SCRIPT
+    and one right after it are dropped. If an option follows ``--``, the line names no script: the rest are
+    arguments of a script that the environment or a hyperparameter names.
+
+    Args:
+        parser: The whole command line's.
+        arguments: Without the program's name.
+
+    Returns:
+        The command with its options and SCRIPT, for `parse`, and the script's arguments.
+        A command that takes no script keeps all arguments.
+    """
+    words = list(arguments)
+    chosen = _chosen_command(parser, words)
+    if chosen is None or all(action.dest != "script" for action in chosen[1]._actions):
+        return words, []
+    at, command = chosen
+    takes_value = {name: action.nargs is None for action in command._actions for name in action.option_strings}
+    at += 1
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 2 if takes_value.get(words[at], False) else 1
+    own, rest = words[:at], words[at:]
+    if rest[:1] == ["--"]:
+        rest = rest[1:]
+        if rest[:1] and rest[0].startswith("-"):
+            return own, rest
+    script, script_args = rest[:1], rest[1:]
+    return [*own, *script], script_args[1:] if script_args[:1] == ["--"] else script_args
+
+
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; what is unknown fails with a suggestion.
 
@@ -66,11 +108,10 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     if flags:
         close = difflib.get_close_matches(flags[0], _known_flags(parser, arguments), n=1)
         hint = f"did you mean {close[0]}?" if close else "--help lists them."
-        of_script = " Arguments of the script come after --." if takes_script else ""
+        of_script = " Options of the script come after SCRIPT." if takes_script else ""
         raise ConfigError(f"unknown flag {flags[0]}; {hint}{of_script}")
     if unknown:
-        hint = "arguments of the script come after --" if takes_script else "--help lists what is expected"
-        raise ConfigError(f"unexpected argument {unknown[0]!r}; {hint}")
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; --help lists what is expected")
     return namespace
 
 
@@ -143,12 +184,20 @@ def _attribute_docstrings() -> dict[str, str]:
 
 def _known_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
     """Return the flags of the command that the arguments choose."""
-    flags: list[str] = []
-    for action in parser._actions:
-        flags += action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            chosen = next((text for text in arguments if text in action.choices), None)
-            if chosen is not None:
-                rest = arguments[arguments.index(chosen) + 1 :]
-                return _known_flags(action.choices[chosen], rest)
-    return flags
+    flags = [name for action in parser._actions for name in action.option_strings]
+    chosen = _chosen_command(parser, arguments)
+    if chosen is None:
+        return flags
+    at, command = chosen
+    return flags + _known_flags(command, arguments[at + 1 :])
+
+
+def _chosen_command(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[int, argparse.ArgumentParser] | None:
+    """Return where the arguments name one of the parser's commands, and that command; None if they name none."""
+    commands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not commands:
+        return None
+    found = next((at for at, text in enumerate(arguments) if text in commands[0]), None)
+    return None if found is None else (found, commands[0][arguments[found]])

@@ -66,7 +66,7 @@ class LaunchOptions:
     script: str = _option()
     """The training script."""
     script_args: tuple[str, ...] = _option(())
-    """Its arguments; on the command line they come after ``--``."""
+    """Its arguments: on the command line, everything after SCRIPT."""
     cluster_file: str | None = _option(None, metavar="FILE")
     """Description of the cluster, in the schema of resourceconfig.json, instead of the platform's."""
     host: str | None = _option(None, metavar="NAME")

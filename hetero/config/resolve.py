@@ -52,7 +52,7 @@ def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_
             values[name] = _convert(field, stated, flag_of(field))
     if "script" not in values:
         raise ConfigError(
-            "no training script is given; expected: hetero launch [OPTIONS] SCRIPT [-- ARGUMENTS]\n"
+            "no training script is given; expected: hetero launch [OPTIONS] SCRIPT [ARGUMENTS]\n"
             "  to do: give its path on the command line, as HETERO_SCRIPT or as the hyperparameter hetero_script"
         )
     return LaunchOptions(**values)  # type: ignore[arg-type]

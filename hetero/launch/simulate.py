@@ -194,7 +194,11 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
     if not Path(options.script).is_file():
         raise ConfigError(f"the training script {options.script!r} does not exist in {Path.cwd()}; give its path")
     if not groups:
-        raise ConfigError("no group given; write for example --group dnn_group=ml.p3.2xlarge:1")
+        is_late = any(text.partition("=")[0] == "--group" for text in options.script_args)
+        hint = f"the --group after {options.script} is an argument of the script; " if is_late else ""
+        raise ConfigError(
+            f"no group given\n  {hint}write for example --group dnn_group=ml.p3.2xlarge:1 before the script"
+        )
     names = [group.name for group in groups]
     if len(set(names)) != len(names):
         raise ConfigError(f"two groups of one name in {', '.join(names)}; group names are unique in a job")

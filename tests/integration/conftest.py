@@ -115,7 +115,7 @@ def start_job(start: Start, tmp_path: Path) -> StartJob:
         command = [sys.executable, "-m", "hetero.cli", "simulate", "--output-dir", str(directory / "run")]
         command += [flag for group in groups for flag in ("--group", group)]
         own_args = ["--output", str(directory)] if script == CHAIN else []
-        command += [*flags, str(script), "--", *own_args, *args]
+        command += [*flags, str(script), *own_args, *args]
         return start(command, directory, environment or {}, on_terminal=on_terminal)
 
     return start_simulation

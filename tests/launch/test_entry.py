@@ -80,7 +80,7 @@ def test_command_of_a_platform_resolves_script_and_options(tmp_path: Path, quote
         hetero_roles=f"{quote}blue=data{quote}",
         epochs="3",
     )
-    ours, script_args = cli._split(command([], environ))
+    ours, script_args = config.split_at_script(cli._make_parser(), command([], environ))
     namespace = config.parse(cli._make_parser(), ours)
     namespace.script_args = script_args
     options = config.resolve_options(namespace, environ, tmp_path)

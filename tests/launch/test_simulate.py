@@ -55,6 +55,13 @@ def test_no_group_shows_an_example(tmp_path: Path, script: str, capsys: pytest.C
     assert "--group dnn_group=" in capsys.readouterr().err
 
 
+def test_group_after_the_script_is_said_to_be_the_scripts(
+    tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(tmp_path, script, "--group=dnn=ml.p3.2xlarge:1") == ExitCode.USAGE
+    assert f"the --group after {script} is an argument of the script" in capsys.readouterr().err
+
+
 def test_ambiguous_role_shows_the_flag(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
     groups = ["--group", "blue=ml.c5.xlarge:1", "--group", "green=ml.m5.xlarge:1"]
     assert simulate(tmp_path, *groups, script) == ExitCode.CLUSTER
