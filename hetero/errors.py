@@ -18,6 +18,7 @@ processes (`copyreg` rebuilds it from ``args``).
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -185,9 +186,44 @@ class SampleFailure:
 
 
 class DatasetError(HeteroError):
-    """The user's data set code raised; carries a `SampleFailure`."""
+    """The user's data set code raised; carries a `SampleFailure`.
+
+    A loader raises it as an exception that is of the user's own type too: see `typed`.
+    """
 
     exit_code = ExitCode.DATASET_FAILED
+
+    def typed(self, kind: type[Exception]) -> DatasetError:
+        """Return the same error as an exception that ``except kind`` catches too.
+
+        Returns:
+            An instance of a class that has both `DatasetError` and ``kind`` as bases; this error itself where that
+            cannot be: `StopIteration` would end the loop, and some types cannot be combined with others.
+        """
+        if issubclass(kind, (DatasetError, StopIteration, StopAsyncIteration)):
+            return self
+        try:
+            return _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy takes classes for unhashable
+        except Exception:  # noqa: BLE001 - of classes of the user's: a layout or constructor that allows no other base
+            return self
+
+
+@functools.lru_cache(maxsize=64)
+def _combined_with(kind: type[Exception]) -> type[DatasetError]:
+    def __init__(self: DatasetError, record: object) -> None:  # noqa: N807
+        # Not through the bases: the user's type may want other arguments.
+        Exception.__init__(self, record)
+        self.record = record
+
+    def __reduce__(self: DatasetError) -> tuple[object, ...]:  # noqa: N807
+        return _restore_typed, (self.record, kind)
+
+    methods = {"__init__": __init__, "__reduce__": __reduce__, "__module__": DatasetError.__module__}
+    return type("DatasetError", (DatasetError, kind), methods)
+
+
+def _restore_typed(record: object, kind: type[Exception]) -> DatasetError:
+    return DatasetError(record).typed(kind)
 
 
 class DataPlaneError(HeteroError):

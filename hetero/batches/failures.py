@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
+from hetero.batches.structure import find_type, module_name
 from hetero.errors import DatasetError, SampleFailure
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "exception_line",
     "index_text",
     "with_note",
+    "with_user_type",
 ]
 
 MAX_TRACEBACK_BYTES = 16 * 1024
@@ -50,9 +52,11 @@ def dataset_error(
     Returns:
         The error, with text that is printable UTF-8 and bounded. Raise it ``from`` the exception.
     """
+    types: tuple[str, ...] = ()
     if isinstance(error, str):
         text, trace = error, ""
     else:
+        types = _type_names(type(error))
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         frames = _user_frames(error.__traceback__)
         trace = "".join(traceback.format_exception(type(error), error, frames))
@@ -66,6 +70,7 @@ def dataset_error(
         # One line: a log's lines are prefixed, and no message may forge one.
         exception=_printable(text + note, _MAX_EXCEPTION_BYTES).replace("\n", "\\n"),
         traceback=_printable(trace, MAX_TRACEBACK_BYTES),
+        types=types,
     )
     return DatasetError(record)
 
@@ -74,6 +79,28 @@ def with_note(error: DatasetError, note: str) -> DatasetError:
     """Return an error of `dataset_error` with something appended to the exception's text."""
     record = cast("SampleFailure", error.record)
     return DatasetError(dataclasses.replace(record, exception=record.exception + note))
+
+
+def with_user_type(error: DatasetError) -> DatasetError:
+    """Return the error as one that is of the type too that the user's code raised, as far as this process has it.
+
+    The class is looked up by its name among imported modules; else its nearest base that is found. Nothing is imported.
+    """
+    cause = error.__cause__
+    if isinstance(cause, Exception):
+        return error.typed(type(cause))
+    for name in getattr(error.record, "types", ()):
+        module, _, qualified_name = name.partition(":")
+        kind = find_type(module, qualified_name)
+        if kind is not None and issubclass(kind, Exception):
+            return error.typed(kind)
+    return error
+
+
+def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
+    """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`."""
+    bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]
+    return tuple(f"{module_name(base)}:{base.__qualname__}" for base in bases)
 
 
 def exception_line(error: BaseException) -> str:

@@ -39,7 +39,9 @@ __all__ = [
     "Tree",
     "TupleTree",
     "UnsupportedBatchError",
+    "find_type",
     "flatten",
+    "module_name",
     "set_script_module",
     "type_name",
     "unflatten",
@@ -222,8 +224,8 @@ class _Flattener:
             raise Unsendable(_advice(kind))
         for name in (kind.__module__, kind.__qualname__, *names):
             self._check_key(name)
-        module = "" if kind.__module__ in (*_SCRIPT_NAMES, _script_module) else kind.__module__
-        if _find_type(module, kind.__qualname__) is not kind:
+        module = module_name(kind)
+        if find_type(module, kind.__qualname__) is not kind:
             raise Unsendable(
                 f"{type_name(kind)} is not at the top level of its module, so the trainer could not find it"
             )
@@ -322,7 +324,12 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _find_type(module: str, qualified_name: str) -> type | None:
+def module_name(kind: type) -> str:
+    """Return the module of a type as `find_type` takes it: empty for the user's script."""
+    return "" if kind.__module__ in (*_SCRIPT_NAMES, _script_module) else kind.__module__
+
+
+def find_type(module: str, qualified_name: str) -> type | None:
     """Return a type of a module that is already imported; runs no code of the module."""
     found: Any = sys.modules.get(module or _script_module)
     for name in qualified_name.split("."):
@@ -337,7 +344,7 @@ def _find_record_type(tree: RecordTree) -> type:
     Raises:
         UnknownTypeError: If this process has none of that name, or one with other fields.
     """
-    kind = _find_type(tree.module, tree.qualified_name)
+    kind = find_type(tree.module, tree.qualified_name)
     name = f"a {tree.qualified_name!r:.60} of {f'the module {tree.module!r:.60}' if tree.module else 'the script'}"
     if kind is None and tree.module and tree.module not in sys.modules:
         raise UnknownTypeError(

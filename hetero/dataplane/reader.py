@@ -20,7 +20,7 @@ from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.attempts import Item
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.window import Arrived, Window
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, DatasetError
 
 __all__ = ["Reader", "default_window_bytes"]
 
@@ -42,7 +42,8 @@ class Reader(Iterator[Any]):
     A batch that the consumer waits for and that takes longer than it ought to is asked for a
     second time, elsewhere: see `hetero.dataplane.hedging`.
 
-    After an exception or the end the reader is closed. Several readers share one fleet.
+    A `DatasetError` is one batch's: the next call returns the batch after it. After any other exception, and after the
+    end, the reader is closed. Several readers share one fleet.
 
     Args:
         fleet: The endpoints.
@@ -92,6 +93,7 @@ class Reader(Iterator[Any]):
         self._num_taken = 0
         self._is_exhausted = False
         self._agreement: Agreement | None = None
+        self._plan_failure: Exception | None = None
         self._window = Window(
             fleet,
             prefetch_factor=prefetch_factor,
@@ -121,20 +123,27 @@ class Reader(Iterator[Any]):
         try:
             self._fill()
             outcome = self._wait()
-            if isinstance(outcome, BaseException):
-                try:
-                    raise outcome
-                finally:
-                    del outcome  # it holds this frame by its traceback, and so everybody who iterates
-            if outcome.skips is not None and self._on_skips is not None:
-                self._on_skips(outcome.skips)
-            if self._on_received is not None:
-                self._on_received(outcome.nbytes, outcome.saved_bytes)
-            self._fill()
+            if isinstance(outcome, Arrived):
+                if outcome.skips is not None and self._on_skips is not None:
+                    self._on_skips(outcome.skips)
+                if self._on_received is not None:
+                    self._on_received(outcome.nbytes, outcome.saved_bytes)
+                self._fill()
+                return outcome.batch
+            if not isinstance(outcome, DatasetError) or outcome is self._plan_failure:
+                self.close()
         except BaseException:
             self.close()
             raise
-        return outcome.batch
+        try:
+            raise outcome
+        finally:
+            del outcome  # it holds this frame by its traceback, and so everybody who iterates
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another batch may come."""
+        return self._finalizer.alive
 
     def close(self) -> None:
         """Cancel what is on its way and end the threads; idempotent. Blocks until they have ended."""
@@ -160,6 +169,7 @@ class Reader(Iterator[Any]):
                 return
             except Exception as error:  # noqa: BLE001 - the sampler's: raised when its turn comes
                 self._is_exhausted = True
+                self._plan_failure = error
                 with self._fleet.lock:
                     self._window.put(self._num_taken, error)
                 self._num_taken += 1

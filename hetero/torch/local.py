@@ -168,15 +168,15 @@ class LocalFetcher:
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         self._slot = _Slot()
 
-    def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
-        """Yield the batches of ``requests`` in order; closing the iterator ends or frees the workers.
+    def open(self, requests: Iterator[BatchRequest]) -> LocalBatches:
+        """Return the batches of ``requests`` in order; closing the iterator ends or frees the workers.
 
         Nothing is started, or taken, before the first batch is asked for.
-
-        Raises:
-            DatasetError: If the user's code raises.
-            ResourcesError: If shared memory is too small for the batches that workers have ready.
         """
+        return LocalBatches(self, requests)
+
+    def begin(self, requests: Iterator[BatchRequest]) -> tuple[_Slot, Iterator[Any]]:
+        """Start on ``requests``: return what is to be freed at the end, and torch's iterator."""
         if self._options.persistent_workers and not self._slot.taken:
             slot = self._slot
             if self._persistent is None:
@@ -188,9 +188,24 @@ class LocalFetcher:
         slot.taken = True
         try:
             slot.requests = self._look_ahead(requests)
-            yield from self._deliver(loader)
-        finally:
+            return slot, iter(loader)
+        except BaseException:
             slot.taken = False
+            raise
+
+    def unwrap(self, answer: Any) -> Any:
+        """Return the batch in what a worker sent.
+
+        Raises:
+            DatasetError: More samples were skipped than are allowed.
+            ResourcesError: Shared memory is too small.
+        """
+        if isinstance(answer, _NoRoom):
+            raise ResourcesError(answer.text)
+        if type(answer) is _WithSkips:
+            self._on_skips(answer.skips)
+            return answer.batch
+        return answer
 
     def _look_ahead(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """Note how many batches will wait for the trainer at once; return the same requests."""
@@ -223,16 +238,80 @@ class LocalFetcher:
             persistent_workers=persistent,
         )
 
-    def _deliver(self, loader: torch.utils.data.DataLoader[Any]) -> Iterator[Any]:
-        for batch in loader:
-            if isinstance(batch, _Failure):
-                raise DatasetError(batch.record)
-            if isinstance(batch, _NoRoom):
-                raise ResourcesError(batch.text)
-            if type(batch) is _WithSkips:
-                self._on_skips(batch.skips)
-                batch = batch.batch
-            yield batch
+
+class LocalBatches(Iterator[Any]):
+    """The batches of one pass, in order. After one that raised comes the next one.
+
+    Args:
+        fetcher: Starts and ends the workers.
+        requests: What to fetch.
+    """
+
+    def __init__(self, fetcher: LocalFetcher, requests: Iterator[BatchRequest]) -> None:
+        self._fetcher = fetcher
+        self._plan = _Plan(requests)
+        self._slot: _Slot | None = None
+        self._answers: Iterator[Any] | None = None
+        self.is_open = True
+        """Whether another batch may come."""
+
+    def __next__(self) -> Any:
+        """Return the next batch; blocks.
+
+        Raises:
+            StopIteration: At the end, and after `close`.
+            DatasetError: The user's code raised for this batch.
+            ResourcesError: Shared memory is too small for the batches that workers have ready.
+        """
+        if not self.is_open:
+            raise StopIteration
+        try:
+            if self._answers is None:
+                self._slot, self._answers = self._fetcher.begin(iter(self._plan))
+            try:
+                answer = next(self._answers)
+            except DatasetError as error:  # without workers
+                failure = error
+            except StopIteration:
+                if self._plan.failure is None:
+                    raise
+                raise self._plan.failure from None
+            else:
+                if not isinstance(answer, _Failure):
+                    return self._fetcher.unwrap(answer)
+                failure = DatasetError(answer.record)
+        except BaseException:
+            self.close()
+            raise
+        raise failure from failure.__cause__
+
+    def close(self) -> None:
+        """End the workers, or free them for the next pass; idempotent."""
+        self.is_open = False
+        self._answers = None
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.taken = False
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Plan:
+    """The requests of a pass. What planning them raises is kept until its turn comes, because torch asks ahead.
+
+    Apart from `LocalBatches`: torch's iterator holds it, and must not hold the pass.
+    """
+
+    def __init__(self, requests: Iterator[BatchRequest]) -> None:
+        self._requests = requests
+        self.failure: Exception | None = None
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        try:
+            yield from self._requests
+        except Exception as error:  # noqa: BLE001 - the sampler's
+            self.failure = error
 
 
 class _Slot:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from hetero.batches.failures import with_user_type
 from hetero.batches.request import BatchRequest
 from hetero.control import session as control
+from hetero.errors import DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.checks import check_not_importing
 from hetero.loaders.sampling import PlannedBatch
@@ -15,6 +18,8 @@ from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline
 
 __all__ = ["Pass"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Feed:
@@ -29,6 +34,7 @@ class _Feed:
         self._number = 0
         self._start = Start(0)
         self._in_flight: deque[PlannedBatch] = deque()
+        self._num_lost = 0
 
     def requests(self) -> Iterator[BatchRequest]:
         """Begin the pass and yield its requests."""
@@ -43,14 +49,37 @@ class _Feed:
         """Note that the next batch is being delivered; return its number of samples."""
         planned = self._in_flight.popleft()
         auditing.enter(self._pipeline, planned, self._start.epoch, batch)
+        self._passed(planned)
+        return len(planned.indices)
+
+    def lost(self) -> None:
+        """Note that the next batch raised: the pass, and a state that is taken of it, go on after it."""
+        planned = self._in_flight.popleft()
+        self._num_lost += 1
+        self._passed(planned)
+        if self._num_lost == 1:
+            logger.warning(
+                "loader %s: batch %d of epoch %d raised; if the script asks for more, the pass goes on without it",
+                self._pipeline.name,
+                planned.position,
+                self._start.epoch,
+            )
+
+    def _passed(self, planned: PlannedBatch) -> None:
         self._pipeline.progress.advance(
             self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
         )
         self._pipeline.note_delivered(self._number, planned)
-        return len(planned.indices)
 
     def exhausted(self) -> None:
         """Note the end of the epoch: without padding a rank may get there with a batch less than others."""
+        if self._num_lost:
+            logger.warning(
+                "loader %s: epoch %d ended without %d batches, which raised",
+                self._pipeline.name,
+                self._start.epoch,
+                self._num_lost,
+            )
         if self._pipeline.sampler_order is None:
             count = self._pipeline.num_global_batches(self._start)
             self._pipeline.progress.advance(self._number, batches=count)
@@ -58,22 +87,34 @@ class _Feed:
 
 
 class Pass(Iterator[Any]):
-    """One pass over a loader. Dropping or closing it gives up what is in flight."""
+    """One pass over a loader. Dropping or closing it gives up what is in flight.
+
+    After a batch that raised the next call returns the one after it, as torch's loader does. Where nothing can come
+    after an exception (the endpoints are gone, the sampler raised), every further call raises it again: a loop that
+    logs and goes on must not take it for the end of the epoch.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._feed = _Feed(pipeline)
         self._batches: Iterator[Any] | None = None
+        self._failure: BaseException | None = None
         self._is_over = False
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch on this rank, as ``len(loader)``."""
+        return self._pipeline.num_batches()
 
     def __next__(self) -> Any:
         """Return the next batch; blocks until it is there.
 
         Raises:
             ConfigError: If the script is only being imported.
-            DatasetError: If the user's code raises.
+            DatasetError: If the user's code raises; it is of the type of the user's exception, too.
             SystemExit: If the job was asked to stop; the stop callbacks ran.
         """
+        if self._failure is not None:
+            raise self._failure
         if self._is_over:
             raise StopIteration
         timer = self._pipeline.begin_wait(self._feed)
@@ -87,11 +128,23 @@ class Pass(Iterator[Any]):
             self._feed.exhausted()
             self.close()
             raise
-        except BaseException:
-            self.close()
+        except DatasetError as error:
+            typed = with_user_type(error)
+            if getattr(self._batches, "is_open", False):
+                self._feed.lost()
+                self._pipeline.end_timing(self._feed)
+            else:
+                self._fail(typed)
+            raise typed from error.__cause__
+        except BaseException as error:
+            self._fail(error)
             raise
         timer.end_wait(self._feed.delivered(batch))
         return batch
+
+    def _fail(self, error: BaseException) -> None:
+        self.close()
+        self._failure = error
 
     def close(self) -> None:
         """Give up what is in flight; idempotent."""

@@ -9,9 +9,10 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from hetero.batches.failures import with_user_type
 from hetero.batches.request import BatchRequest, as_indices
 from hetero.control import session as control
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
@@ -133,6 +134,10 @@ class ViewPass:
             fetched = next(self._reader_at(batch))
         except StopIteration:
             raise ConfigError("the reader ended before the tool that uses it") from None
+        except DatasetError as error:
+            self._close_reader()
+            self._pipeline.end_timing(self._timing)
+            raise with_user_type(error) from error.__cause__
         except BaseException:
             self._close_reader()
             self._pipeline.end_timing(self._timing)

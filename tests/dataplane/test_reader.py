@@ -197,9 +197,8 @@ def test_reader_interrupted_in_the_sampler_ends_at_once(job: Any, tools: Any) ->
         raise KeyboardInterrupt
 
     reader = Reader(job.fleet(), interrupted(), prefetch_factor=2)
-    next(reader)
     with pytest.raises(KeyboardInterrupt):  # with batches still on their way
-        next(reader)
+        list(reader)
 
 
 def test_reader_wrong_token_is_an_error_at_once(job: Any, tools: Any) -> None:

@@ -1,0 +1,195 @@
+"""What a loop sees of an exception of the data set's: its own type, and the batches after it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from endpoints import ServedJob, imported_script
+
+from hetero.batches.failures import dataset_error, with_user_type
+from hetero.control import session as control
+from hetero.datasets import set_describer
+from hetero.errors import DatasetError
+from hetero.torch import DataLoader
+
+SCRIPT = """
+    import hetero
+
+    class Broken(OSError):
+        def __init__(self, index, why):
+            super().__init__(f"{index} is broken: {why}")
+
+    class Photos:
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            if index in (5, 6):
+                raise FileNotFoundError(f"no file {index}")
+            if index == 13:
+                raise Broken(index, "cut off")
+            return index
+
+    @hetero.dataset
+    def exceptions_photos():
+        return Photos()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with imported_script(tmp_path_factory.mktemp("script"), "exceptions_script", SCRIPT) as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def job(script: Any) -> Iterator[ServedJob]:
+    path = Path(script.__file__)
+    served = ServedJob(path.parent, path)
+    served.start(2)
+    yield served
+    served.stop()
+
+
+Make = Callable[..., DataLoader[Any]]
+
+
+@pytest.fixture(params=["here", "workers", "endpoints"])
+def make(request: pytest.FixtureRequest, script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    options = {"num_workers": 2} if request.param == "workers" else {}
+    if request.param == "endpoints":
+        monkeypatch.setattr(control, "_session", request.getfixturevalue("job"))
+    yield lambda **more: DataLoader(script.exceptions_photos(), batch_size=2, **{**options, **more})
+    set_describer(None)
+
+
+def _taken(iterator: Iterator[Any]) -> list[Any]:
+    """Return batches, and in place of those that raised their exceptions, as a loop that logs and goes on."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(iterator).tolist())
+        except StopIteration:
+            return found
+        except Exception as error:  # noqa: BLE001 - whatever it is, the loop goes on
+            found.append(error)
+
+
+def test_pass_goes_on_after_batches_that_raised(make: Make) -> None:
+    found = _taken(iter(make()))
+    assert [None if isinstance(each, Exception) else each for each in found] == [
+        [0, 1], [2, 3], None, None, [8, 9], [10, 11], None, [14, 15], [16, 17], [18, 19],
+    ]  # fmt: skip
+
+
+def test_exception_is_of_the_users_type_and_says_where(make: Make) -> None:
+    found = _taken(iter(make()))
+    first, last = found[2], found[6]
+    assert isinstance(first, DatasetError)
+    assert isinstance(first, FileNotFoundError)
+    assert "exceptions_photos" in str(first)
+    assert "FileNotFoundError: no file 5" in str(first)
+    assert first.record.sample_index == "5"  # type: ignore[attr-defined]
+    assert isinstance(last, DatasetError)
+    assert isinstance(last, OSError)
+    assert "13 is broken: cut off" in str(last)
+
+
+def test_state_after_an_exception_resumes_after_the_batch_that_raised(make: Make) -> None:
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    with pytest.raises(FileNotFoundError):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["batches"] == 3
+    resumed = make()
+    resumed.load_state_dict(state)
+    found = _taken(iter(resumed))
+    assert isinstance(found[0], FileNotFoundError)  # of sample 6
+    assert found[1:3] == [[8, 9], [10, 11]]
+
+
+def test_pass_ends_with_how_many_batches_are_missing(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    _taken(iter(make(name="lossy")))
+    assert "loader lossy: batch 2 of epoch 0 raised" in caplog.text
+    assert "loader lossy: epoch 0 ended without 3 batches" in caplog.text
+
+
+def test_exception_of_the_sampler_is_raised_again_by_every_call(make: Make) -> None:
+    def indices() -> Iterator[int]:
+        yield from (0, 1, 2, 3)
+        raise LookupError("the sampler is broken")
+
+    class Sampler(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return indices()
+
+    iterator = iter(make(sampler=Sampler()))
+    assert [next(iterator).tolist(), next(iterator).tolist()] == [[0, 1], [2, 3]]
+    for _ in range(3):
+        with pytest.raises(LookupError, match="the sampler is broken"):
+            next(iterator)
+
+
+def test_factory_that_raises_is_raised_again_by_every_call() -> None:
+    class Grown(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            raise PermissionError("not yours")
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    iterator = iter(DataLoader(Grown()))
+    for _ in range(2):
+        with pytest.raises(PermissionError, match="not yours"):
+            next(iterator)
+
+
+class Coded(Exception):
+    def __init__(self, code: int, path: str) -> None:
+        super().__init__(code, path)
+
+
+class Stopped(StopIteration):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("k"), FileNotFoundError(2, "no such file"), Coded(1, "p"), json.JSONDecodeError("m", "d", 0), OSError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_typed_error_survives_pickling_with_both_types(error: Exception) -> None:
+    plain = dataset_error(error, dataset="photos", host="algo-1/0", stage="sample", sample_index=3)
+    typed = with_user_type(plain)
+    again = pickle.loads(pickle.dumps(typed))
+    for each in (typed, again):
+        assert isinstance(each, type(error))
+        assert isinstance(each, DatasetError)
+        assert str(each) == str(plain)
+
+
+class Particular(Exception):
+    def __new__(cls, code: int, path: str) -> Particular:
+        return super().__new__(cls, code, path)
+
+
+@pytest.mark.parametrize("error", [Stopped(), Particular(1, "p")], ids=lambda error: type(error).__name__)
+def test_typed_error_of_types_that_cannot_be_combined_is_the_plain_one(error: Exception) -> None:
+    plain = dataset_error(error, dataset="photos", host="algo-1/0", stage="sample")
+    assert type(with_user_type(plain)) is DatasetError
+
+
+def test_typed_error_of_a_type_that_this_process_lacks_is_of_the_nearest_base_it_has() -> None:
+    missing = type("Missing", (ConnectionResetError,), {"__module__": "not_imported_here"})
+    error = with_user_type(dataset_error(missing("gone"), dataset="photos", host="algo-1/0", stage="sample"))
+    assert isinstance(error, ConnectionResetError)
