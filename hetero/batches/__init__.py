@@ -12,7 +12,8 @@
     failures.py   the user's exceptions as records that can travel
     collation.py  batches of NumPy arrays, without torch
     structure.py  nested batch <-> tree and flat leaves
-    leaves.py     arrays, tensors and long lists <-> bytes with dtype and shape
+    leaves.py     arrays, tensors and long lists <-> bytes with dtype, shape and strides
+    layouts.py    strides: which ones a batch keeps
 
 torch is imported lazily, only where the user's data set or its collation needs it.
 """

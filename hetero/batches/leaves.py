@@ -1,4 +1,4 @@
-"""The large parts of a batch as contiguous bytes with a dtype and a shape, and back.
+"""The large parts of a batch as contiguous bytes with a dtype, a shape and strides, and back.
 
 Bytes are little-endian, as every machine is that PyTorch has Linux wheels for.
 torch is imported only to restore a tensor.
@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from hetero.batches.layouts import array_strides, is_dense, tensor_strides
 from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
@@ -55,6 +56,8 @@ DTYPES: dict[Container, frozenset[str]] = {
 """What each container can hold. ``bytes`` and ``utf8`` elements differ in length."""
 
 _LENGTH = np.dtype("<u4")
+_MAX_STRIDE = 2**48
+"""In elements: of a dimension of one element it may be anything."""
 
 
 class Unsendable(Exception):
@@ -81,6 +84,8 @@ class LeafShape:
     """In elements; one dimension for a list, none for a scalar."""
     nbytes: int
     """Of the data: elements times their size, or lengths and elements of varying length."""
+    strides: tuple[int, ...] = ()
+    """In elements, of a tensor or array; empty: C order."""
 
     def check(self, *, max_bytes: int, max_ndim: int, max_list_items: int) -> None:
         """Refuse what no encoder produces, and what would take more memory than allowed; allocates nothing.
@@ -102,6 +107,18 @@ class LeafShape:
         size = 0 if 0 in self.shape else size
         if self.nbytes < size or (self.dtype in _ITEM_BYTES and self.nbytes != size):
             raise ProtocolError(f"a {self.dtype} leaf of shape {self.shape} has {self.nbytes} bytes, expected {size}")
+        if self.strides:
+            self._check_strides()
+
+    def _check_strides(self) -> None:
+        if self.container not in ("tensor", "array") or len(self.strides) != len(self.shape):
+            raise ProtocolError(
+                f"a {self.container} leaf of {len(self.shape)} dimensions has {len(self.strides)} strides"
+            )
+        if not all(0 <= stride <= _MAX_STRIDE for stride in self.strides) or not is_dense(self.shape, self.strides):
+            raise ProtocolError(
+                f"a leaf of shape {self.shape} has the strides {self.strides}, which leave gaps or overlap"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,7 +137,9 @@ class Leaf:
     nbytes: int
     """Length of the data."""
     data: memoryview
-    """C order, format ``B``, one dimension. To be restored without a copy it must be writable."""
+    """In the order of memory, format ``B``, one dimension. To be restored without a copy it must be writable."""
+    strides: tuple[int, ...] = ()
+    """In elements; empty: C order."""
 
 
 def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
@@ -136,8 +155,11 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
     name = _NUMPY_NAMES.get(value.dtype)
     if name is None:
         raise Unsendable(f"{type(value).__name__} of {value.dtype.str!r} cannot be sent; {_dtype_advice(value.dtype)}")
-    container: Container = "array" if type(value) is np.ndarray else "scalar"
-    return _fixed(container, name, np.asarray(value), max_bytes)
+    if type(value) is not np.ndarray:
+        return _fixed("scalar", name, np.asarray(value), max_bytes)
+    strides = array_strides(value)
+    in_order = value.transpose(sorted(range(value.ndim), key=lambda dim: -strides[dim])) if strides else value
+    return _fixed("array", name, in_order, max_bytes, shape=value.shape, strides=strides)
 
 
 def _dtype_advice(dtype: np.dtype[Any]) -> str:
@@ -172,23 +194,56 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     if name is None:
         raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
     if tensor.is_neg():
+        _check_size(tensor, max_bytes)
         tensor = tensor.resolve_neg()
+    shape, strides = tuple(tensor.shape), tensor_strides(torch, tensor)
+    if strides:
+        if max(strides) > _MAX_STRIDE:
+            raise Unsendable(f"a tensor with the strides {strides} cannot be sent; convert it with .contiguous()")
+        _check_size(tensor, max_bytes)
+        dense = tensor if strides == tensor.stride() else tensor.clone()
+        tensor = dense.as_strided((dense.numel(),), (1,))
     # NumPy has no bfloat16; only the bytes matter here.
     array = (tensor.view(torch.int16) if name == "bf16" else tensor).numpy()
-    return _fixed("tensor", name, array, max_bytes)
+    return _fixed("tensor", name, array, max_bytes, shape=shape, strides=strides)
 
 
-def _fixed(container: Container, name: str, array: np.ndarray[Any, Any], max_bytes: int) -> Leaf:
-    """Return an array of one of the dtypes as a leaf; copies only what is not contiguous."""
-    nbytes = array.nbytes
-    # Before the copy: an expanded array has more elements than memory. Empty ones are held to their other dimensions.
-    if (size := nbytes or math.prod(dim for dim in array.shape if dim) * array.itemsize) > max_bytes:
+def _check_size(value: Any, max_bytes: int) -> None:
+    """Raise if a tensor or array is too large. Before any copy: an expanded one has more elements than memory.
+
+    Empty ones are held to their other dimensions.
+    """
+    if (size := value.nbytes or math.prod(dim for dim in value.shape if dim) * value.itemsize) > max_bytes:
         raise _too_large(size, max_bytes)
+
+
+def _fixed(
+    container: Container,
+    name: str,
+    array: np.ndarray[Any, Any],
+    max_bytes: int,
+    *,
+    shape: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] = (),
+) -> Leaf:
+    """Return an array of one of the dtypes as a leaf; copies only what is not contiguous.
+
+    Args:
+        container: What the leaf is to be.
+        name: The dtype.
+        array: The elements, in the order in which they are sent.
+        max_bytes: Unsendable if it has more.
+        shape: The array's if None.
+        strides: In elements; empty for C order.
+    """
+    _check_size(array, max_bytes)
+    nbytes = array.nbytes
     # ascontiguousarray turns zero dimensions into one; memoryview cannot cast an empty array.
     data = np.ascontiguousarray(array).data.cast("B") if nbytes else memoryview(b"")
     if name == "bool" and _has_invalid_bool(data):
         raise Unsendable("a boolean array has elements that are neither 0 nor 1; it is a view of something else")
-    return Leaf(container=container, dtype=name, shape=tuple(array.shape), nbytes=nbytes, data=data)
+    shape = tuple(array.shape) if shape is None else shape
+    return Leaf(container=container, dtype=name, shape=shape, nbytes=nbytes, data=data, strides=strides)
 
 
 def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
@@ -259,6 +314,8 @@ def restore(leaf: Leaf) -> Any:
     array = np.frombuffer(bytearray(data) if data.readonly else data, dtype)
     if leaf.container == "list":
         return array.tolist()
+    if leaf.strides:
+        return np.ndarray(leaf.shape, dtype, array, strides=[stride * dtype.itemsize for stride in leaf.strides])
     return array[0] if leaf.container == "scalar" else array.reshape(leaf.shape)
 
 
@@ -276,11 +333,15 @@ def _restore_tensor(leaf: Leaf) -> Any:
     import torch
 
     if not leaf.nbytes:
-        return torch.empty(leaf.shape, dtype=dtype)
+        return (
+            torch.empty_strided(leaf.shape, leaf.strides, dtype=dtype)
+            if leaf.strides
+            else torch.empty(leaf.shape, dtype=dtype)
+        )
     data = bytearray(leaf.data) if leaf.data.readonly else leaf.data
     owner = _owner(torch, data)
     flat = torch.frombuffer(data, dtype=dtype) if owner is None else owner[: leaf.nbytes].view(dtype)
-    return flat.view(leaf.shape)
+    return flat.as_strided(leaf.shape, leaf.strides) if leaf.strides else flat.view(leaf.shape)
 
 
 def _owner(torch: Any, data: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hetero.batches.imported import imported
+from hetero.batches.layouts import array_strides, is_c_order, tensor_strides
 
 __all__ = ["IMPURITY_ADVICE", "Difference", "Frozen", "compare", "digest", "freeze", "outline", "sketch"]
 
@@ -57,8 +58,9 @@ def freeze(value: object) -> Frozen:
 def compare(first: object, second: object) -> Difference | None:
     """Return where two nested values differ, or None if they are the same bit for bit.
 
-    Types, dtypes, shapes, the order of dictionary keys, NaN payloads and the
-    sign of zero all count. Objects of unknown types are compared as arrays if NumPy
+    Types, dtypes, shapes, strides, the order of dictionary keys, NaN payloads and the
+    sign of zero all count. The strides are those of a copy, which is what a loader delivers
+    (`hetero.batches.layouts`). Objects of unknown types are compared as arrays if NumPy
     can view them, else by their attributes or their own ``repr``.
 
     Args:
@@ -148,7 +150,7 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
 def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
     """Yield a NumPy array or scalar; the elements one by one if they are objects."""
     array = np.asarray(value)
-    head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}"
+    head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}{_in_words(_layout(array))}"
     if array.dtype.hasobject or array.dtype.kind == "T":
         yield path, head, b""
         yield from _walk(array.tolist(), path, depth + 1)
@@ -187,12 +189,28 @@ def _walk_tensor(torch: Any, value: Any, path: str) -> Iterator[_Part]:
     if value.layout is not torch.strided:
         head = f"{head} {value.layout}"
         value = value.to_dense()
+    else:
+        head += _in_words(tensor_strides(torch, value))
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     try:
         yield path, head, flat.numpy()
     except TypeError:  # NumPy has no bfloat16
         # An empty tensor may have any stride, and then no view of another size.
         yield path, head, flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+
+
+def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Return the strides of a copy; none for C order, and 0 for dimensions of one element, which NumPy ignores."""
+    strides = array_strides(array)
+    counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=False) if size != 1]
+    if is_c_order([size for size, _ in counted], [stride for _, stride in counted]):
+        return ()
+    return tuple(stride if size != 1 else 0 for size, stride in zip(array.shape, strides, strict=True))
+
+
+def _in_words(strides: tuple[int, ...]) -> str:
+    """Return what strides add to a head: nothing for C order, so that the digests of most batches stay as they were."""
+    return f" strides {list(strides)}" if strides else ""
 
 
 def _content(body: bytes | np.ndarray[Any, Any]) -> bytes:

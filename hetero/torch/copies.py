@@ -26,7 +26,7 @@ def copy_leaves(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return value.copy(order="K")  # as from a data host
     if isinstance(value, list):
         return _filled(value, enumerate(value))
     if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):

@@ -328,6 +328,7 @@ class BatchDecoder:
                 dtype=shape.dtype,
                 shape=shape.shape,
                 nbytes=shape.nbytes,
+                strides=shape.strides,
                 data=next(buffers) if shape.nbytes else memoryview(b""),
             )
             for shape in self._shapes

@@ -44,12 +44,14 @@ def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
     message = pb.Structure()
     _fill(message.root, tree)
     for leaf in leaves:
-        message.leaves.add(
+        made = message.leaves.add(
             dtype=_DTYPE_CODES[leaf.dtype],
             container=_CONTAINER_CODES[leaf.container],
             shape=leaf.shape,
             nbytes=leaf.nbytes,
         )
+        if leaf.strides:
+            made.strides.extend(leaf.strides)
     return message.SerializeToString()
 
 
@@ -107,13 +109,15 @@ def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]
 
 
 def _leaf_shape(message: pb.Leaf) -> LeafShape:
-    if len(message.shape) > 64:
-        raise ProtocolError(f"a leaf has {len(message.shape)} dimensions")
+    shape, strides = tuple(message.shape), tuple(message.strides)
+    if (ndim := max(len(shape), len(strides))) > 64:
+        raise ProtocolError(f"a leaf has {ndim} dimensions")
     return LeafShape(
         container=cast(Container, _CONTAINER_NAMES.get(message.container, "unknown container")),
         dtype=_DTYPE_NAMES.get(message.dtype, "an unknown dtype"),
-        shape=tuple(message.shape),
+        shape=shape,
         nbytes=message.nbytes,
+        strides=strides,
     )
 
 

@@ -133,6 +133,18 @@ def test_difference_of_arrays_counts_bytes() -> None:
     assert difference.what == "ndarray |u1[100], 99 of 100 bytes differ, the first at 1"
 
 
+def test_difference_of_strides_names_them() -> None:
+    difference = compare(torch.zeros(2, 3), torch.zeros(3, 2).t())
+    assert difference is not None
+    assert difference.what == "Tensor float32[2, 3] against Tensor float32[2, 3] strides [1, 2]"
+
+
+def test_digest_of_contiguous_arrays_is_what_it_was() -> None:
+    """Ledgers of earlier versions stay comparable."""
+    assert digest(np.arange(6, dtype=np.int32).reshape(2, 3)).hex() == "a25190f3f6501b7b55831f2de9d5da1b"
+    assert digest({"a": torch.arange(6, dtype=torch.uint8).reshape(2, 3)}).hex() == "4cf9824a33914ce24c786a864d296922"
+
+
 def test_sketch_of_rounded_values_is_the_same() -> None:
     generator = np.random.default_rng(0)
     image = generator.integers(1, 255, (3, 16, 16), dtype=np.uint8)
@@ -189,8 +201,8 @@ def test_digest_is_equal_where_compare_finds_no_difference() -> None:
     }
     same = {
         **batch,
-        "image": torch.arange(12, dtype=torch.uint8).reshape(3, 4).t().contiguous().t(),
-        "mask": np.asfortranarray(batch["mask"]),
+        "image": torch.arange(24, dtype=torch.uint8).reshape(3, 4, 2)[:, :, 0].clone() // 2,
+        "mask": np.arange(24.0).reshape(3, 8)[:, ::2] / 2,  # a copy of it is in C order
     }
     assert compare(batch, same) is None
     assert digest(batch) == digest(same)
@@ -215,6 +227,10 @@ def test_digest_is_equal_where_compare_finds_no_difference() -> None:
         (nan(0), nan(1)),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, np.nextafter(np.float32(2), np.float32(3))])),
         (torch.empty(0, 3), torch.empty(3, 0)),
+        (torch.arange(12).reshape(3, 4), torch.arange(12).reshape(3, 4).t().contiguous().t()),
+        (np.arange(12).reshape(3, 4), np.asfortranarray(np.arange(12).reshape(3, 4))),
+        (torch.ones(1, 3, 2, 2), torch.ones(1, 3, 2, 2).to(memory_format=torch.channels_last)),
+        (torch.ones(4, 1, 2, 2), torch.ones(4, 1, 2, 2).to(memory_format=torch.channels_last)),
     ],
 )
 def test_digest_counts_every_bit(first: Any, second: Any) -> None:

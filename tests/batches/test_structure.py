@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetero.batches import leaves as leaf_module
 from hetero.batches import structure
@@ -141,6 +143,69 @@ def test_round_trip_every_kind_is_the_same(batch: Any) -> None:
     assert compare(batch, round_trip(batch)) is None
 
 
+shapes = st.lists(st.integers(0, 4), max_size=5)
+"""Mostly with dimensions of one element or none."""
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Any:
+    """Permuted, sliced and expanded."""
+    tensor = torch.arange(10_000)[: int(np.prod(shape := draw(shapes), dtype=int))].reshape(shape)
+    tensor = tensor.permute(draw(st.permutations(range(tensor.ndim))))
+    for dim in range(tensor.ndim):
+        change = draw(st.sampled_from(["nothing", "nothing", "every second", "one", "expand"]))
+        if change == "every second":
+            tensor = tensor[(slice(None),) * dim + (slice(None, None, 2),)]
+        elif change == "one":
+            tensor = tensor.narrow(dim, 0, min(1, tensor.shape[dim]))
+        elif change == "expand" and tensor.shape[dim] == 1:
+            tensor = tensor.expand([3 if place == dim else size for place, size in enumerate(tensor.shape)])
+    return tensor
+
+
+@given(tensors())
+def test_round_trip_tensor_has_the_strides_of_a_clone(tensor: Any) -> None:
+    back, clone = round_trip(tensor), tensor.clone()
+    assert back.stride() == clone.stride()
+    assert torch.equal(back, clone)
+    assert compare(back, tensor) is None
+
+
+@given(tensors(), st.booleans())
+def test_round_trip_array_has_the_strides_of_a_copy(tensor: Any, backwards: bool) -> None:
+    array = tensor.numpy()[::-1] if backwards and tensor.ndim else tensor.numpy()
+    back, copied = round_trip(array), array.copy(order="K")
+    assert back.strides == copied.strides or not array.size
+    assert np.array_equal(back, copied)
+    assert compare(back, array) is None
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(48.0).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.arange(48.0).reshape(3, 1, 4, 4).to(memory_format=torch.channels_last),
+        torch.arange(6.0).reshape(2, 3).to(torch.bfloat16).t(),
+        torch.arange(96).reshape(2, 3, 2, 4, 2).permute(4, 0, 2, 1, 3),
+        torch.arange(10)[2:8].reshape(2, 3).t(),
+    ],
+)
+def test_flatten_dense_tensor_in_any_order_shares_its_memory(tensor: Any) -> None:
+    _, [leaf] = flatten(tensor)
+    before = bytes(leaf.data)
+    tensor.add_(1)
+    assert bytes(leaf.data) != before
+    assert round_trip(tensor).stride() == tensor.stride()
+
+
+def test_flatten_array_in_fortran_order_shares_its_memory() -> None:
+    array = np.zeros((2, 3), np.uint8, order="F")
+    _, [leaf] = flatten(array)
+    array[1, 0] = 9
+    assert leaf.data[1] == 9
+    assert round_trip(array).flags.f_contiguous
+
+
 @pytest.mark.attack("A3")
 def test_round_trip_dataclass_runs_no_code_of_the_user() -> None:
     sample = Sample("a", np.arange(3))
@@ -232,6 +297,7 @@ REFUSED = {
     "type inside a function": (local_type(), "top level"),
     "exception that is a dataclass": (Raised(1), "Raised cannot be sent"),
     "field without value": (Unset(), "no value in field 'value'"),
+    "absurd stride": (torch.zeros(9).as_strided((1, 3, 2), (2**50, 1, 3)), "contiguous"),
     "expanded beyond the limit": (torch.zeros(1, dtype=torch.uint8).expand(2**31), "2147483648 bytes"),
     "empty with absurd dimensions": (np.empty((0, 2**40), np.uint8), "bytes"),
     "tuple of too many": (tuple(range(20_000)), "more than 16384 parts"),

@@ -39,6 +39,7 @@ BATCHES: tuple[Any, ...] = (
         "record": Sample("a", 1),
         "scalar": np.float16(2),
         "empty": np.empty((0, 3)),
+        "turned": np.arange(24, dtype=np.int16).reshape(2, 3, 4).transpose(2, 0, 1),
     },
     [(np.arange(3000) // 100).astype(np.uint8), np.random.default_rng(0).integers(0, 256, 3000, np.uint8)],
     (np.zeros((2, 3), np.int64), [1, 2, 3], "text"),

@@ -59,6 +59,14 @@ def find_leaf(value: Any) -> Any:
     return find_leaf(next(item for item in items if not isinstance(item, int | str)))
 
 
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.zeros(2, 3).t()]
+)
+def test_copy_keeps_strides(value: torch.Tensor) -> None:
+    assert copy_leaves(value).stride() == value.stride()
+    assert copy_leaves(value.numpy()).strides == value.numpy().strides
+
+
 def test_copy_of_a_small_view_is_small() -> None:
     assert copy_leaves(torch.zeros(10**6)[:3]).untyped_storage().nbytes() == 12
 

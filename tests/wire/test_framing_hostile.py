@@ -32,7 +32,7 @@ torch = pytest.importorskip("torch")
 
 
 LIMITS = Limits(max_batch_bytes=4096)
-BATCH = {**BATCHES[0], "mask": torch.zeros(7, dtype=torch.bool)}
+BATCH = {**BATCHES[0], "mask": torch.zeros(7, dtype=torch.bool), "turned": torch.zeros(2, 3, 4).permute(2, 0, 1)}
 
 
 Answer = tuple[bytes, bytes]
@@ -144,6 +144,19 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "leaf larger than a batch": (lambda: of_leaf(shape=[4097], nbytes=4097), "exceeds 4096"),
     "leaf of more bytes than its shape": (lambda: of_leaf(b"12345", nbytes=5), "expected 4"),
     "leaf of fewer bytes than its shape": (lambda: of_leaf(b"123", nbytes=3), "expected 4"),
+    "strides that leave a gap": (lambda: of_leaf(b"1234", shape=[2, 2], strides=[3, 1]), "leave gaps or overlap"),
+    "strides that overlap": (lambda: of_leaf(b"1234", shape=[2, 2], strides=[1, 1]), "leave gaps or overlap"),
+    "strides of zero": (lambda: of_leaf(b"1234", strides=[0]), "leave gaps or overlap"),
+    "strides beyond the leaf": (lambda: of_leaf(b"1234", shape=[2, 2], strides=[2**40, 1]), "leave gaps or overlap"),
+    "negative strides": (lambda: of_leaf(b"1234", shape=[1, 4], strides=[-4, 1]), "leave gaps or overlap"),
+    "absurd strides of one element": (lambda: of_leaf(b"1234", shape=[1, 4], strides=[2**62, 1]), "leave gaps"),
+    "absurd strides of no element": (lambda: of_leaf(shape=[0, 4], nbytes=0, strides=[2**62, 1]), "leave gaps"),
+    "more strides than dimensions": (lambda: of_leaf(b"1234", strides=[4, 1]), "1 dimensions has 2 strides"),
+    "10^5 strides": (lambda: of_leaf(b"1234", strides=[1] * 10**5), "100000 dimensions"),
+    "list with strides": (
+        lambda: of_leaf(b"1" * 16, dtype=pb.I64, container=pb.LIST, shape=[2], nbytes=16, strides=[1]),
+        "a list leaf of 1 dimensions has 1 strides",
+    ),
     "leaf with too many dimensions": (lambda: of_leaf(b"1234", shape=[1] * 8 + [4]), "9 dimensions"),
     "leaf with 10^5 dimensions": (lambda: of_leaf(b"1234", shape=[1] * 10**5), "100000 dimensions"),
     "leaf of no dtype": (lambda: of_leaf(b"1234", dtype=0), "unknown dtype"),

@@ -1,0 +1,131 @@
+"""What batches hold, with real endpoints: the same as from a loader without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from endpoints import ServedJob, imported_script
+
+import hetero
+from hetero.batches.purity import compare
+from hetero.control import session as control
+from hetero.loaders import pipeline
+from hetero.torch import DataLoader
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = """
+    import numpy as np
+    import torch
+
+    import hetero
+
+    class Layouts(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return {
+                "permuted": torch.rand(4, 5, 3).permute(2, 0, 1),
+                "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+                "one channel": torch.rand(2, 1, 4, 5).to(memory_format=torch.channels_last),
+                "transposed": torch.rand(4, 5).t(),
+                "sliced": torch.rand(4, 6)[:, ::2],
+                "expanded": torch.rand(3, 1).expand(3, 4),
+                "fortran": np.asfortranarray(np.random.rand(3, 4)),
+                "index": index,
+            }
+
+    def arrays(samples):
+        parts = [sample["fortran"] for sample in samples]
+        return [(part, part[::-1], part[:, ::2], part[:, None].transpose(2, 1, 0)) for part in parts]
+
+    def channels_last(samples):
+        batch = torch.utils.data.default_collate(samples)
+        batch["permuted"] = batch["permuted"].contiguous().to(memory_format=torch.channels_last)
+        batch["sliced"] = batch["sliced"][:, :, ::2]
+        batch["fortran"] = batch["fortran"].permute(2, 0, 1)
+        return batch
+
+    @hetero.dataset
+    def values_test_layouts():
+        return Layouts()
+
+    @hetero.dataset(collate_fn=arrays)
+    def values_test_arrays():
+        return Layouts()
+
+    @hetero.dataset(collate_fn=channels_last)
+    def values_test_channels_last():
+        return Layouts()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The script's data sets, in this process too."""
+    with imported_script(tmp_path_factory.mktemp("script"), "remote_values_script", SCRIPT) as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def served(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedJob]:
+    """Two endpoints, not used yet."""
+    job = ServedJob(tmp_path_factory.mktemp("job"), Path(script.__file__), purity_checks=2)
+    job.start(2)
+    yield job
+    job.stop()
+    hetero.datasets.set_describer(None)
+
+
+@pytest.fixture
+def connect(served: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make loaders fetch from the endpoints from now on."""
+
+    def call() -> None:
+        monkeypatch.setattr(control, "_session", served)
+        monkeypatch.setattr(pipeline, "_num_verified", 0)
+
+    return call
+
+
+def strides(value: Any) -> Any:
+    """Return the strides of everything in a batch."""
+    if isinstance(value, dict):
+        return {key: strides(item) for key, item in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.stride()
+    if isinstance(value, list | tuple):
+        return [strides(item) for item in value]
+    return value.strides if isinstance(value, np.ndarray) else None
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        ("values_test_layouts", 4),
+        ("values_test_layouts", None),
+        ("values_test_arrays", 3),
+        ("values_test_channels_last", 4),
+    ],
+)
+def test_strides_are_the_same_in_this_process_and_from_endpoints(
+    script: Any, connect: Any, name: str, batch_size: Any
+) -> None:
+    loader = DataLoader(getattr(script, name)(), batch_size=batch_size, seed=5)
+    local = list(loader)
+    connect()
+    remote = list(DataLoader(getattr(script, name)(), batch_size=batch_size, seed=5))
+    assert [strides(batch) for batch in remote] == [strides(batch) for batch in local]
+    assert compare(local, remote) is None
+    if name == "values_test_channels_last":
+        assert remote[0]["permuted"].is_contiguous(memory_format=torch.channels_last)
+        assert not remote[0]["permuted"].is_contiguous()
+    elif batch_size is None:
+        assert remote[0]["permuted"].stride() == (1, 15, 3)
+        assert remote[0]["channels last"].is_contiguous(memory_format=torch.channels_last)
