@@ -121,6 +121,11 @@ def test_faults_in_a_cluster_of_ones_own_are_refused_unless_they_are_allowed(
     assert "--allow-faults" in error
 
 
+def test_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "hetero", "--version"], capture_output=True, check=True, text=True)
+    assert done.stdout.startswith("hetero ")
+
+
 _SHOW = "import sys; from hetero import cli; sys.exit(cli.main(sys.argv[1:]))"
 
 

@@ -54,7 +54,7 @@ def test_flags_are_spelled_as_documented() -> None:
         *("--role", "a=data", "--role", "b=trainer", "--nproc-per-node", "2", "--endpoints-per-host", "3"),
         *("--trainer-endpoints", "1", "--output-dir", "out", "--port", "1", "--data-timeout", "5"),
         *("--emulate-sample-seconds", "0.5", "--emulate-step-seconds", "0", "--require-token", "--price", "x=1.5"),
-        *("--framework", "tensorflow"),
+        *("--framework", "tensorflow", "-m"),
     )
     assert options == LaunchOptions(
         script="train.py",
@@ -70,6 +70,7 @@ def test_flags_are_spelled_as_documented() -> None:
         require_token=True,
         prices=("x=1.5",),
         framework="tensorflow",
+        module=True,
     )
 
 
@@ -173,6 +174,7 @@ SCRIPT_LINES = [
     ("train.py --resume -- rest", ["train.py"], ["--resume", "--", "rest"]),
     ("--port=1 --audit --no-audit train.py launch", ["--port=1", "--audit", "--no-audit", "train.py"], ["launch"]),
     ("--prot 1 train.py", ["--prot", "1"], ["train.py"]),  # as if it had no value; parse says what it may mean
+    ("-m package.train -m --port 2", ["-m", "package.train"], ["-m", "--port", "2"]),
     ("-- --epochs 3", [], ["--epochs", "3"]),  # the script is named elsewhere
     ("--port 1", ["--port", "1"], []),
     ("--port", ["--port"], []),

@@ -21,7 +21,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 # Each may import from the lines above it and from itself.
 LAYERS = (
     {"errors", "version"},
-    {"cgroups", "documents"},
+    {"cgroups", "documents", "scripts"},
     {"config", "cluster", "faults", "logs", "memory", "process", "workdir"},
     {"datasets"},
     {"batches"},
@@ -33,6 +33,7 @@ LAYERS = (
     {"launch"},
     {"doctor", "sagemaker"},
     {"cli"},
+    {"__main__"},
 )
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 

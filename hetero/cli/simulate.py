@@ -13,6 +13,7 @@ from hetero import config, logs
 from hetero.cli.arguments import Subparsers, pairs, positive
 from hetero.cli.parent import bind_to_parent
 from hetero.errors import ConfigError
+from hetero.scripts import script_label
 
 __all__ = ["add"]
 
@@ -71,7 +72,7 @@ def _run(namespace: argparse.Namespace) -> int:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
     options = config.resolve_options(namespace, environment, Path(os.devnull))
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
-    output_dir = options.output_dir or Path("runs") / Path(options.script).stem
+    output_dir = options.output_dir or Path("runs") / script_label(options.script, is_module=options.module)
     output_dir.mkdir(parents=True, exist_ok=True)
     with _ordered_lines():
         return simulation.simulate(

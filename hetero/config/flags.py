@@ -158,6 +158,8 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
     names = [flag_of(field)]
     if field.name.endswith("_timeout_s"):
         names.append(names[0] + "-s")
+    if field.metadata["short"]:
+        names.insert(0, field.metadata["short"])
     default = "" if field.default in (None, (), False) else f" Default: {field.default}.".replace(".0.", ".")
     shown = help_text.replace("``", "").replace("%", "%%") + default
     if base_type(field) == "bool":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
+from hetero.scripts import script_words
 
 __all__ = ["DATA_SERVICES", "FRAMEWORKS", "LOG_LEVELS", "LaunchOptions", "base_type", "framework_of", "kind_text"]
 
@@ -35,6 +36,7 @@ def _option(
     above: float | None = None,
     choices: tuple[str, ...] = (),
     flag: str = "",
+    short: str = "",
     metavar: str = "",
     shared: bool = False,
 ) -> Any:
@@ -47,11 +49,12 @@ def _option(
         above: What the value must be greater than.
         choices: The values allowed, if not all.
         flag: Its flag if that is not the name in kebab-case.
+        short: A second flag, of one letter.
         metavar: How help shows its value, if not by its choices.
         shared: Whether the hosts of a job have to agree on it.
     """
     bounds = {"low": low, "high": high, "above": above, "choices": choices}
-    metadata = {**bounds, "flag": flag, "metavar": metavar, "shared": shared}
+    metadata = {**bounds, "flag": flag, "short": short, "metavar": metavar, "shared": shared}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -67,6 +70,8 @@ class LaunchOptions:
     """The training script."""
     script_args: tuple[str, ...] = _option(())
     """Its arguments: on the command line, everything after SCRIPT."""
+    module: bool = _option(False, short="-m")
+    """Whether SCRIPT is the name of a Python module, such as package.train, as with ``python -m``."""
     cluster_file: str | None = _option(None, metavar="FILE")
     """Description of the cluster, in the schema of resourceconfig.json, instead of the platform's."""
     host: str | None = _option(None, metavar="NAME")
@@ -137,6 +142,11 @@ class LaunchOptions:
     """Whether HETERO_FAULTS, which makes processes do wrong on purpose, is obeyed outside of simulations."""
     log_level: str = _option("info", choices=LOG_LEVELS)
     """Least severe messages that are shown."""
+
+    @property
+    def command(self) -> list[str]:
+        """The script and its arguments, as they follow ``python`` on a command line."""
+        return [*script_words(self.script, is_module=self.module), *self.script_args]
 
     def shared(self) -> dict[str, str]:
         """Return the options, by name, on which the hosts of a job have to agree."""

@@ -70,6 +70,7 @@ class EndpointOptions:
     grace_s: float = 5.0
     """For calls in flight when it is told to end."""
     script: str = ""
+    is_module: bool = False
     script_args: tuple[str, ...] = ()
     log_level: str = "INFO"
 
@@ -237,7 +238,7 @@ def main() -> None:
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))
     try:
-        load_script(options.script, options.script_args, host=options.name)
+        load_script(options.script, options.script_args, host=options.name, is_module=options.is_module)
         status = run_endpoint(options, reports)
     except HeteroError as error:
         report_failure(reports, error)

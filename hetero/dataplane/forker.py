@@ -203,7 +203,7 @@ def main() -> None:
     configure_process(base.log_level)
     keep_freed_memory()
     try:
-        load_script(base.script, base.script_args, host=base.host)
+        load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
         # The script may have set up logging or signals of its own.
         configure_process(base.log_level)
         with SignalWaiter((signal.SIGTERM, signal.SIGCHLD)) as signals:

@@ -32,7 +32,9 @@ class PoolOptions:
     """What one host is to serve."""
 
     script: str
-    """Path of the user's script."""
+    """Path of the user's script, or the name of a module."""
+    is_module: bool = False
+    """Whether it is the name of a module."""
     script_args: tuple[str, ...] = ()
     """Its command line after the name."""
     host: str
@@ -148,6 +150,7 @@ class ForkerProcess:
             "max_batch_bytes": options.max_batch_bytes,
             "grace_s": options.grace_s,
             "script": options.script,
+            "is_module": options.is_module,
             "script_args": options.script_args,
             "log_level": options.log_level,
             "parent_pid": os.getpid(),

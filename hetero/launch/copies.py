@@ -260,9 +260,9 @@ class Follower:
         self._num_signals += 1
 
 
-def rank_command(script: str, arguments: Sequence[str]) -> list[str]:
-    """Return the command of a rank, see `start_rank`."""
-    return [sys.executable, "-m", "hetero.launch.rank", script, *arguments]
+def rank_command(script: Sequence[str]) -> list[str]:
+    """Return the command of a rank, see `start_rank`, for a script and its arguments."""
+    return [sys.executable, "-m", "hetero.launch.rank", *script]
 
 
 def start_rank(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

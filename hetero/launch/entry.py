@@ -43,8 +43,8 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
     """
     base = base_dir(os.environ)
     parameters = read_hyperparameters(base) or {}
-    script = Path(_plain(_decoded(parameters.get(_SCRIPT, os.environ.get("HETERO_SCRIPT", "")))))
-    if not script.is_file() and script.name and (folder / script).is_file():
+    script = _named(parameters, "script")
+    if script and not _is_in(Path.cwd(), script, parameters) and _is_in(folder, script, parameters):
         os.chdir(folder)
     status = main(command(arguments, os.environ))
     failure = base / "output" / "failure"
@@ -52,6 +52,19 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
         summary = f"hetero cannot read the arguments of {' '.join(arguments)!r:.200}; its log says why"
         write_failure(failure, Cause(host=socket.gethostname(), summary=summary, exit_code=ExitCode.USAGE))
     return status
+
+
+def _named(parameters: Mapping[str, Any], option: str) -> str:
+    """Return an option as the hyperparameters or the environment state it; empty if they do not."""
+    return _plain(_decoded(parameters.get(f"hetero_{option}", os.environ.get(f"HETERO_{option.upper()}", ""))))
+
+
+def _is_in(folder: Path, script: str, parameters: Mapping[str, Any]) -> bool:
+    """Return whether a folder has the script."""
+    if _named(parameters, "module").lower() not in ("true", "yes", "on", "1"):
+        return (folder / script).is_file()
+    path = folder.joinpath(*script.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
 def command(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:

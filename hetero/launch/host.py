@@ -37,6 +37,7 @@ from hetero.launch.summary import output_folder, write_metrics, write_report
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
+from hetero.scripts import find_script
 from hetero.tf.service_pool import ServicePool
 from hetero.version import __version__
 from hetero.wire.channels import without_proxy
@@ -178,6 +179,7 @@ class Host:
 
     def _make_hub(self, token: security.Token | None, tls: Tls | None) -> Hub:
         cluster, options = self.cluster, self.options
+        script = find_script(options.script, is_module=options.module)
         members = [
             *(Member(host=host.name, role=Role.TRAINER) for host in cluster.trainer_hosts),
             *(Member(host=host.name, role=Role.DATA) for host in cluster.data_hosts),
@@ -186,7 +188,7 @@ class Host:
             host=self.name,
             incarnation=secrets.token_hex(8),
             version=__version__,
-            script_digest=hashlib.sha256(Path(options.script).read_bytes()).hexdigest()[:16],
+            script_digest=hashlib.sha256(script.read_bytes()).hexdigest()[:16],
             options=self._shared_options(),
         )
         session_options = SessionOptions(

@@ -30,7 +30,7 @@ from hetero import logs
 from hetero.cluster import ClusterSpec, Role, platform_variables
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostState
-from hetero.errors import ConfigError, ExitCode, HeteroError
+from hetero.errors import ExitCode, HeteroError
 from hetero.faults import permit_faults
 from hetero.launch.copies import Copies, Follower, meeting_name, rank_command
 from hetero.launch.failure import detail_lines, reserved_space, write_failure
@@ -38,6 +38,7 @@ from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyErr
 from hetero.launch.job import job_id
 from hetero.launch.outer import outer_launcher, take_variables
 from hetero.launch.roles import serve, train
+from hetero.scripts import find_script
 
 __all__ = ["launch"]
 
@@ -55,8 +56,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
     Raises:
         ConfigError: If the script does not exist, or `HETERO_FAULTS` is set where it must not be.
     """
-    if not Path(options.script).is_file():
-        raise ConfigError(f"the training script {options.script!r} does not exist in {Path.cwd()}; give its path")
+    find_script(options.script, is_module=options.module)
     logs.setup_logging(
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
@@ -79,7 +79,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
     if forked_pid == 0:
         os.setsid()  # what mpirun does to the process group that it knows is not done to this process
     elif forked_pid is not None or not outer.leads:
-        command = rank_command(options.script, options.script_args)
+        command = rank_command(options.command)
         follower = Follower(
             outer,
             name,

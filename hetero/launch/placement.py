@@ -140,6 +140,7 @@ def pool_options(
     """Return the options of this host's endpoint pool."""
     return PoolOptions(
         script=options.script,
+        is_module=options.module,
         script_args=tuple(options.script_args),
         host=host,
         address=address,

@@ -1,6 +1,7 @@
 """Wraps one rank: connects it to its launcher, runs the user's script, tells the truth about its end.
 
-Usage, by `torch.distributed.run` or `hetero.launch.plain`: ``python -m hetero.launch.rank SCRIPT ARGUMENTS...``
+Usage, by `torch.distributed.run` or `hetero.launch.plain`: ``python -m hetero.launch.rank SCRIPT ARGUMENTS...``,
+where SCRIPT may be ``-m MODULE``
 
 The rank reports an exception to the launcher *before* its process ends. Only
 then do its peers see their collectives break, so their errors arrive later
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``arguments[0]`` as ``__main__`` with the rest as its arguments."""
+    """Run the script that the arguments name as ``__main__``, with the rest as its arguments."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     keep_freed_memory()
     _redirect_output()
@@ -58,7 +59,6 @@ def main(arguments: Sequence[str]) -> int:
     from hetero.audit import ledger
     from hetero.control import session as sessions
 
-    script, *script_arguments = arguments
     try:
         session = sessions.connect()
     except HeteroError as error:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         session.take_late_stops()
         # What torch's own agent would say, if it was the one who restarts.
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(session.generation)
-    failure = _run(script, script_arguments)
+    failure = _run(list(arguments))
     ledger.close_current()  # also where this process does not wait for its own end
     if failure is not None:
         _write_down(failure)
@@ -98,12 +98,18 @@ class _Failure:
     is_echo: bool = False
 
 
-def _run(script: str, arguments: list[str]) -> _Failure | None:
+def _run(arguments: list[str]) -> _Failure | None:
     """Run the script; return what failed, or None."""
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
+    is_module = arguments[0] == "-m"
+    script = arguments[1] if is_module else arguments[0]
+    sys.argv = arguments[1:] if is_module else arguments
+    sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
+        if is_module:
+            # With alter_sys, sys.argv[0] is the module's file, and its __spec__ tells torch's workers what to import.
+            runpy.run_module(script, run_name="__main__", alter_sys=True)  # allowed: the user's own script
+        else:
+            runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
     except SystemExit as error:
         return _exit_failure(error.code)
     except HeteroError as error:

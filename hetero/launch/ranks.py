@@ -27,6 +27,7 @@ from hetero.launch.rank import LOG_VARIABLE
 from hetero.launch.rank_folder import RankFolder
 from hetero.launch.relay import LineRelay
 from hetero.process import is_resource_tracker, kill_all, start_child
+from hetero.scripts import script_words
 
 __all__ = ["RankProcesses", "RanksOptions", "free_port"]
 
@@ -42,6 +43,7 @@ class RanksOptions:
     """What `RankProcesses` needs to know."""
 
     script: str
+    """Its path, or the name of a module."""
     script_args: Sequence[str]
     framework: str
     """What they train with."""
@@ -60,6 +62,8 @@ class RanksOptions:
     """GPUs of this host."""
     environment: Mapping[str, str]
     """Added to this process's own."""
+    is_module: bool = False
+    """Whether the script is the name of a module."""
     generation: int = 0
     """Restarts of the trainer group before."""
 
@@ -85,8 +89,9 @@ class RankProcesses:
         self._result_file = self._folder.path / "ended.json"
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         relay.add(self._agent_name, read_end)
+        script = script_words(options.script, is_module=options.is_module)
         self._process = start_child(
-            [sys.executable, "-m", *self._agent_command(), options.script, *options.script_args],
+            [sys.executable, "-m", *self._agent_command(), *script, *options.script_args],
             env={
                 # Without it torch's agent gives every rank one thread and warns about that.
                 "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),

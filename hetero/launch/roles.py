@@ -210,6 +210,7 @@ def _run_ranks(host: Host) -> None:
         ports = {status.host: status.rendezvous_port for status in membership.statuses(Role.TRAINER)}
     options = RanksOptions(
         script=host.options.script,
+        is_module=host.options.module,
         script_args=host.options.script_args,
         framework=host.placement.framework,
         num_hosts=len(host.trainer_hosts),

@@ -31,6 +31,7 @@ from hetero.launch.launchers import HostCommand, Launchers, SimulatedHost
 from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
 from hetero.launch.tree import CHANNEL_NAME, TreeChannel, platform_environment, write_tree
 from hetero.pricing import Catalogue
+from hetero.scripts import find_script, script_label
 from hetero.workdir import private_folder
 
 __all__ = [
@@ -102,7 +103,8 @@ def simulate(
         raise ConfigError("--tls makes certificates and --tls-dir has some; give one of them")
     cluster = _describe(groups, options)
     flags = {group.name: _flags(options, group, vcpus) for group in groups}
-    job_id = f"{Path(options.script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    label = script_label(options.script, is_module=options.module)
+    job_id = f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
     def set_up(host: SimulatedHost) -> HostCommand:
         write_tree(
@@ -191,8 +193,7 @@ def check_num_hosts(count: int) -> None:
 
 
 def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
-    if not Path(options.script).is_file():
-        raise ConfigError(f"the training script {options.script!r} does not exist in {Path.cwd()}; give its path")
+    find_script(options.script, is_module=options.module)
     if not groups:
         is_late = any(text.partition("=")[0] == "--group" for text in options.script_args)
         hint = f"the --group after {options.script} is an argument of the script; " if is_late else ""

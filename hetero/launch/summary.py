@@ -127,7 +127,7 @@ def run_facts(
     """
     return RunFacts(
         run_id=job_id,
-        command=shlex.join([options.script, *options.script_args]),
+        command=shlex.join(options.command),
         started_at=dt.datetime.fromtimestamp(started_epoch_s, dt.timezone.utc).isoformat(timespec="seconds"),
         wall_s=wall_s,
         exit_code=int(exit_code),

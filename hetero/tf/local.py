@@ -50,8 +50,10 @@ class LocalEndpoints:
         self._descriptor, token_path = token_memfd(token)
         directory = Directory()
         job_id = f"local-{os.getpid()}"
+        module = _module_name(script)
         options = PoolOptions(
-            script=script,
+            script=module or script,
+            is_module=module is not None,
             script_args=tuple(sys.argv[1:]),
             host=_HOST,
             address=_ADDRESS,
@@ -137,6 +139,14 @@ def script_path() -> str:
             "  Put the data set and the training into a file, and run that."
         )
     return str(Path(path).resolve())
+
+
+def _module_name(script: str) -> str | None:
+    """Return the name of the module that the script is if this process runs it by ``python -m``."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None or spec.origin is None or str(Path(spec.origin).resolve()) != script:
+        return None
+    return str(spec.name).removesuffix(".__main__")
 
 
 def _show(name: str, line: str) -> None:

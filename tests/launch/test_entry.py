@@ -127,16 +127,24 @@ def test_arguments_that_cannot_be_read_leave_a_failure_file(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("is_here", [False, True])
+@pytest.mark.parametrize(
+    ("parameters", "file"),
+    [
+        ({"hetero_script": '"train.py"'}, "train.py"),
+        ({"hetero_script": '"package.train"', "hetero_module": "true"}, "package/train.py"),
+        ({"hetero_script": "package", "hetero_module": "True"}, "package/__main__.py"),
+    ],
+)
 def test_script_beside_the_entry_point_is_found_unless_there_is_one_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_here: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_here: bool, parameters: dict[str, str], file: str
 ) -> None:
     code, here = tmp_path / "code", tmp_path / "here"
     for folder in (code, here):
-        folder.mkdir()
-    (code / "train.py").touch()
-    (here / "train.py").touch() if is_here else None
+        (folder / file).parent.mkdir(parents=True)
+    (code / file).touch()
+    (here / file).touch() if is_here else None
     monkeypatch.chdir(here)
-    for name, value in write_hyperparameters(tmp_path / "ml", hetero_script='"train.py"').items():
+    for name, value in write_hyperparameters(tmp_path / "ml", **parameters).items():
         monkeypatch.setenv(name, value)
     found: list[tuple[Sequence[str], Path]] = []
 

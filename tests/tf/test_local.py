@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -86,6 +88,20 @@ def test_script_that_registers_nothing_is_told_at_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(local, "script_path", lambda: str(script))
     with pytest.raises(ConfigError, match="registers no data set"):
         local.LocalEndpoints(1)
+
+
+def test_script_that_is_run_as_a_module_is_known_by_its_name(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    text = "from hetero.tf import local; path = local.script_path(); print(local._module_name(path), path)"
+    for name in ("train", "__main__"):
+        (package / f"{name}.py").write_text(text)
+    words = (["package/train.py"], ["-m", "package.train"], ["-m", "package"])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    commands = [[sys.executable, *each] for each in words]
+    found = [subprocess.check_output(each, cwd=tmp_path, env=environment, text=True).split() for each in commands]
+    files = [str(package / name) for name in ("train.py", "train.py", "__main__.py")]
+    assert found == [["None", files[0]], ["package.train", files[1]], ["package", files[2]]]
 
 
 def test_session_without_a_script_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,105 @@
+"""Where the user's training script is: a file, or a module that is found without an import."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from hetero.errors import ConfigError
+
+__all__ = ["find_script", "script_label", "script_words"]
+
+
+def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path:
+    """Return the file of the user's script.
+
+    Nothing is imported: a launcher must not run the user's packages.
+
+    Args:
+        script: Its path; or the name of a module, which may be a package with a ``__main__``.
+        is_module: Whether it is the name of a module.
+        host: Named in errors, where the reader may take it for another one.
+
+    Raises:
+        ConfigError: If there is no such file or module.
+    """
+    base = Path.cwd()
+    place = f"on {host}" if host else f"in {base}"
+    if is_module:
+        return _find_module(script, base, place)
+    path = Path(script)
+    if path.is_dir():
+        raise ConfigError(f"the training script {script!r} is a folder; expected a file\n  to do: {_advice(path)}")
+    if not path.is_file():
+        is_name = all(part.isidentifier() for part in script.split(".")) and _origin(script, base) is not None
+        hint = f"; {script} is a module: put -m before it" if is_name else "; give its path"
+        raise ConfigError(f"the training script {script!r} does not exist {place}{hint}")
+    return path
+
+
+def script_words(script: str, *, is_module: bool) -> list[str]:
+    """Return what names the script on a command line: its path, or ``-m`` and its name."""
+    return ["-m", script] if is_module else [script]
+
+
+def script_label(script: str, *, is_module: bool) -> str:
+    """Return a short name for folders and jobs: ``train`` of ``src/train.py`` and of ``package.train``."""
+    return script.rpartition(".")[2] if is_module else Path(script).stem
+
+
+def _find_module(name: str, base: Path, place: str) -> Path:
+    if not all(part.isidentifier() for part in name.split(".")):
+        hint = f"; {name} is a file: leave out -m" if (base / name).is_file() else ""
+        raise ConfigError(f"{name!r} is not the name of a module; expected for example package.train{hint}")
+    origin = _origin(name, base)
+    if origin is None:
+        raise ConfigError(
+            f"there is no module {name!r} with Python source {place} or on Python's path\n"
+            f"  to do: start hetero in the folder that holds {name.partition('.')[0]}, or set PYTHONPATH; "
+            "a package needs a __main__.py"
+        )
+    return origin
+
+
+def _origin(name: str, base: Path) -> Path | None:
+    """Return the source file of a module, or of the ``__main__`` of a package."""
+    top, *rest = name.split(".")
+    found = PathFinder.find_spec(top, [str(base)])
+    if found is None or _is_bare(found):
+        found = _installed(top) or found
+    for part in rest:
+        found = _inside(found, part)
+    if found is not None and found.submodule_search_locations is not None:
+        found = _inside(found, "__main__")
+    if found is None or not str(found.origin).endswith(".py"):
+        return None
+    return Path(str(found.origin))
+
+
+def _is_bare(spec: ModuleSpec) -> bool:
+    """Return whether this is a folder without ``__init__.py``: a package of this name elsewhere comes first."""
+    return spec.loader is None or spec.origin is None
+
+
+def _installed(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)  # imports nothing, because the name has no parent
+    except ValueError:  # in sys.modules without a spec
+        return None
+
+
+def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    locations: Sequence[str] | None = None if package is None else package.submodule_search_locations
+    # By its last name alone: a folder without __init__.py would look for its parent among what is imported.
+    return None if locations is None else PathFinder.find_spec(name, list(locations))
+
+
+def _advice(folder: Path) -> str:
+    """Return what to give in place of a folder."""
+    if (folder / "__main__.py").is_file():
+        return f"run it as a module (-m {folder.name}), or name {folder / '__main__.py'}"
+    files = sorted(path.name for path in folder.glob("*.py"))
+    name = files[0] if files and "train.py" not in files else "train.py"
+    return f"name the file in it, for example {folder / name}"

@@ -1,0 +1,1 @@
+"""A training script that is a module of a package, which imports its neighbours."""
