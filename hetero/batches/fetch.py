@@ -212,7 +212,7 @@ def _as_it_is(sample: Any) -> Any:
 
 
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
-    """Return types and shapes of the first sample and of the first one that differs."""
+    """Return types and shapes of the first sample and of the first one that differs; never raises."""
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]

@@ -19,6 +19,7 @@ from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
     "DTYPES",
+    "NESTED_ADVICE",
     "Container",
     "Leaf",
     "LeafShape",
@@ -54,6 +55,9 @@ DTYPES: dict[Container, frozenset[str]] = {
     "list": frozenset(_LIST_DTYPES.values()) | {"bytes", "utf8"},
 }
 """What each container can hold. ``bytes`` and ``utf8`` elements differ in length."""
+
+NESTED_ADVICE = "a sparse or nested tensor cannot be sent; convert it with .to_dense() or to a list of tensors"
+"""Also of jagged tensors, which are of a class of their own."""
 
 _LENGTH = np.dtype("<u4")
 _MAX_STRIDE = 2**48
@@ -183,9 +187,7 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
         Unsendable: If it is not dense, on an accelerator, part of a graph, of another dtype or too large.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
-        raise Unsendable(
-            "a sparse or nested tensor cannot be sent; convert it with .to_dense() or to a list of tensors"
-        )
+        raise Unsendable(NESTED_ADVICE)
     if not tensor.is_cpu:
         raise Unsendable(f"a tensor on {tensor.device} cannot be sent; data sets run on CPUs: convert it with .cpu()")
     if tensor.requires_grad:

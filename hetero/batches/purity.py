@@ -61,7 +61,8 @@ def compare(first: object, second: object) -> Difference | None:
     Types, dtypes, shapes, strides, the order of dictionary keys, NaN payloads and the
     sign of zero all count. The strides are those of a copy, which is what a loader delivers
     (`hetero.batches.layouts`). Objects of unknown types are compared as arrays if NumPy
-    can view them, else by their attributes or their own ``repr``.
+    can view them, else by their attributes or their own ``repr``. Nested, sparse and quantized tensors are
+    compared by their components; of what cannot be looked at, such as a meta tensor's content, nothing counts.
 
     Args:
         first: A value, or one that was frozen.
@@ -107,20 +108,35 @@ def sketch(value: object) -> bytes:
 
 
 def outline(value: Any, depth: int = 0) -> str:
-    """Return types and shapes of a sample in brief, for messages."""
+    """Return types and shapes of a sample in brief, for messages; the type alone of what cannot be looked at."""
     name = type(value).__name__
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{name} {value.dtype}{list(value.shape)}"
-    if depth < 3 and isinstance(value, Mapping):
-        parts = [f"{key!r:.30}: {outline(item, depth + 1)}" for key, item in list(value.items())[:8]]
-        return f"{name} of {len(value)} {{{', '.join(parts)}}}"
-    if depth < 3 and isinstance(value, list | tuple):
-        return f"{name} of {len(value)} ({', '.join(outline(item, depth + 1) for item in value[:8])})"
+    try:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return f"{name} {value.dtype}{_shape(value)}"
+        if depth < 3 and isinstance(value, Mapping):
+            parts = [f"{key!r:.30}: {outline(item, depth + 1)}" for key, item in list(value.items())[:8]]
+            return f"{name} of {len(value)} {{{', '.join(parts)}}}"
+        if depth < 3 and isinstance(value, list | tuple):
+            return f"{name} of {len(value)} ({', '.join(outline(item, depth + 1) for item in value[:8])})"
+    except Exception:  # noqa: BLE001 - nested tensors, and objects of the user's
+        return name
     return name
 
 
+def _shape(value: Any) -> str:
+    """Return a shape in brackets. Sizes of jagged dimensions are symbols that differ from tensor to tensor: stars."""
+    return f"[{', '.join(str(size) if type(size) is int else '*' for size in value.shape)}]"
+
+
 def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield (path, type and shape, content) of every part, depth first."""
+    """Yield (path, type and shape, content) of every part, depth first; of some objects only the type is known."""
+    try:
+        yield from _walk_inside(value, path, depth)
+    except Exception:  # noqa: BLE001 - an object of the user's, or a tensor that has no content
+        yield path, f"{outline(value)} that cannot be looked at", b""
+
+
+def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
     name = type(value).__name__
     if depth > _MAX_DEPTH:
         yield path, "nested too deep", b""
@@ -149,6 +165,10 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
     """Yield a NumPy array or scalar; the elements one by one if they are objects."""
+    if isinstance(value, np.ma.MaskedArray):
+        yield path, type(value).__name__, b""
+        yield from _walk((np.asarray(value), np.ma.getmaskarray(value)), path, depth + 1)
+        return
     array = np.asarray(value)
     head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}{_in_words(_layout(array))}"
     if array.dtype.hasobject or array.dtype.kind == "T":
@@ -164,7 +184,7 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
     name = f"{kind.__module__}.{kind.__qualname__}"
     torch = imported("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        yield from _walk_tensor(torch, value, path)
+        yield from _walk_tensor(torch, value, path, depth)
     elif dataclasses.is_dataclass(kind):
         yield path, name, b""
         for field in dataclasses.fields(kind):
@@ -183,20 +203,59 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
         yield path, name, b"" if " at 0x" in text else text.encode("utf-8", "surrogatepass")
 
 
-def _walk_tensor(torch: Any, value: Any, path: str) -> Iterator[_Part]:
-    """Yield a tensor of any dtype."""
-    head = f"{type(value).__name__} {value.dtype}{list(value.shape)}".replace("torch.", "")
-    if value.layout is not torch.strided:
-        head = f"{head} {value.layout}"
-        value = value.to_dense()
+def _walk_tensor(torch: Any, value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield a tensor of any dtype and layout: its components, if it has no content of its own."""
+    name = f"{type(value).__name__} {value.dtype}".replace("torch.", "")
+    if value.is_nested:
+        parts = (value.values(), value.offsets()) if value.layout is torch.jagged else value.unbind()
+        yield path, f"{name} nested of {len(parts)}", b""
+    elif value.layout is not torch.strided:
+        parts = _sparse_components(torch, value)
+        yield path, f"{name}{_shape(value)} {value.layout}{_coalesced(torch, value)}", b""
+    elif value.is_quantized:
+        yield path, f"{name}{_shape(value)} {value.qscheme()}", b""
+        parts = (value.int_repr(), *_quantizers(torch, value))
     else:
-        head += _in_words(tensor_strides(torch, value))
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        parts = ()
+        head = f"{name}{_shape(value)}{_in_words(tensor_strides(torch, value))}"
+        yield path, head, _elements(torch, value)
+    for position, part in enumerate(parts):
+        yield from _walk(part, f"{path}<{position}>", depth + 1)
+
+
+def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
+    """Return the elements in C order, as bytes where NumPy has no such dtype; nothing if they cannot be had."""
+    if value.is_meta:
+        return b""
     try:
-        yield path, head, flat.numpy()
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return flat.numpy()  # type: ignore[no-any-return]
     except TypeError:  # NumPy has no bfloat16
         # An empty tensor may have any stride, and then no view of another size.
-        yield path, head, flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    except (RuntimeError, NotImplementedError):  # of a tensor class that keeps them elsewhere
+        return b""
+
+
+def _sparse_components(torch: Any, value: Any) -> tuple[Any, ...]:
+    """Return the tensors that a sparse one consists of: in dense form it may be larger than memory."""
+    if value.layout is torch.sparse_coo:
+        return value._indices(), value._values()
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return value.crow_indices(), value.col_indices(), value.values()
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return value.ccol_indices(), value.row_indices(), value.values()
+    return (value.to_dense(),)
+
+
+def _coalesced(torch: Any, value: Any) -> str:
+    return " coalesced" if value.layout is torch.sparse_coo and value.is_coalesced() else ""
+
+
+def _quantizers(torch: Any, value: Any) -> tuple[Any, ...]:
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return value.q_scale(), value.q_zero_point()
+    return value.q_per_channel_scales(), value.q_per_channel_zero_points(), value.q_per_channel_axis()
 
 
 def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:

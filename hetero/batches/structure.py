@@ -18,6 +18,7 @@ import numpy as np
 
 from hetero.batches.imported import imported
 from hetero.batches.leaves import (
+    NESTED_ADVICE,
     Leaf,
     TooLarge,
     UnknownTypeError,
@@ -298,6 +299,8 @@ def type_name(kind: type) -> str:
 def _advice(kind: type) -> str:
     """Say what to do about a type that cannot be sent."""
     for base in kind.__mro__[1:]:
+        if kind.__name__ == "NestedTensor" and base.__module__ == "torch":
+            return NESTED_ADVICE
         if base.__module__ == "torch" and base.__name__ == "Tensor":
             return f"{type_name(kind)} cannot be sent; convert it with .detach().as_subclass(torch.Tensor)"
         if base is np.ndarray:

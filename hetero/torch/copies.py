@@ -21,10 +21,11 @@ def copy_leaves(value: Any) -> Any:
 
     Args:
         value: Dictionaries (``UserDict`` too), lists, tuples, namedtuples and dataclasses, which come back as new
-            ones of the same type, of tensors and arrays. Any other object is returned as it is.
+            ones of the same type, of tensors and arrays. Any other object is returned as it is, and so is a tensor
+            that cannot be copied.
     """
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return _copy_tensor(value)
     if isinstance(value, np.ndarray):
         return value.copy(order="K")  # as from a data host
     if isinstance(value, list):
@@ -39,6 +40,17 @@ def copy_leaves(value: Any) -> Any:
             object.__setattr__(copied, name, copy_leaves(getattr(value, name)))
         return copied
     return value
+
+
+def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that is no part of the tensor's graph if the tensor begins one: torch sends no other one."""
+    try:
+        if not (tensor.requires_grad and tensor.is_leaf):
+            return tensor.clone()
+        copied = tensor.detach().clone()
+        return type(tensor)(copied) if type(tensor) is torch.nn.Parameter else copied.requires_grad_()
+    except Exception:  # noqa: BLE001 - an uninitialised parameter, or a class whose code raises anything
+        return tensor
 
 
 def _filled(container: Any, items: Iterable[tuple[Any, Any]]) -> Any:

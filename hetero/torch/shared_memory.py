@@ -40,8 +40,7 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            if value.device.type == "cpu" and value.layout == torch.strided:
-                storage = value.untyped_storage()
+            for storage in _storages(value):
                 sizes[storage.data_ptr()] = storage.nbytes()
                 if not storage.is_shared():
                     absent[storage.data_ptr()] = storage.nbytes()
@@ -52,6 +51,18 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             waiting += [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     return sum(sizes.values()), sum(absent.values())
+
+
+def _storages(tensor: torch.Tensor) -> list[Any]:
+    """Return the memory of a tensor that is one piece of the processor's; nothing for any other one."""
+    try:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return []
+        storage = tensor.untyped_storage()
+        storage.data_ptr()
+        return [storage]
+    except Exception:  # noqa: BLE001 - an uninitialised parameter, or a class that has no memory
+        return []
 
 
 def _without_plain(values: Iterable[Any]) -> list[Any]:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_tensors import ODD, make
 
 from hetero.batches.purity import compare
 from hetero.torch.copies import copy_leaves
+from hetero.torch.shared_memory import shared_bytes
 
 Pair = collections.namedtuple("Pair", "image label")
 
@@ -65,6 +67,23 @@ def find_leaf(value: Any) -> Any:
 def test_copy_keeps_strides(value: torch.Tensor) -> None:
     assert copy_leaves(value).stride() == value.stride()
     assert copy_leaves(value.numpy()).strides == value.numpy().strides
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_copy_of_an_odd_tensor_is_equal_and_of_its_type(kind: str) -> None:
+    value = make(kind)
+    copied = copy_leaves({"a": [value]})["a"][0]
+    assert type(copied) is type(value)
+    assert compare(copied, value) is None
+    shared_bytes({"a": [value]})
+
+
+def test_copy_of_a_tensor_that_begins_a_graph_begins_one_too() -> None:
+    for value in (torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))):
+        copied = copy_leaves(value)
+        assert copied.is_leaf
+        assert copied.requires_grad
+        assert copied.data_ptr() != value.data_ptr()
 
 
 def test_copy_of_a_small_view_is_small() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import odd_tensors
 import pytest
 import torch
 from endpoints import ServedJob, imported_script
@@ -19,11 +20,19 @@ from hetero.torch import DataLoader
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = """
+SCRIPT = f"""
+    import sys
+
     import numpy as np
     import torch
 
     import hetero
+
+    sys.path.insert(0, {str(Path(odd_tensors.__file__).parent)!r})
+
+    from odd_tensors import make
+"""
+SCRIPT += """
 
     class Layouts(torch.utils.data.Dataset):
         def __len__(self):
@@ -51,6 +60,23 @@ SCRIPT = """
         batch["sliced"] = batch["sliced"][:, :, ::2]
         batch["fortran"] = batch["fortran"].permute(2, 0, 1)
         return batch
+
+    class Odd(torch.utils.data.Dataset):
+        def __init__(self, kind):
+            self.kind = kind
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return make(self.kind), torch.tensor(index), torch.rand(2)
+
+    def plain(samples):
+        return torch.stack([label + noise for _, label, noise in samples])
+
+    @hetero.dataset(collate_fn=plain)
+    def values_test_odd(kind):
+        return Odd(kind)
 
     @hetero.dataset
     def values_test_layouts():
@@ -129,3 +155,10 @@ def test_strides_are_the_same_in_this_process_and_from_endpoints(
     elif batch_size is None:
         assert remote[0]["permuted"].stride() == (1, 15, 3)
         assert remote[0]["channels last"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("kind", odd_tensors.ODD)
+def test_batch_of_odd_samples_that_is_plain_comes_from_endpoints(script: Any, connect: Any, kind: str) -> None:
+    local = list(DataLoader(script.values_test_odd(kind), batch_size=3))
+    connect()
+    assert compare(local, list(DataLoader(script.values_test_odd(kind), batch_size=3))) is None
