@@ -7,6 +7,7 @@
     samples.py    its samples: one by one, or together
     skips.py      samples that raise, and those that stand in for them
     purity.py     bit-exact comparison and digest of nested batches
+    keras.py      Keras' PyDataset and Sequence: items that are batches, and what they are in each epoch
     overlaps.py   subsets of one data set that share samples
     imported.py   modules that only the user's code imports
     failures.py   the user's exceptions as records that can travel

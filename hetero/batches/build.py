@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
@@ -11,6 +12,14 @@ from typing import Any
 
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
+from hetero.batches.keras import (
+    EpochCopies,
+    is_keras_dataset,
+    keras_problem,
+    num_batches,
+    overridden_hooks,
+    seed_tensorflow,
+)
 from hetero.batches.overlaps import Overlaps
 from hetero.batches.seeds import (
     BUILD_KEY,
@@ -35,7 +44,8 @@ class BuiltDataset:
 
     Attributes:
         name: Registered name, or the class of an unregistered object.
-        dataset: The user's object.
+        dataset: The user's object; a copy of it where it is a Keras data set that changes between epochs.
+        makes_batches: Whether its items are batches: a Keras data set that a factory built.
         collate_fn: The user's, or None for torch's ``default_collate``.
         seeding: ``"sample"`` or ``"batch"``.
         fingerprint: The factory's ``fingerprint=``.
@@ -68,8 +78,10 @@ class BuiltDataset:
         # Equal on all hosts: a data set that uses get_worker_info().seed must not differ between them.
         self._info_seed = info_seed
         self._may_grow = may_grow
+        self.makes_batches = not may_grow and is_keras_dataset(dataset)
+        self._epochs = EpochCopies(dataset) if self.makes_batches and overridden_hooks(dataset) else None
         self._info: Any = None  # torch's record of this worker, made when it is first asked for
-        self._on_seed = tuple(_find_hooks(dataset))
+        self._on_seed = self._hooks()
 
     @classmethod
     def build(
@@ -104,9 +116,10 @@ class BuiltDataset:
         with preserved_generators():
             try:
                 dataset = _run_seeded(functools.partial(factory.function, **arguments), BUILD_KEY)
+                problem = _not_map_style(dataset, factory.seeding) or keras_problem(dataset)
             except Exception as exc:
                 raise dataset_error(exc, dataset=spec.name, host=host, stage="build") from exc
-        if problem := _not_map_style(dataset, factory.seeding):
+        if problem:
             raise dataset_error(
                 f"ConfigError: the factory returned {problem}", dataset=spec.name, host=host, stage="build"
             )
@@ -133,12 +146,42 @@ class BuiltDataset:
         """
         if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
+        hooks = overridden_hooks(dataset)
+        if hooks and multiprocessing.parent_process() is None:  # not once more in each of torch's workers
+            logger.warning(
+                "%s of %s will not be called, as torch's loader calls neither: return the data set from a function "
+                "decorated with @hetero.dataset, and each epoch has what they make of it",
+                " and ".join(hooks),
+                type(dataset).__name__,
+            )
         return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding, may_grow=True)
 
     def log_warnings(self) -> None:
         """Log what the user should know of the data set: for a process that no rank asks for a description."""
         for warning in self.warnings:
             logger.warning("%s", warning)
+
+    def enter_epoch(self, seed: int, epoch: int, *, host: str = "local") -> None:
+        """Make `dataset` what it is in an epoch; only Keras data sets change. May seed the global generators.
+
+        Args:
+            seed: The loader's.
+            epoch: At least 0.
+            host: Named in errors.
+
+        Raises:
+            DatasetError: If its ``on_epoch_begin`` or ``on_epoch_end`` raises, or it cannot be copied.
+        """
+        if self._epochs is None:
+            return
+        try:
+            dataset = self._epochs.at(seed, epoch)
+        except Exception as exc:
+            note = f" (before epoch {epoch})"
+            raise dataset_error(exc, dataset=self.name, host=host, stage="sample", note=note) from exc
+        if dataset is not self.dataset:
+            self.dataset, self._info = dataset, None
+            self._on_seed = self._hooks()
 
     def become_worker(
         self,
@@ -203,6 +246,8 @@ class BuiltDataset:
         return self._ask_length()
 
     def _ask_length(self) -> int | None:
+        if self.makes_batches:
+            return num_batches(self.dataset)
         if not hasattr(type(self.dataset), "__len__"):
             return None
         try:
@@ -231,8 +276,16 @@ class BuiltDataset:
 
     @property
     def seed(self) -> Callable[[int], None]:
-        """A function of a key: seeds the global generators, and those of the data set through its ``on_seed(key)``."""
+        """A function of a key: seeds the global generators, and those of the data set through its ``on_seed(key)``.
+
+        Of a Keras data set TensorFlow's, too.
+        """
         return self._seed_all if self._on_seed else seed_generators
+
+    def _hooks(self) -> tuple[Callable[[int], object], ...]:
+        """Return what is to be seeded beside the global generators."""
+        of_keras = (seed_tensorflow,) if self.makes_batches and imported("tensorflow") is not None else ()
+        return (*of_keras, *_find_hooks(self.dataset))
 
     def _seed_all(self, key: int) -> None:
         seed_generators(key)

@@ -19,6 +19,7 @@ import numpy as np
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
+from hetero.batches.keras import to_arrays
 from hetero.batches.purity import IMPURITY_ADVICE, compare, freeze, outline, sketch
 from hetero.batches.request import BatchRequest, plain_indices
 from hetero.batches.samples import compute_samples
@@ -32,6 +33,12 @@ __all__ = ["Description", "describe", "fetch"]
 logger = logging.getLogger(__name__)
 
 _NUM_PROBES = 8
+_NUM_PROBED_BATCHES = 2
+"""Of data sets whose items are batches: each takes as long as all the samples in it."""
+_BATCHES_ALREADY = (
+    "ConfigError: the items of a Keras data set are batches already; pass batch_size=None to the loader, "
+    "and the number of samples to the data set"
+)
 
 _T = TypeVar("_T")
 
@@ -69,6 +76,8 @@ def fetch(
             ``request.verify`` if the batch differs from itself.
         ConfigError: If seed, epoch or position are out of range, or there is neither a ``collate_fn`` nor torch.
     """
+    if request.collate and built.makes_batches:
+        raise dataset_error(_BATCHES_ALREADY, dataset=built.name, host=host, stage="collate")
     collate = built.collate_fn or _default_function(request)  # first: it may import torch
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
@@ -117,13 +126,15 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     """Return length, fingerprint and environment.
 
     Unless the factory has a ``fingerprint=``, up to 8 samples from the first to the last are
-    computed twice under a fixed seed. One that differs from itself, or raises, adds that fact and
-    nothing else to the fingerprint: what is wrong with it is for the purity check and `fetch` to say.
+    computed twice under a fixed seed; of a Keras data set the first batch and the last one. One that
+    differs from itself, or raises, adds that fact and nothing else to the fingerprint: what is wrong
+    with it is for the purity check and `fetch` to say.
 
     Raises:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
     """
     with preserved_generators():
+        built.enter_epoch(0, 0, host=host)
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
@@ -182,7 +193,9 @@ def _collate(
     try:
         if key is not None:
             built.seed(key)
-        return function(samples if request.collate else samples[0])
+        if request.collate:
+            return function(samples)
+        return function(to_arrays(samples[0]) if built.makes_batches else samples[0])
     except Exception as exc:
         raise dataset_error(
             exc, dataset=built.name, host=host, stage="collate", note=_compare_outlines(samples, request)
@@ -227,9 +240,8 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     hasher = blake2b(struct.pack("<q", -1 if num_samples is None else num_samples), digest_size=16)
     count = num_samples or 0
     spec = DatasetSpec("probe")
-    for probe in sorted(
-        {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else ()
-    ):
+    last_step = (_NUM_PROBED_BATCHES if built.makes_batches else _NUM_PROBES) - 1
+    for probe in sorted({round(step * (count - 1) / last_step) for step in range(last_step + 1)} if count else ()):
         request = BatchRequest(spec=spec, indices=np.array([probe]), seed=0, epoch=0, position=0)
         compute = partial(compute_samples, built, request, host, None)  # a list, or what __getitems__ returns
         try:

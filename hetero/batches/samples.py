@@ -35,6 +35,7 @@ def compute_samples(
 ) -> Sequence[Any]:
     """Return the samples in order; with ``failed``, others stand in for those that raise."""
     indices = plain_indices(request.indices)
+    built.enter_epoch(request.seed, request.epoch, host=host)
     _check_range(built, request.indices, indices, host)
     compute = _compute_together if built.seeding == "batch" else _compute_each
     with built.worker_info():
