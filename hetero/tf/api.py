@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 def from_dataset(
     spec: DatasetSpec,
     *,
-    batch_size: int,
+    batch_size: int | None,
     shuffle: bool = False,
     drop_last: bool = False,
     seed: int = 0,
@@ -62,6 +62,13 @@ def from_dataset(
     with the batch is ``batch_size`` with ``drop_last=True`` and None without. Ragged tensors are not made: pad in
     ``collate_fn``.
 
+    **Batches of the data set's own.** ``batch_size=None`` takes each item of the data set for a batch, as torch's
+    loader does: a ``keras.utils.PyDataset`` (``Sequence``), returned by the registered function as it is. ``shuffle``,
+    ranks, epochs and state then are about batches: an epoch permutes them, a rank gets every R-th one, and
+    ``drop_last`` and ``padding`` even out what R does not divide. Before each epoch ``on_epoch_end`` and
+    ``on_epoch_begin`` are called on a copy, under a seed of (seed, epoch); ``workers``, ``use_multiprocessing`` and
+    ``max_queue_size`` are without effect. The first dimension of its arrays is None.
+
     **Epochs.** Each pass is the next epoch, with an order of its own; `FedDataset.set_epoch` chooses another. With
     ``steps_per_epoch`` pass ``data.repeat()``: epochs follow each other without a gap, whatever Keras counts as one.
     Other transformations (``map``, ``prefetch``, ``take``) may follow as for any dataset; what they ask for ahead does
@@ -79,7 +86,7 @@ def from_dataset(
     Args:
         spec: What a function decorated with ``@hetero.dataset`` returned. Its batches need no torch with
             ``@hetero.dataset(collate_fn=hetero.collate_arrays)``.
-        batch_size: Per rank.
+        batch_size: Per rank; None: the items of the data set are batches.
         shuffle: Permute the samples of every epoch.
         drop_last: Drop the last incomplete global batch.
         seed: Signed 64-bit; order and random draws depend on it and the epoch only.
@@ -107,14 +114,14 @@ def from_dataset(
             "calling that function returns."
         )
     for argument, value in {"batch_size": batch_size, "num_workers": num_workers}.items():
-        if type(value) is not int or value < 1:
+        if (type(value) is not int or value < 1) and (argument, value) != ("batch_size", None):
             raise ConfigError(f"{argument} is {value!r}, expected an integer of at least 1")
     check_prefetch_factor(prefetch_factor)
     check_not_importing()
     check_seed(seed)
     check_name(name or spec.name)
     check_compression(compression)
-    policy = check_sample_errors(on_sample_error, max_skips, makes_batches=True)
+    policy = check_sample_errors(on_sample_error, max_skips, makes_batches=batch_size is not None)
     check_tensorflow()
     session = control.current()
     if session is not None and session.options.data_service == "tf":

@@ -11,7 +11,7 @@ from hetero.control import session as control
 from hetero.control.stopping import StopError
 from hetero.errors import ConfigError
 from hetero.metrics.steps import StepTimer
-from hetero.tf.elements import check_element, check_spec, derive_spec, to_element
+from hetero.tf.elements import check_element, check_spec, derive_spec, num_samples_of, to_element
 from hetero.tf.feed import Feed
 from hetero.tf.iterators import ScriptIterator
 from hetero.tf.passes import Claim
@@ -39,9 +39,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
     def __init__(self, feed: Feed, element_spec: Any = None) -> None:
         if element_spec is None:
             probes = [(num_samples, to_element(batch)) for num_samples, batch in feed.probe()]
-            options = feed.options
-            assert options.batch_size is not None
-            spec = derive_spec(probes, batch_size=options.batch_size, drop_last=options.drop_last)
+            spec = derive_spec(probes, batch_size=feed.options.batch_size, drop_last=feed.options.drop_last)
         else:
             spec = check_spec(element_spec)
             feed.order()  # what is wrong with the data set is to be raised here, and not in TensorFlow's thread
@@ -52,6 +50,8 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             return element
 
         feed.convert = convert
+        if feed.options.batch_size is None:
+            feed.size_of = num_samples_of
         self._feed = feed
         unsharded = tf.data.Options()
         # Every rank has its own part of the data already.

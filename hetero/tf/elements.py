@@ -12,7 +12,7 @@ from hetero.batches.imported import imported
 from hetero.batches.structure import type_name
 from hetero.errors import ConfigError
 
-__all__ = ["check_element", "check_spec", "derive_spec", "to_element"]
+__all__ = ["check_element", "check_spec", "derive_spec", "num_samples_of", "to_element"]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 _TEXTS = (str, bytes)
@@ -33,15 +33,22 @@ def to_element(batch: Any) -> Any:
     return _element(batch, "batch")
 
 
-def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int, drop_last: bool) -> Any:
+def num_samples_of(element: Any) -> int:
+    """Return the length of the first array of an element that has dimensions; 1 if none has."""
+    leaves = (leaf for leaf in tf.nest.flatten(element) if leaf.ndim)
+    return next((len(leaf) for leaf in leaves), 1)
+
+
+def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, drop_last: bool) -> Any:
     """Return the `tf.TensorSpec`s that batches fit.
 
     A dimension is what both probes have. Where they differ it is None; but if it grows with the number of samples, and
-    no batch is smaller than the others, it is that of a whole batch.
+    no batch is smaller than the others, it is that of a whole batch. Without a batch size the first dimension of every
+    tensor is None, as Keras has it.
 
     Args:
         probes: Two elements of different numbers of samples, each after its number.
-        batch_size: Samples of a whole batch.
+        batch_size: Samples of a whole batch; None: the data set makes batches of any size.
         drop_last: Whether all batches are whole.
 
     Raises:
@@ -53,7 +60,7 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int, drop_last
         if one == other:
             return one
         grows = one * num_second == other * num_first
-        return one * batch_size // num_first if drop_last and grows else None
+        return one * batch_size // num_first if batch_size is not None and drop_last and grows else None
 
     def leaf(path: str, one: Any, other: Any) -> Any:
         if one.dtype != other.dtype:
@@ -61,11 +68,18 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int, drop_last
                 f"{path} has dtype {one.dtype} in one batch and {other.dtype} in another\n{_DTYPE_ADVICE}"
             )
         if one.ndim != other.ndim:
+            of_first, of_second = (
+                ("one batch", "another")
+                if batch_size is None
+                else (f"a batch of {num_first} samples", f"one of {num_second}")
+            )
             raise ConfigError(
-                f"{path} has shape {one.shape} in a batch of {num_first} samples and {other.shape} in one of "
-                f"{num_second}\n  A tensor has one number of dimensions: give it the same in every batch."
+                f"{path} has shape {one.shape} in {of_first} and {other.shape} in {of_second}\n"
+                "  A tensor has one number of dimensions: give it the same in every batch."
             )
         shape = [dimension(*pair) for pair in zip(one.shape, other.shape, strict=True)]
+        if batch_size is None and shape:
+            shape[0] = None
         return tf.TensorSpec(shape, tf.as_dtype(one.dtype))
 
     return _merge(first, second, "batch", leaf)

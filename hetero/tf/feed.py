@@ -52,6 +52,8 @@ class Feed(LoaderPipeline):
         self.prefetch_factor = prefetch_factor
         self.convert: Callable[[Any], Any] = _as_it_is
         """Makes an element of a batch; raises what the script is to see."""
+        self.size_of: Callable[[Any], int] | None = None
+        """Counts the samples of an element; None: as many as the batch has indices."""
         self.passes = PassLog(self.progress)
         self.batches_per_step = 1
         """What a step takes, of those whose beginning is told."""
@@ -117,10 +119,10 @@ class Feed(LoaderPipeline):
             self.passes.forget()
 
     def probe(self) -> list[tuple[int, Any]]:
-        """Return two batches of different sizes, each after its number of samples; neither is one of an epoch's.
+        """Return two batches of different sizes, each after its number of indices; neither is one of an epoch's.
 
         They are the same on every rank: from the data set's beginning a whole one, from its end half of one, or two
-        samples.
+        samples. Of a data set that makes its own batches the first and the last, which may be of one size.
 
         Raises:
             ConfigError: The data set has no samples.
@@ -130,9 +132,8 @@ class Feed(LoaderPipeline):
         if not num_samples:
             raise ConfigError(f"data set {self.subject} has no samples to look at\n  Pass element_spec=.")
         options = self.options
-        assert options.batch_size is not None
-        num_first = min(options.batch_size, num_samples)
-        num_second = num_first // 2 or 2
+        num_first = min(options.batch_size or 1, num_samples)
+        num_second = 1 if options.batch_size is None else num_first // 2 or 2
         indices = [np.arange(num_first), (num_samples - 1 - np.arange(num_second)) % num_samples]
         requests = [
             BatchRequest(
@@ -141,6 +142,8 @@ class Feed(LoaderPipeline):
                 seed=options.seed,
                 epoch=0,
                 position=0,
+                collate=self.collate,
+                as_is=True,
                 on_sample_error=options.on_sample_error,
                 compression=options.compression,
             )
@@ -164,7 +167,8 @@ class Feed(LoaderPipeline):
                 of_batch = planned.popleft()
                 entry = auditing.entry_of(self, of_batch, found.start.epoch, batch)
                 element = self.convert(batch)
-                self._note_produced(found, len(of_batch.indices), entry)
+                size = len(of_batch.indices) if self.size_of is None else self.size_of(element)
+                self._note_produced(found, size, entry)
                 yield element
         except Exception as error:
             self._note_failed(found, error)
@@ -182,7 +186,7 @@ class Feed(LoaderPipeline):
         start: Start = found.start
         for batch in order.batches(start.epoch, shard, start=start.batches):
             planned.append(batch)
-            yield self.request(batch, start.epoch)
+            yield dataclasses.replace(self.request(batch, start.epoch), as_is=True)
 
     def _note_produced(self, found: TensorFlowPass, size: int, entry: BatchEntry | None) -> None:
         with self.passes.hold():

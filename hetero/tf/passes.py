@@ -60,8 +60,8 @@ class TensorFlowPass:
         """Whether TensorFlow asks no more of it."""
         self.failure: Exception | None = None
         """What ended it."""
-        self._last_size = 0
-        self._size = 0
+        self._sizes: deque[int] = deque()
+        """Samples of the batches that were produced and not taken."""
         self._entries: deque[BatchEntry] = deque()
 
     @property
@@ -76,14 +76,13 @@ class TensorFlowPass:
 
     @property
     def next_size(self) -> int:
-        """Samples of the next batch to be taken: only the last one of an epoch may have fewer than the others."""
-        return self._last_size if self.num_taken + 1 >= self.num_produced else self._size
+        """Samples of the next batch to be taken; 0 if that was let go, or is yet to be produced."""
+        return self._sizes[0] if self._sizes else 0
 
     def produced(self, size: int, entry: BatchEntry | None) -> None:
         """Note that a batch of ``size`` samples goes to TensorFlow; ``entry`` is for the ledger, once it is taken."""
         self.num_produced += 1
-        self._size = self._size or size
-        self._last_size = size
+        self._sizes.append(size)
         if entry is not None:
             self._entries.append(entry)
 
@@ -91,11 +90,14 @@ class TensorFlowPass:
         """Note that the next batch was taken; return what the ledger is to have of it."""
         self.num_taken += 1
         self.previous = None
+        if self._sizes:
+            self._sizes.popleft()
         return self._entries.popleft() if self._entries else None
 
     def let_go(self) -> None:
         """Keep nothing of what might have been taken yet."""
         self.previous = None
+        self._sizes.clear()
         self._entries.clear()
 
     def take_failure(self) -> Exception | None:

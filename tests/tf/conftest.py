@@ -88,12 +88,18 @@ class StoppingJob(ServedJob):
 
 
 @pytest.fixture(scope="module")
-def served(script: Any) -> Iterator[StoppingJob]:
-    """Two endpoints, for all tests of a module."""
+def num_endpoints() -> int:
+    """How many serve a module's tests."""
+    return 2
+
+
+@pytest.fixture(scope="module")
+def served(script: Any, num_endpoints: int) -> Iterator[StoppingJob]:
+    """Endpoints, for all tests of a module."""
     path = Path(script.__file__)
     job = StoppingJob(path.parent, path)
     try:
-        job.start(2)
+        job.start(num_endpoints)
         yield job
     finally:
         job.stop()
@@ -104,6 +110,8 @@ def job(served: StoppingJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stoppi
     """This process is the only rank of a job with endpoints."""
     monkeypatch.setattr(control, "_session", served)
     monkeypatch.setattr(pipeline, "_num_verified", 0)
+    monkeypatch.setattr(served, "rank", 0)
+    monkeypatch.setattr(served, "world_size", 1)
     served.timers.clear()
     served.stop_at = served.num_steps = 0
     served.is_wait_over, served.hidden_error = False, None

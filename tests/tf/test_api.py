@@ -48,7 +48,8 @@ except ImportError as error:
     [
         (range(3), {}, "was given a range, expected what a registered data set returns"),
         (SPEC, {"batch_size": 0}, "batch_size is 0, expected an integer of at least 1"),
-        (SPEC, {"batch_size": None}, "batch_size is None"),
+        (SPEC, {"batch_size": "all"}, "batch_size is 'all', expected an integer of at least 1"),
+        (SPEC, {"batch_size": None, "on_sample_error": "skip"}, "on_sample_error='skip' with batch_size=None"),
         (SPEC, {"num_workers": 0}, "num_workers is 0, expected an integer of at least 1"),
         (SPEC, {"prefetch_factor": 0}, "prefetch_factor is 0, expected an integer of at least 1"),
         (SPEC, {"seed": 0.5}, "seed is 0.5"),

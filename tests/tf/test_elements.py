@@ -11,7 +11,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 from hetero.errors import ConfigError  # noqa: E402
-from hetero.tf.elements import check_element, check_spec, derive_spec, to_element  # noqa: E402
+from hetero.tf.elements import check_element, check_spec, derive_spec, num_samples_of, to_element  # noqa: E402
 
 
 class Pair(NamedTuple):
@@ -97,6 +97,14 @@ def test_spec_has_none_for_what_differs() -> None:
 def test_spec_of_several_rows_per_sample_or_of_a_small_data_set_is_that_of_a_whole_batch() -> None:
     assert spec_of(np.zeros((8, 3)), np.zeros((4, 3)), drop_last=True).shape == [8, 3]
     assert spec_of(np.zeros(1), np.zeros(2), num_first=1, num_second=2, drop_last=True).shape == [4]
+
+
+def test_spec_of_batches_of_the_data_sets_own_has_no_first_dimension() -> None:
+    probes = [(1, to_element([np.zeros((4, 3, 5)), 1])), (1, to_element([np.zeros((4, 2, 5)), 1]))]
+    spec = derive_spec(probes, batch_size=None, drop_last=True)
+    assert spec == (tf.TensorSpec([None, None, 5], tf.float64), tf.TensorSpec([], tf.int64))
+    assert num_samples_of(probes[0][1]) == 4
+    assert num_samples_of(to_element((1, 2.0))) == 1
 
 
 @pytest.mark.parametrize(
