@@ -29,6 +29,7 @@ import grpc  # isort: skip
 
 from hetero.control import security
 from hetero.control.facts import SessionOptions
+from hetero.control.host_socket import Caller, HostSocket
 from hetero.control.links import Link, LinkOptions
 from hetero.control.membership import Membership
 from hetero.control.status import (
@@ -54,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 _Message = TypeVar("_Message")
 _Parsed = TypeVar("_Parsed")
+_Context = grpc.ServicerContext | Caller
 
 _FORWARD_S = 2.0
 """How long a failing rank waits until the arbiter has heard of its failure."""
@@ -147,6 +149,10 @@ class Hub:
         for link in self._links:
             link.start()
 
+    def open_host_socket(self) -> HostSocket:
+        """Serve the ranks of this host without gRPC, too; the socket is the caller's to close."""
+        return HostSocket(self._on_call)
+
     def stop(self, *, grace_s: float = 0.5) -> None:
         """Stop serving and telling; idempotent."""
         self._stopping.set()
@@ -230,8 +236,7 @@ class Hub:
         yield grpc.method_handlers_generic_handler(
             _LAUNCHER,
             {
-                "Register": unary(self._on_register, pb.RegisterRequest),
-                "Report": unary(self._on_report, pb.RankReport),
+                **{name: unary(method, kind) for name, (method, kind) in self._calls_of_ranks().items()},
                 "Watch": grpc.unary_stream_rpc_method_handler(
                     received(self._on_watch, pb.WatchRequest),
                     response_serializer=lambda reply: reply.SerializeToString(),
@@ -239,7 +244,23 @@ class Hub:
             },
         )
 
-    def _on_heartbeat(self, request: pb.HostStatus, context: grpc.ServicerContext) -> pb.HostStatus:
+    def _calls_of_ranks(self) -> dict[str, tuple[Callable[..., Message], type[Message]]]:
+        """Return the calls that have one answer, by name."""
+        return {
+            "Register": (self._on_register, pb.RegisterRequest),
+            "Report": (self._on_report, pb.RankReport),
+        }
+
+    def _on_call(self, name: str, data: bytes, caller: Caller) -> Iterator[bytes]:
+        """Answer a rank that does not use gRPC."""
+        if name == "Watch":
+            request = self._parsed(caller, functools.partial(parse, pb.WatchRequest), data)
+            yield from (update.SerializeToString() for update in self._on_watch(request, caller))
+            return
+        method, kind = self._calls_of_ranks()[name]
+        yield method(self._parsed(caller, functools.partial(parse, kind), data), caller).SerializeToString()
+
+    def _on_heartbeat(self, request: pb.HostStatus, context: _Context) -> pb.HostStatus:
         if request.protocol != CONTROL_PROTOCOL:
             # Answered, not refused, though nothing that it says counts: so whoever called this host by its name learns
             # that the two disagree. This host learns it by a call of its own: who calls could be anybody.
@@ -251,7 +272,7 @@ class Hub:
         with self._changed:
             return status_to_proto(self._membership.own)
 
-    def _on_register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
+    def _on_register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
         with self.membership() as membership:
             membership.store(RankReport(rank=request.rank, generation=request.generation))
         options = self._session_options
@@ -267,7 +288,7 @@ class Hub:
             data_service=options.data_service,
         )
 
-    def _on_report(self, request: pb.RankReport, context: grpc.ServicerContext) -> pb.RankReportReply:
+    def _on_report(self, request: pb.RankReport, context: _Context) -> pb.RankReportReply:
         report = self._parsed(context, report_from_proto, request)
         with self.membership() as membership:
             if report.failure is not None:  # a rank does not know the name of its host
@@ -283,7 +304,7 @@ class Hub:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
         return pb.RankReportReply()
 
-    def _on_watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.RankUpdate]:
+    def _on_watch(self, request: pb.WatchRequest, context: _Context) -> Iterator[pb.RankUpdate]:
         sent: pb.RankUpdate | None = None
         while context.is_active() and not self._stopping.is_set():
             with self._changed:
@@ -308,9 +329,7 @@ class Hub:
             stop_at=stop_to_proto(membership.own.stop_at),
         )
 
-    def _parsed(
-        self, context: grpc.ServicerContext, parse: Callable[[_Message], _Parsed], message: _Message
-    ) -> _Parsed:
+    def _parsed(self, context: _Context, parse: Callable[[_Message], _Parsed], message: _Message) -> _Parsed:
         try:
             return parse(message)
         except HeteroError as error:

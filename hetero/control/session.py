@@ -8,7 +8,6 @@ locally.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import json
 import logging
@@ -17,16 +16,13 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
-
-from hetero.wire import channels  # before grpc: sets its environment
-
-import grpc  # isort: skip
+from typing import NoReturn
 
 from hetero.control import security
 from hetero.control.callbacks import CallbackFailure, run_callbacks
 from hetero.control.directory import BATCHES, Directory
 from hetero.control.facts import SessionOptions, Timer
+from hetero.control.launcher_link import open_link
 from hetero.control.status import (
     MAX_LOADERS,
     Cause,
@@ -38,7 +34,7 @@ from hetero.control.status import (
 )
 from hetero.control.stopping import LateStop
 from hetero.control.survival import Survival
-from hetero.errors import AuthenticationError, ExitCode, HeteroError
+from hetero.errors import ExitCode, HeteroError
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
 
@@ -57,7 +53,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
-"""Environment: ``address:port`` of the launcher of this host."""
+"""Environment: where the launcher of this host is reached, see `hetero.control.launcher_link.open_link`."""
 HOST_VARIABLE = "HETERO_LAUNCHER_HOST"
 """Environment: the name of this host, which its certificate bears."""
 TLS_VARIABLE = "HETERO_TLS_DIR"
@@ -67,7 +63,6 @@ RESTART_VARIABLE = "HETERO_RESTART_COUNT"
 """Environment of a rank: how often the trainer group has been restarted, 0 at first."""
 
 _REPORT_INTERVAL_S = 1.0
-_CALL_TIMEOUT_S = 10.0
 _DECISION_TIMEOUT_S = 20.0
 _EXIT_SIGTERM = 143
 
@@ -136,21 +131,8 @@ class RankSession:
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._measuring = Survival()
-        self._metadata = security.call_metadata(token, job_id)
-        self._channel = channels.open_channel(launcher, name="" if tls is None else tls.host, tls=tls)
-        try:
-            reply = self._unary("Register", pb.RegisterRequest, pb.RegisterReply)(
-                pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation),
-                timeout=_CALL_TIMEOUT_S,
-                metadata=self._metadata,
-                wait_for_ready=True,
-            )
-        except grpc.RpcError as error:
-            self._channel.close()
-            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-                raise AuthenticationError(f"rank {rank}: its launcher at {launcher} refuses the token") from error
-            why = f"{error.code().name}, {channels.short_details(error)}"
-            raise HeteroError(f"rank {rank} cannot reach its launcher at {launcher}: {why}") from error
+        self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
+        reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
         self.remote: bool = reply.remote
         self.options = SessionOptions(
             data_timeout_s=reply.data_timeout_s,
@@ -163,7 +145,6 @@ class RankSession:
             data_service=reply.data_service,
         )
         self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
-        self._watch_call: Any = None
         self._threads = [
             threading.Thread(target=self._watch, name="hetero-watch", daemon=True),
             threading.Thread(target=self._report_regularly, name="hetero-report", daemon=True),
@@ -259,11 +240,14 @@ class RankSession:
         self._closing.set()
         self._wake.set()
         self._report(finished=finished)
-        if self._watch_call is not None:
-            self._watch_call.cancel()
+        self._link.cancel()
         for thread in self._threads:
             thread.join(2.0)
-        self._channel.close()
+        self._link.close()
+
+    def abandon(self) -> None:
+        """Let go of the connection in a forked child: it belongs to the parent."""
+        self._link.abandon()
 
     def end(self) -> NoReturn:
         """End this process as `check_stop` does; call it on the script's thread."""
@@ -286,21 +270,15 @@ class RankSession:
     # Threads
 
     def _watch(self) -> None:
-        method = self._channel.unary_stream(
-            "/hetero.v1.Launcher/Watch",
-            request_serializer=pb.WatchRequest.SerializeToString,
-            response_deserializer=pb.RankUpdate.FromString,
-        )
         survival = Survival()
         while not self._closing.is_set():
             with survival.of("following the launcher's directory"):
                 try:
-                    self._watch_call = method(pb.WatchRequest(rank=self.rank), metadata=self._metadata)
-                    for update in self._watch_call:
+                    for update in self._link.watch(pb.WatchRequest(rank=self.rank)):
                         self._apply(update)
-                except grpc.RpcError as error:
+                except HeteroError as error:
                     if not self._closing.is_set():
-                        logger.info("the launcher's directory is gone (%s), asking again", error.code().name.lower())
+                        logger.info("the launcher's directory is gone (%s), asking again", error)
             self._closing.wait(0.5)
 
     def _apply(self, update: pb.RankUpdate) -> None:
@@ -352,10 +330,7 @@ class RankSession:
             summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
             counters = {} if self._counters is None else dict(self._counters())
             report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
-        with contextlib.suppress(grpc.RpcError):  # the launcher notices a rank's end by itself
-            self._unary("Report", pb.RankReport, pb.RankReportReply)(
-                report_to_proto(report), timeout=_CALL_TIMEOUT_S, metadata=self._metadata
-            )
+        self._link.report(report_to_proto(report))  # if it is lost: the launcher notices a rank's end by itself
 
     def _reported(self) -> frozenset[str]:
         """Return the loaders that are reported: all, or the busiest of too many (one for every validation, say)."""
@@ -363,13 +338,6 @@ class RankSession:
         if len(names) > MAX_LOADERS:
             names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
         return frozenset(names)
-
-    def _unary(self, method: str, request: Any, reply: Any) -> Any:
-        return self._channel.unary_unary(
-            f"/hetero.v1.Launcher/{method}",
-            request_serializer=request.SerializeToString,
-            response_deserializer=reply.FromString,
-        )
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
@@ -442,7 +410,9 @@ def check_stop(timer: Timer) -> None:
 
 def _after_fork_in_child() -> None:
     global _session
-    _session = None  # the connection belongs to the parent
+    if _session is not None:
+        _session.abandon()
+        _session = None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

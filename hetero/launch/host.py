@@ -153,6 +153,9 @@ class Host:
         tls = self._load_tls()
         self.address = self.address_of(self.name)
         self.hub = stack.enter_context(self._make_hub(token, tls))
+        # Where ranks load by themselves, torch forks its workers from them: they use no gRPC.
+        is_without_grpc = self.placement.num_ranks > 0 and not self.placement.remote
+        self.rank_socket = stack.enter_context(self.hub.open_host_socket()) if is_without_grpc else None
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
         # Whatever the script has started and left; what this process itself starts is stopped in order before. The
         # watchdog is there still: a process that cannot be looked at must not hold this one.

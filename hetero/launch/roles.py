@@ -203,7 +203,8 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
 
 
 def _run_ranks(host: Host) -> None:
-    environment = {**host.child_environment, LAUNCHER_VARIABLE: join_address(host.address, host.hub.port)}
+    launcher = join_address(host.address, host.hub.port) if host.rank_socket is None else host.rank_socket.address
+    environment = {**host.child_environment, LAUNCHER_VARIABLE: launcher}
     if host.options.audit:
         environment[DIRECTORY_VARIABLE] = str(host.output_folder)
     with host.hub.membership() as membership:

@@ -85,8 +85,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         drop_last: Drop the last incomplete global batch.
         timeout: Seconds to wait for a local worker.
         worker_init_fn: As torch's; for a registered data set see ``collate_fn``.
-        multiprocessing_context: As torch's. A rank that is connected to its launcher must not fork: the default
-            there is ``forkserver``.
+        multiprocessing_context: As torch's.
         generator: Its initial seed is the ``seed``; it is not drawn from.
         prefetch_factor: Batches in flight per active endpoint, or per local worker.
         persistent_workers: As torch's.

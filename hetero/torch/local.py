@@ -20,7 +20,7 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
 from hetero.batches.skips import Skips
 from hetero.datasets import DatasetSpec
-from hetero.errors import ConfigError, DatasetError, ResourcesError
+from hetero.errors import DatasetError, ResourcesError
 from hetero.torch.copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 
@@ -149,7 +149,6 @@ class LocalFetcher:
     Args:
         dataset: Answers the requests.
         options: For torch's loader.
-        channel_is_live: Whether this process holds a gRPC channel, beside which it must not fork.
         on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
     """
 
@@ -158,13 +157,11 @@ class LocalFetcher:
         dataset: LocalDataset,
         options: WorkerOptions,
         *,
-        channel_is_live: bool,
         on_skips: Callable[[Skips], object],
     ) -> None:
         self._dataset = dataset
         self._on_skips = on_skips
         self._options = options
-        self._context = _worker_context(options, channel_is_live=channel_is_live)
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         self._slot = _Slot()
 
@@ -220,7 +217,7 @@ class LocalFetcher:
 
     def _loader(self, slot: _Slot, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
-        if options.num_workers and _forks(self._context):
+        if options.num_workers and _forks(options):
             _ = self._dataset.built  # once, and shared with the workers
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
@@ -231,7 +228,7 @@ class LocalFetcher:
             pin_memory=options.pin_memory,
             timeout=options.timeout if options.num_workers else 0,
             worker_init_fn=self._dataset.start_own_worker if options.num_workers else None,
-            multiprocessing_context=self._context,
+            multiprocessing_context=options.multiprocessing_context,
             # Its own: torch would draw a base seed from the trainer's.
             generator=torch.Generator(),
             prefetch_factor=options.prefetch_factor if options.num_workers else None,
@@ -352,37 +349,13 @@ def accelerator_is_available() -> bool:
     return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
 
 
-def builds_here(options: WorkerOptions, *, channel_is_live: bool) -> bool:
-    """Whether this process builds the data set that it fetches from, or that its workers are forked with.
-
-    Args:
-        options: For torch's loader.
-        channel_is_live: See `LocalFetcher`.
-    """
-    return not options.num_workers or _forks(_worker_context(options, channel_is_live=channel_is_live))
+def builds_here(options: WorkerOptions) -> bool:
+    """Return whether this process builds the data set that it fetches from, or that its workers are forked with."""
+    return not options.num_workers or _forks(options)
 
 
-def _worker_context(options: WorkerOptions, *, channel_is_live: bool) -> BaseContext | str | None:
-    """Return the start method for torch's workers: never fork beside a living channel."""
-    chosen = options.multiprocessing_context
-    if not options.num_workers or not channel_is_live:
-        return chosen
-    if chosen is None:
-        context = torch.multiprocessing.get_context("forkserver")
-        # One import of torch for all workers. Not of the script, as would be the default: the server does not
-        # know its directory, and dies of a module that is not found there.
-        context.set_forkserver_preload(["hetero.torch"])
-        return context
-    method = chosen if isinstance(chosen, str) else chosen.get_start_method()
-    if method == "fork":
-        raise ConfigError(
-            "multiprocessing_context='fork' in a process that is connected to its launcher\n"
-            "  gRPC may deadlock in a forked process. Leave the argument out, or pass 'forkserver' or 'spawn'."
-        )
-    return chosen
-
-
-def _forks(context: BaseContext | str | None) -> bool:
+def _forks(options: WorkerOptions) -> bool:
+    context = options.multiprocessing_context
     if context is None or isinstance(context, str):
         context = torch.multiprocessing.get_context(context)
     return bool(context.get_start_method() == "fork")

@@ -83,8 +83,7 @@ class Pipeline(LoaderPipeline):
 
     def num_samples(self) -> int:
         """Return the length of the data set; of the very one that is fetched from, where this process builds it."""
-        session = control.current()
-        if is_remote() or not builds_here(self.workers, channel_is_live=session is not None):
+        if is_remote() or not builds_here(self.workers):
             return len(self.subject)
         _ = self.local.built
         return len(self.local)
@@ -185,9 +184,7 @@ class Pipeline(LoaderPipeline):
                 on_received=self.traffic.add,
             )
         if self._fetcher is None:
-            self._fetcher = LocalFetcher(
-                self.local, self.workers, channel_is_live=session is not None, on_skips=self.skips.note
-            )
+            self._fetcher = LocalFetcher(self.local, self.workers, on_skips=self.skips.note)
         return self._fetcher.open(requests)
 
     def state(self) -> LoaderState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+from collections.abc import Iterator
 
 import pytest
 from hubs import TOKEN, wait_for
@@ -22,12 +23,21 @@ from hetero.control.status import (
 from hetero.errors import AuthenticationError, ExitCode, HeteroError
 from hetero.metrics import StepSummary, StepTimer
 
+
+@pytest.fixture(params=["grpc", "socket"])
+def address(request: pytest.FixtureRequest, hubs: tuple[Hub, Hub]) -> Iterator[str]:
+    """Where a rank reaches the trainer's launcher, in both ways."""
+    trainer, _ = hubs
+    with trainer.open_host_socket() as rank_socket:
+        yield f"127.0.0.1:{trainer.port}" if request.param == "grpc" else rank_socket.address
+
+
 RECORD = EndpointRecord(endpoint_id="data/0", host="data", address="127.0.0.1:9", incarnation="i", num_slots=3)
 
 
-def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub]) -> None:
+def test_session_sees_endpoints_and_reports(hubs: tuple[Hub, Hub], address: str) -> None:
     trainer, data = hubs
-    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
     with contextlib.closing(session):
         assert session.remote
         assert session.options.prepare_timeout_s == 2
@@ -88,9 +98,9 @@ def test_session_goes_on_where_what_was_measured_cannot_be_summed_up(
     assert len([record for record in caplog.records if "ZeroDivisionError" in record.getMessage()]) == 1
 
 
-def test_session_with_more_loaders_than_a_report_holds_reports_the_busiest(hubs: tuple[Hub, Hub]) -> None:
+def test_session_with_more_loaders_than_a_report_holds_reports_the_busiest(hubs: tuple[Hub, Hub], address: str) -> None:
     trainer, _ = hubs
-    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
     with contextlib.closing(session):
         train = StepTimer("train")
         session.register_timer(train)
@@ -115,10 +125,10 @@ def reported_steps(membership: Membership) -> int:
 
 
 def test_session_follows_the_directory_after_a_listener_has_raised(
-    hubs: tuple[Hub, Hub], caplog: pytest.LogCaptureFixture
+    hubs: tuple[Hub, Hub], address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer, data = hubs
-    session = RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-a", rank=0, world_size=1)
+    _, data = hubs
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
     with contextlib.closing(session):
         changed = threading.Event()
 
@@ -146,10 +156,9 @@ def test_session_of_another_job_is_refused(hubs: tuple[Hub, Hub]) -> None:
         RankSession(f"127.0.0.1:{trainer.port}", TOKEN, job_id="job-b", rank=0, world_size=1)
 
 
-def test_session_stop_request_ends_both_ranks_after_the_same_step(hubs: tuple[Hub, Hub]) -> None:
+def test_session_stop_request_ends_both_ranks_after_the_same_step(hubs: tuple[Hub, Hub], address: str) -> None:
     trainer, _ = hubs
-    target = f"127.0.0.1:{trainer.port}"
-    sessions = [RankSession(target, TOKEN, job_id="job-a", rank=rank, world_size=2) for rank in range(2)]
+    sessions = [RankSession(address, TOKEN, job_id="job-a", rank=rank, world_size=2) for rank in range(2)]
     started = [4, 5]
     timers = [StepTimer("train") for _ in sessions]
     validation = StepTimer("train")  # a second loader of the same name, used by rank 0 alone

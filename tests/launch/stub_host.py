@@ -47,6 +47,7 @@ class StubHost:
         self.trainer_hosts = tuple(member.host for member in members if member.role is Role.TRAINER)
         self.known = Membership(members, _status(name, state), timings=self.timings, clock=time.monotonic)
         self.hub = SimpleNamespace(membership=self._membership, port=1)
+        self.rank_socket = None
         self.placement = SimpleNamespace(
             num_endpoints=0, num_ranks=1, framework="torch", data_service="", has_tf_dispatcher=False, tf_workers={}
         )

@@ -70,12 +70,28 @@ def test_loader_with_the_other_default_function_in_a_job_with_endpoints_raises(j
         DataLoader(loader_test_noisy(), collate_fn=torch.utils.data.default_convert)
 
 
-def test_loader_beside_a_live_channel_does_not_fork(join: Any) -> None:
-    join(FakeSession())
-    with pytest.raises(ConfigError, match="fork"):
-        list(DataLoader(range(10), num_workers=1, multiprocessing_context="fork"))
+class Unpicklable(torch.utils.data.Dataset[int]):
+    """Holds what no other process can be sent; a worker has it if it is forked."""
+
+    def __init__(self) -> None:
+        self.scale = lambda value: value * 10
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> int:
+        return self.scale(index)
 
 
-def test_loader_beside_a_live_channel_starts_workers_from_a_server(join: Any) -> None:
+def test_loader_in_a_homogeneous_job_takes_functions_and_objects_that_cannot_be_pickled(join: Any) -> None:
     join(FakeSession())
-    assert [batch.tolist() for batch in DataLoader(range(5), batch_size=2, num_workers=1)] == [[0, 1], [2, 3], [4]]
+    seen = []
+    options: dict[str, Any] = {"collate_fn": lambda samples: [*seen, *samples], "worker_init_fn": seen.append}
+    loader = DataLoader(Unpicklable(), batch_size=2, num_workers=1, **options)
+    assert list(loader) == [[0, 0, 10], [0, 20, 30], [0, 40]]
+
+
+def test_loader_in_a_homogeneous_job_starts_workers_as_it_is_told(join: Any) -> None:
+    join(FakeSession())
+    loader = DataLoader(range(5), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]

@@ -1,0 +1,283 @@
+"""Calls from a rank to its launcher without gRPC: protobuf messages over a Unix socket.
+
+For ranks that fork (see `hetero.control.launcher_link`). The socket has an abstract name, so that no file is left,
+and each side accepts only a peer of its own user, or root, as the kernel names it. Such a process can read the job's
+token anyway.
+
+A frame is one byte, the length of the message, and the message. In a request the byte is the place of the method in
+`METHODS`; in a reply it says whether the message is the answer or the text of a refusal. Calls that have one answer
+follow each other on one connection; a watch has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+from hetero.errors import AuthenticationError, HeteroError
+from hetero.wire.channels import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
+from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.trees import parse
+
+__all__ = ["ADDRESS_PREFIX", "METHODS", "Caller", "HostSocket", "SocketLink"]
+
+ADDRESS_PREFIX = "unix-abstract:"
+METHODS = ("Register", "Report", "Watch")
+"""Those of the service ``Launcher``; a frame has the index."""
+
+_FRAME = struct.Struct("!BI")
+_CREDENTIALS = struct.Struct("3i")
+_ANSWER, _REFUSAL = 0, 1
+_CALL_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 4096
+"""More than two for each rank that a host can have."""
+_JOIN_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Caller:
+    """What a method of the launcher knows of who called it; the part of ``grpc.ServicerContext`` that it uses."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def is_active(self) -> bool:
+        """Return whether the caller is still connected."""
+        try:
+            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def abort(self, _code: object, details: str) -> NoReturn:
+        """Answer the call with a refusal."""
+        raise _RefusedError(details)
+
+
+class _RefusedError(Exception):
+    """A method does not take the request; the text says why."""
+
+
+class HostSocket:
+    """A launcher's end: serves the ranks of its host until it is closed; a context manager.
+
+    Args:
+        call: Given the name of a method, the request and the caller; returns the answers, serialised.
+    """
+
+    def __init__(self, call: Callable[[str, bytes, Caller], Iterable[bytes]]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._is_closed = False
+        name = f"hetero-{os.getpid()}-{secrets.token_hex(8)}"
+        self.address = f"{ADDRESS_PREFIX}{name}"
+        """What `SocketLink` takes."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"\0{name}")
+        self._listener.listen(socket.SOMAXCONN)
+        self._thread = threading.Thread(target=self._accept, name="hetero-ranks", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> HostSocket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect every rank; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            connections = list(self._connections)
+        for each in (self._listener, *connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+        self._thread.join(_JOIN_S)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                logger.exception("cannot accept the connection of a rank")
+                return
+            with self._lock:
+                is_taken = (
+                    not self._is_closed and len(self._connections) < _MAX_CONNECTIONS and _is_own_user(connection)
+                )
+                if is_taken:
+                    self._connections.add(connection)
+            if not is_taken:
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="hetero-rank", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError, HeteroError):
+                while (frame := _receive(connection, MAX_REQUEST_BYTES)) is not None:
+                    self._answer(connection, *frame)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _answer(self, connection: socket.socket, number: int, data: bytes) -> None:
+        if number >= len(METHODS):
+            raise HeteroError(f"method {number} of a rank is unknown")
+        try:
+            for answer in self._call(METHODS[number], data, Caller(connection)):
+                _send(connection, _ANSWER, answer)
+        except _RefusedError as error:
+            _send(connection, _REFUSAL, str(error).encode("utf-8", "replace"))
+
+
+class SocketLink:
+    """A rank's end, a `hetero.control.launcher_link.LauncherLink`.
+
+    Args:
+        address: A `HostSocket`'s.
+        rank: This one, for messages.
+    """
+
+    def __init__(self, address: str, *, rank: int) -> None:
+        self._address = address
+        self._rank = rank
+        self._calls: socket.socket | None = None
+        self._watching: socket.socket | None = None
+
+    def register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
+        """See `LauncherLink`."""
+        try:
+            return parse(pb.RegisterReply, self._call("Register", request))
+        except OSError as error:
+            raise HeteroError(f"rank {self._rank} cannot reach its launcher at {self._address}: {error}") from error
+
+    def report(self, report: pb.RankReport) -> bool:
+        """See `LauncherLink`."""
+        try:
+            self._call("Report", report)
+        except (OSError, HeteroError):
+            return False
+        return True
+
+    def watch(self, request: pb.WatchRequest) -> Iterator[pb.RankUpdate]:
+        """See `LauncherLink`."""
+        try:
+            with self._connect() as connection:
+                self._watching = connection
+                _send(connection, METHODS.index("Watch"), request.SerializeToString())
+                while True:
+                    yield parse(pb.RankUpdate, _answer_of(_receive(connection, MAX_REPLY_BYTES)))
+        except OSError as error:
+            raise HeteroError(str(error)) from error
+        finally:
+            self._watching = None
+
+    def cancel(self) -> None:
+        """See `LauncherLink`."""
+        watching = self._watching
+        if watching is not None:
+            with contextlib.suppress(OSError):
+                watching.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See `LauncherLink`."""
+        self.cancel()
+        self._hang_up()
+
+    def abandon(self) -> None:
+        """See `LauncherLink`."""
+        self._hang_up()
+        if self._watching is not None:
+            self._watching.close()  # not shut down: the parent reads from it
+            self._watching = None
+
+    def _hang_up(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
+
+    def _call(self, method: str, request: Any) -> bytes:
+        if self._calls is None:
+            self._calls = self._connect()
+            self._calls.settimeout(_CALL_TIMEOUT_S)
+        try:
+            _send(self._calls, METHODS.index(method), request.SerializeToString())
+            return _answer_of(_receive(self._calls, MAX_REPLY_BYTES))
+        except OSError:
+            self._hang_up()  # an answer that comes too late must not be taken for the next one
+            raise
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(f"\0{self._address.removeprefix(ADDRESS_PREFIX)}")
+            if not _is_own_user(connection):
+                raise AuthenticationError(f"rank {self._rank}: the launcher at {self._address} is another user's")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _is_own_user(connection: socket.socket) -> bool:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, user, _group = _CREDENTIALS.unpack(found)
+    return user in (os.geteuid(), 0)
+
+
+def _send(connection: socket.socket, number: int, data: bytes) -> None:
+    connection.sendall(_FRAME.pack(number, len(data)) + data)
+
+
+def _receive(connection: socket.socket, max_bytes: int) -> tuple[int, bytes] | None:
+    """Return the number and the message of the next frame, None if the peer has closed the connection.
+
+    Raises:
+        HeteroError: If it is larger than ``max_bytes``.
+        OSError: If the connection breaks, or a timeout passes.
+    """
+    head = _read(connection, _FRAME.size)
+    if not head:
+        return None
+    number, length = _FRAME.unpack(head)
+    if length > max_bytes:
+        raise HeteroError(f"a message of {length} bytes between a rank and its launcher; at most {max_bytes} may come")
+    data = _read(connection, length)
+    if len(data) < length:
+        raise ConnectionError("the connection broke within a message")
+    return number, data
+
+
+def _read(connection: socket.socket, num_bytes: int) -> bytes:
+    """Return so many bytes; fewer if the connection ends before."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            break
+        data += part
+    return bytes(data)
+
+
+def _answer_of(frame: tuple[int, bytes] | None) -> bytes:
+    if frame is None:
+        raise ConnectionError("the launcher has closed the connection")
+    number, data = frame
+    if number != _ANSWER:
+        raise HeteroError(f"the launcher refuses a message: {data.decode('utf-8', 'replace')}")
+    return data

@@ -1,0 +1,120 @@
+"""The socket between a launcher and the ranks of its host: hostile bytes, other users, forks, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hubs import wait_for
+
+from hetero.control import host_socket
+from hetero.control.host_socket import ADDRESS_PREFIX, HostSocket, SocketLink
+from hetero.control.hub import Hub
+from hetero.control.session import RankSession
+from hetero.errors import AuthenticationError, HeteroError
+from hetero.wire.channels import MAX_REQUEST_BYTES
+from hetero.wire.proto import control_pb2 as pb
+
+
+@pytest.fixture
+def trainer(hubs: tuple[Hub, Hub]) -> Hub:
+    return hubs[0]
+
+
+@pytest.fixture
+def rank_socket(trainer: Hub) -> Iterator[HostSocket]:
+    with trainer.open_host_socket() as opened:
+        yield opened
+
+
+def connect(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(20.0)
+    connection.connect("\0" + address.removeprefix(ADDRESS_PREFIX))
+    return connection
+
+
+def register(link: SocketLink) -> pb.RegisterReply:
+    return link.register(pb.RegisterRequest(rank=0, world_size=1))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        struct.pack("!BI", 0, MAX_REQUEST_BYTES + 1) + b"x",
+        struct.pack("!BI", len(host_socket.METHODS), 0),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+    ids=["too long", "unknown method", "another protocol"],
+)
+def test_host_socket_ends_a_connection_that_sends_no_frame_and_serves_the_others(
+    rank_socket: HostSocket, sent: bytes
+) -> None:
+    link = SocketLink(rank_socket.address, rank=0)
+    with contextlib.closing(link), connect(rank_socket.address) as hostile:
+        assert register(link).remote
+        hostile.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert hostile.recv(1) == b""
+        assert register(link).remote
+
+
+def test_host_socket_refuses_a_message_that_is_none_and_goes_on(rank_socket: HostSocket) -> None:
+    with connect(rank_socket.address) as connection:
+        connection.sendall(struct.pack("!BI", 0, 2) + b"\xff\xff")
+        number, length = struct.unpack("!BI", connection.recv(5, socket.MSG_WAITALL))
+        assert number == 1
+        assert b"are no RegisterRequest message" in connection.recv(length, socket.MSG_WAITALL)
+        connection.sendall(struct.pack("!BI", 0, 0))
+        assert connection.recv(1) == b"\0"
+
+
+@pytest.mark.parametrize("side", ["launcher", "rank"])
+def test_host_socket_of_another_user_is_refused(
+    rank_socket: HostSocket, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    is_own_user = host_socket._is_own_user
+    launcher_thread = rank_socket._thread
+
+    def pretend(connection: socket.socket) -> bool:
+        is_launcher = threading.current_thread() is launcher_thread
+        return is_own_user(connection) and is_launcher != (side == "launcher")
+
+    monkeypatch.setattr(host_socket, "_is_own_user", pretend)
+    error, text = (HeteroError, "rank 0 cannot reach") if side == "launcher" else (AuthenticationError, "another user")
+    with pytest.raises(error, match=text):
+        register(SocketLink(rank_socket.address, rank=0))
+
+
+def test_rank_whose_launcher_is_gone_says_so(rank_socket: HostSocket) -> None:
+    rank_socket.close()
+    link = SocketLink(rank_socket.address, rank=3)
+    with pytest.raises(HeteroError, match="rank 3 cannot reach its launcher"):
+        register(link)
+    assert not link.report(pb.RankReport(rank=3))
+
+
+def test_watch_ends_when_the_launcher_closes_its_socket(rank_socket: HostSocket) -> None:
+    updates = SocketLink(rank_socket.address, rank=0).watch(pb.WatchRequest(rank=0))
+    assert not next(updates).stop_requested
+    rank_socket.close()
+    with pytest.raises(HeteroError, match="closed the connection"):
+        next(updates)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12 and later warn of any thread
+def test_forked_child_leaves_the_connection_to_its_parent(trainer: Hub, rank_socket: HostSocket) -> None:
+    session = RankSession(rank_socket.address, None, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        child = os.fork()
+        if child == 0:
+            session.abandon()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        trainer.update(stop_requested=True)
+        wait_for(trainer, lambda membership: membership.own.stop_at is not None)  # it heard, and voted
