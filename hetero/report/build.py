@@ -18,6 +18,7 @@ from hetero.report.model import (
     RunFacts,
     Verdict,
 )
+from hetero.report.validity import cost_objection, missing_emulation
 
 __all__ = ["BUSY_UTILISATION", "build_report"]
 
@@ -124,8 +125,10 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
         by_type = {price.instance_type: price.hourly_usd for price in prices}
         hourly_usd = sum(group.count * by_type[group.instance_type] for group in facts.groups)
 
+    objection = cost_objection(facts)
+
     def figure(compute: Callable[[float, float], float], value: float | None, unit: str) -> Figure | None:
-        if hourly_usd is None or not value:
+        if hourly_usd is None or not value or objection:
             return None
         return Figure(value=compute(hourly_usd, value), unit=unit, basis=facts.basis)
 
@@ -139,6 +142,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
         run=figure(cost.job_cost_usd, facts.wall_s, "USD"),
         per_1k_steps=figure(cost.cost_per_1k_steps_usd, step_time, "USD"),
         per_million_samples=figure(cost.cost_per_million_samples_usd, rate, "USD"),
+        objection=objection,
     )
 
 
@@ -153,7 +157,9 @@ _NO_STEPS = (
 
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
-    vcpus = None if _has_real_cpus_for_vcpus(facts) else _preprocessing_vcpus(facts, catalogue)
+    missing = missing_emulation(facts)
+    has_real_cpus = "--emulate-sample-seconds" in missing  # this machine's, in place of vCPUs
+    vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
     if headline is None or headline.utilisation is None:
         has_steps = any(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
         return Verdict(
@@ -161,6 +167,12 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
         )
     busy = headline.utilisation.value
     percent = f"{100 * busy:.0f} %"
+    if busy >= BUSY_UTILISATION and missing:
+        advice = (
+            f"The ranks compute {percent} of the time: data keeps up on this machine. Whether it would on machines of "
+            f"these types cannot be said: {_were_not_given(missing)}."
+        )
+        return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if busy >= BUSY_UTILISATION:
         advice = (
             f"The accelerators compute {percent} of the time: data keeps up. More vCPUs would not make steps shorter."
@@ -174,9 +186,9 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
             " would suffice cannot be said from this run."
         )
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    if _has_real_cpus_for_vcpus(facts):
-        advice += " How many vCPUs would suffice cannot be said: --emulate-sample-seconds was not given."
-        return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
+    if missing:
+        advice += f" How many vCPUs would suffice cannot be said: {_were_not_given(missing)}."
+        return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if vcpus is None:
         advice += " How many vCPUs would suffice cannot be said: how many preprocess now is not known."
         return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
@@ -220,9 +232,8 @@ def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
     return total or None
 
 
-def _has_real_cpus_for_vcpus(facts: RunFacts) -> bool:
-    """Whether simulated hosts preprocessed with the CPUs of this machine, not with vCPUs of their types."""
-    return bool(facts.simulated) and facts.options.get("emulate_sample_s") == "None"
+def _were_not_given(flags: Sequence[str]) -> str:
+    return f"{' and '.join(flags)} {'was' if len(flags) == 1 else 'were'} not given"
 
 
 def _idle_cpus(facts: RunFacts) -> str | None:

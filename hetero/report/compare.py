@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from hetero.errors import ConfigError
 from hetero.pricing import cost
 from hetero.report.model import Figure, Headline, Report
+from hetero.report.validity import cost_objection
 
 __all__ = ["FEW_STEPS", "Comparison", "compare"]
 
 FEW_STEPS = 20
-"""Below this many measured steps a mean is shaky."""
+"""With fewer measured steps than this, a mean is not compared."""
+_MANY_OVERRUNS = 0.1
+"""Share of steps or batches that took longer than emulated, from which on emulated times are not compared."""
+
+_STOPPED = 143
+"""Exit code of a job that ended because it was asked to stop: its steps count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +30,20 @@ class Comparison:
     candidate: Report
     per: str
     """``step`` if a step is the same work in both, else ``sample``."""
-    speedup: Figure
-    """Baseline time / candidate time, for the same step or the same number of samples."""
+    speedup: Figure | None
+    """Baseline time / candidate time, for the same step or the same number of samples; None if they are not alike."""
     break_even_speedup: Figure | None
-    """The speed-up above which the candidate is cheaper; None if a price is missing."""
+    """The speed-up above which the candidate is cheaper; None if a price is missing or not the same in both."""
     saving: Figure | None
-    """Fraction of the baseline's cost for the same work; negative if dearer."""
+    """Fraction of the baseline's cost for the same work; negative if dearer. None if that cannot be said."""
+    objections: tuple[str, ...]
+    """Why there is no saving, or no speed-up either, although there are prices; one sentence each."""
     caveats: tuple[str, ...]
-    """What makes the two less alike than they should be, one sentence each."""
+    """What else makes the two less alike than they should be, one sentence each."""
 
     @property
     def is_worth_it(self) -> bool | None:
-        """True if the candidate does the same work for less money; None if a price is missing."""
+        """True if the candidate does the same work for less money; None if that cannot be said."""
         return None if self.saving is None else self.saving.value > 0
 
 
@@ -59,19 +67,25 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
         which = "first" if base_s is None else "second"
         raise ConfigError(f"{which} report: no time per {per} was measured, so there is nothing to compare")
     basis = "simulated" if "simulated" in (baseline.run.basis, candidate.run.basis) else "measured"
+    of_pace = [*_unlike(baseline, candidate, base, other)]
+    of_prices = [*_other_prices(baseline, candidate)]
+    of_cost = [*_cost_objections(baseline, candidate), *of_prices]
     break_even = saving = None
-    if baseline.cost.hourly is not None and candidate.cost.hourly is not None:
+    if baseline.cost.hourly is not None and candidate.cost.hourly is not None and not of_prices:
         base_usd, other_usd = baseline.cost.hourly.value, candidate.cost.hourly.value
         break_even = Figure(value=cost.break_even_speedup(other_usd, base_usd), unit="1", basis="modelled")
-        saved = cost.saving(cost.job_cost_usd(other_usd, other_s), cost.job_cost_usd(base_usd, base_s))
-        saving = Figure(value=saved, unit="1", basis=basis)
+        if not (of_pace or of_cost):
+            saved = cost.saving(cost.job_cost_usd(other_usd, other_s), cost.job_cost_usd(base_usd, base_s))
+            saving = Figure(value=saved, unit="1", basis=basis)
+    speedup = None if of_pace else Figure(value=cost.speedup(other_s, base_s), unit="1", basis=basis)
     return Comparison(
         baseline=baseline,
         candidate=candidate,
         per=per,
-        speedup=Figure(value=cost.speedup(other_s, base_s), unit="1", basis=basis),
+        speedup=speedup,
         break_even_speedup=break_even,
         saving=saving,
+        objections=(*of_pace, *of_cost),
         caveats=tuple(_caveats(baseline, candidate, base, other)),
     )
 
@@ -92,6 +106,53 @@ def _time_per_unit(headline: Headline, per: str) -> float | None:
     return figure.value if per == "step" else 1 / figure.value
 
 
+def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
+    """Yield why the times of the two runs are not times of the same work."""
+    first, second = baseline.run, candidate.run
+    if first.basis != second.basis:
+        yield f"The first run was {first.basis}, the second {second.basis}. Compare two of a kind."
+    for name in sorted(set(first.options) | set(second.options)):
+        values = [run.options.get(name, "unset") for run in (first, second)]
+        if name.startswith("emulate") and values[0] != values[1]:
+            yield (
+                f"The emulation differs: {name} is {values[0]} in the first run and {values[1]} in the second. "
+                "Give both runs the same."
+            )
+    if base.loader != other.loader:
+        yield (
+            f"The loaders differ: {base.loader} in the first run, {other.loader} in the second. If they are the same, "
+            "give both the same name (an argument of the loader)."
+        )
+    for which, headline in (("first", base), ("second", other)):
+        if headline.num_steps_measured < FEW_STEPS:
+            yield (
+                f"The {which} run measured only {headline.num_steps_measured} steps. Train for {FEW_STEPS} or more "
+                "after the warm-up."
+            )
+    for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
+        yield from (line for line, share in _overruns(which, report, headline) if share > _MANY_OVERRUNS)
+
+
+def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
+    """Yield why the times of the two runs, though of the same work, are not times of the machines with these prices."""
+    yield from dict.fromkeys(filter(None, map(cost_objection, (baseline.run, candidate.run))))
+    for which, report in (("first", baseline), ("second", candidate)):
+        if report.run.exit_code not in (0, _STOPPED):
+            yield f"The {which} run failed (exit code {report.run.exit_code}). Compare runs that ended well."
+
+
+def _other_prices(baseline: Report, candidate: Report) -> Iterator[str]:
+    """Yield the types that have two prices."""
+    known = {price.instance_type: price.hourly_usd for price in baseline.cost.prices}
+    for price in candidate.cost.prices:
+        before = known.get(price.instance_type, price.hourly_usd)
+        if not math.isclose(before, price.hourly_usd):
+            yield (
+                f"{price.instance_type} costs {before:g} USD/h in the first run, {price.hourly_usd:g} in the second. "
+                "Give both runs the same prices."
+            )
+
+
 def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
     first, second = baseline.run, candidate.run
     if base.global_batch_samples != other.global_batch_samples:
@@ -99,31 +160,16 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
             f"The global batch differs ({base.global_batch_samples} against {other.global_batch_samples} samples), "
             "so a step is not the same work: only samples are compared."
         )
-    if first.basis != second.basis:
-        yield f"The first run was {first.basis}, the second {second.basis}."
-    for name in sorted(set(first.options) | set(second.options)):
-        values = [run.options.get(name, "unset") for run in (first, second)]
-        if name.startswith("emulate") and values[0] != values[1]:
-            yield f"The emulation differs: {name} is {values[0]} in the first run and {values[1]} in the second."
-    if any(run.simulated and run.options.get("emulate_sample_s") == "None" for run in (first, second)):
-        yield (
-            "Without --emulate-sample-seconds simulated hosts preprocess with the CPUs of this machine, not with the "
-            "vCPUs of their types: these times say nothing about those."
-        )
     if first.command != second.command:
         yield "The commands differ."
-    if base.loader != other.loader:
-        yield f"The loaders differ: {base.loader} in the first run, {other.loader} in the second."
-    yield from _run_caveats("first", baseline, base)
-    yield from _run_caveats("second", candidate, other)
-    yield from _price_caveats(baseline, candidate)
+    for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
+        yield from (line for line, share in _overruns(which, report, headline) if share <= _MANY_OVERRUNS)
+    if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
+        yield "The prices are not all of one region and date."
 
 
-def _run_caveats(which: str, report: Report, headline: Headline) -> Iterator[str]:
-    if report.run.exit_code != 0:
-        yield f"The {which} run failed (exit code {report.run.exit_code})."
-    if headline.num_steps_measured < FEW_STEPS:
-        yield f"The {which} run measured only {headline.num_steps_measured} steps."
+def _overruns(which: str, report: Report, headline: Headline) -> Iterator[tuple[str, float]]:
+    """Yield a sentence about real work that took longer than the emulated work, and its share."""
     loaders = [loader for rank in report.run.ranks for loader in rank.loaders if loader.name == headline.loader]
     for num_overruns, num_all, words in (
         (sum(loader.num_emulation_overruns for loader in loaders), sum(loader.num_steps for loader in loaders),
@@ -132,14 +178,5 @@ def _run_caveats(which: str, report: Report, headline: Headline) -> Iterator[str
          "batches took longer to make than the emulated vCPUs"),
     ):  # fmt: skip
         if num_overruns:
-            yield f"In the {which} run {num_overruns} of {num_all} {words} would: the real work of this machine shows."
-
-
-def _price_caveats(baseline: Report, candidate: Report) -> Iterator[str]:
-    known = {price.instance_type: price.hourly_usd for price in baseline.cost.prices}
-    for price in candidate.cost.prices:
-        before = known.get(price.instance_type, price.hourly_usd)
-        if not math.isclose(before, price.hourly_usd):
-            yield f"{price.instance_type} costs {before:g} USD/h in the first run, {price.hourly_usd:g} in the second."
-    if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
-        yield "The prices are not all of one region and date."
+            text = f"In the {which} run {num_overruns} of {num_all} {words} would: the real work of this machine shows."
+            yield text, num_overruns / max(num_overruns, num_all)

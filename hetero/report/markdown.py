@@ -17,6 +17,7 @@ from hetero.metrics.hosts import HostUsage
 from hetero.pricing.tables import markdown_table
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Figure, Headline, Report
+from hetero.report.validity import cost_objection, missing_emulation
 
 __all__ = ["PricePerformance", "code", "price_performance_table", "render_comparison", "render_report"]
 
@@ -71,14 +72,14 @@ def render_comparison(comparison: Comparison) -> str:
             hourly_usd=_value(report.cost.hourly),
             step_time_s=_value(report.headline.step_time_mean if report.headline else None),
             samples_per_s=_value(report.headline.samples_per_s if report.headline else None),
-            per_1k_steps_usd=_value(report.cost.per_1k_steps) if has_same_step else None,
-            per_million_samples_usd=_value(report.cost.per_million_samples),
+            per_1k_steps_usd=_usd_of(report, report.cost.per_1k_steps) if has_same_step else None,
+            per_million_samples_usd=_usd_of(report, report.cost.per_million_samples),
             speedup=speedup,
             saving=saving,
             basis=report.run.basis,
         )
         for report, speedup, saving in zip(
-            reports, (None, comparison.speedup.value), (None, _value(comparison.saving)), strict=True
+            reports, (None, _value(comparison.speedup)), (None, _value(comparison.saving)), strict=True
         )
     ]
     sections = ["# Price and performance", _answer(comparison), price_performance_table(rows)]
@@ -263,14 +264,16 @@ def _skip_section(report: Report) -> Iterator[str]:
 
 def _cost_text(report: Report) -> str:
     cost = report.cost
-    lines = [
+    objection = cost_objection(report.run)
+    figures = [
+        ("Per 1,000 steps", cost.per_1k_steps),
+        ("Per million samples", cost.per_million_samples),
+        ("This run, start-up included", cost.run),
+    ]
+    lines = [objection] if objection else []
+    lines += [
         f"{title}: {_usd(figure.value)} USD ({figure.basis})"
-        for title, figure in (
-            ("Per 1,000 steps", cost.per_1k_steps),
-            ("Per million samples", cost.per_million_samples),
-            ("This run, start-up included", cost.run),
-            ("All hosts, per hour", cost.hourly),
-        )
+        for title, figure in (*([] if objection else figures), ("All hosts, per hour", cost.hourly))
         if figure is not None
     ]
     lines += cost.missing
@@ -312,17 +315,35 @@ def _hosts_table(usages: Sequence[HostUsage]) -> str:
 
 
 def _answer(comparison: Comparison) -> str:
-    speedup = comparison.speedup
-    pace = f"{speedup.value:.2f} times the pace per {comparison.per} ({speedup.basis})"
-    if comparison.saving is None or comparison.break_even_speedup is None:
-        return f"The second run has {pace}. Whether it is cheaper cannot be said without all prices."
-    percent = f"{abs(100 * comparison.saving.value):.1f} %"
-    verdict = f"worth it: {percent} cheaper" if comparison.is_worth_it else f"not worth it: {percent} dearer"
-    break_even = comparison.break_even_speedup
-    return (
-        f"The second run is **{verdict}** for the same work. It has {pace}; "
-        f"above {break_even.value:.2f} times ({break_even.basis}) it is the cheaper one."
-    )
+    speedup, saving, break_even = comparison.speedup, comparison.saving, comparison.break_even_speedup
+    if speedup is not None:
+        reports = (comparison.baseline, comparison.candidate)
+        here = " on this machine" if any(missing_emulation(report.run) for report in reports) else ""
+        pace = f"{speedup.value:.2f} times the pace per {comparison.per}{here} ({speedup.basis})"
+        if saving is not None and break_even is not None:
+            percent = f"{abs(100 * saving.value):.1f} %"
+            verdict = f"worth it: {percent} cheaper" if comparison.is_worth_it else f"not worth it: {percent} dearer"
+            return (
+                f"The second run is **{verdict}** for the same work. It has {pace}; "
+                f"above {break_even.value:.2f} times ({break_even.basis}) it is the cheaper one."
+            )
+        if not comparison.objections:
+            return f"The second run has {pace}. Whether it is cheaper cannot be said without all prices."
+        answer = f"The second run has {pace}. Whether it is cheaper cannot be said:"
+    else:
+        answer = "Which run is faster and which is cheaper cannot be said:"
+    sections = [answer, _list(comparison.objections)]
+    if break_even is not None:
+        sections.append(
+            f"By list prices the second run is the cheaper one above {break_even.value:.2f} times the pace of the "
+            f"first ({break_even.basis})."
+        )
+    return "\n\n".join(sections)
+
+
+def _usd_of(report: Report, figure: Figure | None) -> float | None:
+    """Return a cost if its definition holds: an earlier version wrote it in any case."""
+    return None if cost_objection(report.run) else _value(figure)
 
 
 def _hosts_text(report: Report) -> str:

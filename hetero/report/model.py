@@ -152,7 +152,7 @@ class PriceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """List prices times time; not a bill. Everything is None if a price is missing."""
+    """List prices times time; not a bill. Every figure is None if a price is missing."""
 
     prices: tuple[PriceFacts, ...]
     missing: tuple[str, ...]
@@ -163,6 +163,8 @@ class Cost:
     """For the whole wall time, start-up included."""
     per_1k_steps: Figure | None
     per_million_samples: Figure | None
+    objection: str = ""
+    """Why there is no figure but ``hourly``, although the prices may be known; empty if there is no such reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

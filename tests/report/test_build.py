@@ -10,11 +10,12 @@ import pytest
 
 from hetero.metrics import HostUsage, StepSummary
 from hetero.pricing import Catalogue
-from hetero.report import GroupFacts, RankFacts, RunFacts, build_report
+from hetero.report import GroupFacts, RankFacts, Report, RunFacts, build_report, render_report
 
 PRICED = Catalogue.load("seed-2022")
 FactsMaker = Callable[..., RunFacts]
 SummaryMaker = Callable[..., StepSummary]
+UsageMaker = Callable[..., HostUsage]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,50 @@ def test_cost_of_the_published_pair_is_right(
     assert cost.run.value == pytest.approx(hourly_usd * 130 / 3600)
     assert cost.missing == ()
     assert {(price.instance_type, price.as_of) for price in cost.prices} >= {("ml.p3.2xlarge", "2022")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "objection"),
+    [
+        ({}, "Give --emulate-sample-seconds and --emulate-step-seconds, or run the job on the machines."),
+        ({"emulate_step_s": "0.1"}, "Give --emulate-sample-seconds, or run"),
+        ({"emulate_sample_s": "0.1"}, "Give --emulate-step-seconds, or run"),
+        ({"data service": "tf"}, "Run the job on the machines: TensorFlow's data service emulates no vCPUs."),
+    ],
+)
+def test_cost_of_a_simulated_run_without_emulation_is_unknown(
+    make_facts: FactsMaker, changes: dict[str, str], objection: str
+) -> None:
+    options = {"emulate_sample_s": "None", "emulate_step_s": "None"} | changes
+    report = build_report(make_facts(options=options), PRICED)
+    cost = report.cost
+    assert cost.run is cost.per_1k_steps is cost.per_million_samples is None
+    assert cost.hourly is not None
+    assert objection in cost.objection
+    text = render_report(report)
+    assert objection in text
+    assert "Per 1,000 steps" not in text
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_cost_of_a_run_on_real_hosts_needs_no_emulation(make_facts: FactsMaker, usage_of: UsageMaker) -> None:
+    options = {"emulate_sample_s": "None", "emulate_step_s": "None"}
+    measured = build_report(make_facts(options=options, simulated=()), PRICED)
+    own_steps = make_facts(options=options, hosts=(usage_of("algo-1", scope="host"),), simulated=("Steps are waits.",))
+    for report in (measured, build_report(own_steps, PRICED)):
+        assert report.cost.per_1k_steps is not None
+        assert report.cost.objection == ""
+
+
+def test_verdict_on_accelerators_that_were_not_emulated_is_of_this_machine(
+    make_facts: FactsMaker, summary_of: SummaryMaker
+) -> None:
+    ranks = (RankFacts(rank=0, host="algo-1", loaders=(summary_of(0.2, 0.95),)),)
+    options = {"emulate_sample_s": "0.1", "emulate_step_s": "None"}
+    verdict = build_report(make_facts(options=options, ranks=ranks), PRICED).verdict
+    assert verdict.bottleneck == "compute"
+    assert "data keeps up on this machine" in verdict.advice
+    assert "--emulate-step-seconds was not given" in verdict.advice
 
 
 def test_cost_with_an_unpriced_type_is_refused_and_says_what_to_pass(make_facts: FactsMaker) -> None:

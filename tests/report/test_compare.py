@@ -11,7 +11,7 @@ import pytest
 from hetero.errors import ConfigError
 from hetero.metrics import StepSummary
 from hetero.pricing import Catalogue
-from hetero.report import RankFacts, RunFacts, build_report, compare, render_comparison
+from hetero.report import Comparison, RankFacts, RunFacts, build_report, compare, render_comparison, render_report
 
 PRICED = Catalogue.load("seed-2022")
 FactsMaker = Callable[..., RunFacts]
@@ -21,6 +21,7 @@ SummaryMaker = Callable[..., StepSummary]
 def test_compare_published_pair_gives_saving_and_break_even(make_facts: FactsMaker) -> None:
     comparison = compare(build_report(make_facts(), PRICED), build_report(make_facts(is_heterogeneous=True), PRICED))
     assert comparison.per == "step"
+    assert comparison.speedup is not None
     assert comparison.speedup.value == pytest.approx(1193 / 184)
     assert comparison.break_even_speedup is not None
     assert comparison.break_even_speedup.value == pytest.approx(1.48)
@@ -39,6 +40,7 @@ def test_compare_published_pair_gives_saving_and_break_even(make_facts: FactsMak
 def test_compare_below_break_even_is_not_worth_it(make_facts: FactsMaker) -> None:
     candidate = build_report(make_facts(is_heterogeneous=True, step_time_s=1.0), PRICED)
     comparison = compare(build_report(make_facts(), PRICED), candidate)
+    assert comparison.speedup is not None
     assert comparison.speedup.value > 1
     assert comparison.is_worth_it is False
     assert "not worth it: 24.1 % dearer" in render_comparison(comparison)
@@ -63,6 +65,7 @@ def test_compare_with_another_global_batch_compares_samples_only(
     facts = make_facts(is_heterogeneous=True, ranks=(RankFacts(rank=0, host="algo-1", loaders=(doubled,)),))
     comparison = compare(build_report(make_facts(), PRICED), build_report(facts, PRICED))
     assert comparison.per == "sample"
+    assert comparison.speedup is not None
     assert comparison.speedup.value == pytest.approx(1193 / 184)
     assert comparison.saving is not None
     assert 100 * comparison.saving.value == pytest.approx(77.2, abs=0.05)
@@ -82,33 +85,97 @@ def test_compare_with_a_run_without_steps_raises(
         compare(*(reversed(reports) if swapped else reports))
 
 
+def compare_pair(make_facts: FactsMaker, changes: dict[str, Any], *, both: dict[str, Any] | None = None) -> Comparison:
+    """Compare the published pair with changes of the second run, or of both."""
+    facts = make_facts(**(both or {})), make_facts(is_heterogeneous=True, **(both or {}), **changes)
+    return compare(*(build_report(each, PRICED) for each in facts))
+
+
 @pytest.mark.parametrize(
-    ("changes", "caveat"),
+    ("changes", "objection"),
     [
         ({"simulated": ()}, "The first run was simulated, the second measured."),
-        ({"exit_code": 30}, "The second run failed (exit code 30)."),
-        ({"command": "other.py"}, "The commands differ."),
         ({"options": {"emulate_sample_s": "0.1"}}, "emulate_sample_s is unset in the first run and 0.1 in the second"),
-        ({"options": {"emulate_sample_s": "None"}}, "these times say nothing about those"),
+        ({"events": {"emulation overruns": 20, "batches computed": 100}}, "20 of 100 batches took longer to make"),
     ],
 )
-def test_compare_of_unlike_runs_says_so(make_facts: FactsMaker, changes: dict[str, Any], caveat: str) -> None:
-    comparison = compare(
-        build_report(make_facts(), PRICED), build_report(make_facts(is_heterogeneous=True, **changes), PRICED)
-    )
-    assert any(caveat in line for line in comparison.caveats)
-    assert caveat in render_comparison(comparison)
+def test_compare_of_runs_that_are_not_alike_gives_neither_pace_nor_verdict(
+    make_facts: FactsMaker, changes: dict[str, Any], objection: str
+) -> None:
+    comparison = compare_pair(make_facts, changes)
+    assert objection in " ".join(comparison.objections)
+    assert comparison.speedup is comparison.saving is comparison.is_worth_it is None
+    text = render_comparison(comparison)
+    assert text.splitlines()[2] == "Which run is faster and which is cheaper cannot be said:"
+    assert objection in text
+    assert "the cheaper one above 1.48 times the pace of the first (modelled)" in text
+    assert not any(word in text for word in ("worth it", "6.48", "speed-up", "saving"))
 
 
-def test_compare_of_few_steps_other_loader_or_overruns_says_so(
+def test_compare_of_a_failed_run_gives_no_verdict(make_facts: FactsMaker) -> None:
+    comparison = compare_pair(make_facts, {"exit_code": 30})
+    text = render_comparison(comparison)
+    assert "The second run failed (exit code 30)." in text
+    assert "6.48 times the pace per step (simulated). Whether it is cheaper cannot be said:" in text
+    assert comparison.saving is comparison.is_worth_it is None
+    assert compare_pair(make_facts, {"exit_code": 143}).is_worth_it is True  # stopped on request
+
+
+EMULATION = {"emulate_sample_s": "0.1", "emulate_step_s": "0.1"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "used"),
+    [
+        (["emulate_sample_s"], "preprocess with the CPUs of this machine, not with the vCPUs of their types"),
+        (["emulate_step_s"], "compute with this machine, not with the accelerators of their types"),
+        (list(EMULATION), "work with this machine, not with the vCPUs and accelerators of their types"),
+    ],
+)
+def test_compare_of_simulated_runs_without_emulation_speaks_of_this_machine_alone(
+    make_facts: FactsMaker, missing: list[str], used: str
+) -> None:
+    comparison = compare_pair(make_facts, {}, both={"options": EMULATION | dict.fromkeys(missing, "None")})
+    assert comparison.saving is comparison.is_worth_it is None
+    text = render_comparison(comparison)
+    assert used in text
+    assert "Give --emulate-s" in text
+    assert "6.48 times the pace per step on this machine (simulated)" in text
+    assert not any(word in text for word in ("worth it", "saving", "USD/1,000 steps", "USD/million samples"))
+    assert compare_pair(make_facts, {}, both={"options": EMULATION}).is_worth_it is True
+
+
+def test_compare_of_reports_with_costs_that_do_not_hold_shows_none(make_facts: FactsMaker) -> None:
+    options = {"options": dict.fromkeys(EMULATION, "None")}
+    reports = [build_report(make_facts(is_heterogeneous=hetero, **options), PRICED) for hetero in (False, True)]
+    as_before = [dataclasses.replace(each, cost=build_report(make_facts(), PRICED).cost) for each in reports]
+    assert as_before[0].cost.per_1k_steps is not None  # a report of an earlier version
+    assert "USD/1,000 steps" not in render_comparison(compare(*as_before))
+    assert "Per 1,000 steps" not in render_report(as_before[0])
+
+
+def test_compare_of_other_commands_says_so(make_facts: FactsMaker) -> None:
+    comparison = compare_pair(make_facts, {"command": "other.py"})
+    assert comparison.caveats == ("The commands differ.",)
+    assert comparison.is_worth_it is True
+
+
+def test_compare_of_few_steps_or_another_loader_gives_neither_pace_nor_verdict(
     make_facts: FactsMaker, summary_of: SummaryMaker
 ) -> None:
-    odd = summary_of(0.184, name="other", num_steps_measured=3, num_samples_measured=192, num_emulation_overruns=1)
-    facts = make_facts(is_heterogeneous=True, ranks=(RankFacts(rank=0, host="h", loaders=(odd,)),))
-    caveats = " ".join(compare(build_report(make_facts(), PRICED), build_report(facts, PRICED)).caveats)
-    assert "measured only 3 steps" in caveats
-    assert "loaders differ" in caveats
-    assert "longer than the emulated accelerator" in caveats
+    odd = summary_of(0.184, name="other", num_steps_measured=3, num_samples_measured=192)
+    comparison = compare_pair(make_facts, {"ranks": (RankFacts(rank=0, host="h", loaders=(odd,)),)})
+    objections = " ".join(comparison.objections)
+    assert "measured only 3 steps" in objections
+    assert "loaders differ" in objections
+    assert comparison.speedup is comparison.saving is None
+
+
+def test_compare_with_few_overruns_says_so(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    late = summary_of(0.184, num_emulation_overruns=1)
+    comparison = compare_pair(make_facts, {"ranks": (RankFacts(rank=0, host="h", loaders=(late,)),)})
+    assert "1 of 105 steps (over all ranks) computed longer than the emulated accelerator" in comparison.caveats[0]
+    assert comparison.is_worth_it is True
 
 
 def test_comparison_says_in_which_run_something_was_simulated(make_facts: FactsMaker) -> None:
@@ -122,9 +189,9 @@ def test_comparison_says_in_which_run_something_was_simulated(make_facts: FactsM
 def test_compare_at_different_prices_says_so(make_facts: FactsMaker) -> None:
     other = Catalogue.load("seed-2022", overrides=["ml.p3.2xlarge=4"])
     comparison = compare(build_report(make_facts(), PRICED), build_report(make_facts(is_heterogeneous=True), other))
-    caveats = " ".join(comparison.caveats)
-    assert "ml.p3.2xlarge costs 3.825 USD/h in the first run, 4 in the second" in caveats
-    assert "not all of one region and date" in caveats
+    assert "ml.p3.2xlarge costs 3.825 USD/h in the first run, 4 in the second" in comparison.objections[0]
+    assert comparison.saving is comparison.break_even_speedup is None
+    assert "not all of one region and date" in " ".join(comparison.caveats)
 
 
 def test_comparison_is_of_the_reports_given(make_facts: FactsMaker) -> None:
