@@ -89,21 +89,53 @@ class BuiltInOrder:
         end = self._end(shard.world_size)
         return len(range(shard.rank, end, shard.world_size))
 
-    def is_ragged(self, world_size: int) -> bool:
-        """Whether the last batch of any rank is shorter than the others, or missing."""
-        return self._end(world_size) % (self.batch_size * world_size) != 0
-
     def batches(self, epoch: int, shard: Shard, *, start: int = 0) -> Iterator[PlannedBatch]:
         """Yield one rank's batches from global batch ``start`` on.
 
         The first one costs O(n) time and 8 bytes per sample where shuffled, a
         batch after that O(batch size).
         """
-        return self._iterate(epoch, shard.world_size, range(shard.rank, shard.rank + 1), start)
+        world_size = shard.world_size
+        count = self.num_global_batches(world_size)
+        if start >= count:
+            return
+        order = epoch_permutation(self.num_samples, seed=self.seed, epoch=epoch) if self.shuffle else None
+        global_batch = self.batch_size * world_size
+        end = self._end(world_size)
+        for position in range(start, count):
+            first, stop = position * global_batch, min((position + 1) * global_batch, end)
+            places = np.arange(first + shard.rank, stop, world_size, dtype=np.int64)
+            if len(places):
+                yield self._planned(places, order, position, shard.rank)
 
-    def batches_of_all_ranks(self, epoch: int, world_size: int, *, start: int = 0) -> Iterator[PlannedBatch]:
-        """Yield the batches of all ranks: rank 0's of a global batch, rank 1's, ..., then the next global batch."""
-        return self._iterate(epoch, world_size, range(world_size), start)
+    def num_whole_batches(self, world_size: int) -> int:
+        """Return how many batches `whole_batches` yields in an epoch."""
+        if self.drop_last or self.padding:
+            return self.num_global_batches(world_size) * world_size
+        return -(-self.num_samples // self.batch_size)
+
+    def whole_batches(self, epoch: int, world_size: int, *, start: int = 0) -> Iterator[PlannedBatch]:
+        """Yield consecutive pieces of the order, as torch's ``BatchSampler`` does; rank r's are every R-th of them.
+
+        For accelerate, which shards batches and not samples: its ranks' batches in turn are then in the order of the
+        epoch. The global batches are those of `batches`. With padding and several ranks the last global batch is
+        filled up to its full size, as accelerate does with torch's loader.
+
+        Args:
+            epoch: >= 0.
+            world_size: Ranks that share the batches, >= 1.
+            start: Global batches to pass over.
+        """
+        if start >= self.num_global_batches(world_size):
+            return
+        order = epoch_permutation(self.num_samples, seed=self.seed, epoch=epoch) if self.shuffle else None
+        num_batches = self.num_whole_batches(world_size)
+        fills_up = self.drop_last or (self.padding and world_size > 1)
+        end = num_batches * self.batch_size if fills_up else self.num_samples
+        for number in range(start * world_size, num_batches):
+            position, rank = divmod(number, world_size)
+            stop = min((number + 1) * self.batch_size, end)
+            yield self._planned(np.arange(number * self.batch_size, stop, dtype=np.int64), order, position, rank)
 
     def _end(self, world_size: int) -> int:
         """Return the end of the epoch's order, padding included."""
@@ -113,25 +145,15 @@ class BuiltInOrder:
             return -(-self.num_samples // world_size) * world_size
         return self.num_samples
 
-    def _iterate(self, epoch: int, world_size: int, ranks: range, start: int) -> Iterator[PlannedBatch]:
-        count = self.num_global_batches(world_size)
-        if start >= count:
-            return
-        order = epoch_permutation(self.num_samples, seed=self.seed, epoch=epoch) if self.shuffle else None
-        global_batch = self.batch_size * world_size
-        end = self._end(world_size)
-        for position in range(start, count):
-            first, stop = position * global_batch, min((position + 1) * global_batch, end)
-            for rank in ranks:
-                places = np.arange(first + rank, stop, world_size, dtype=np.int64)
-                if not len(places):
-                    continue
-                occurrences = None
-                if stop > self.num_samples:  # the padding starts over at the beginning of the order
-                    repeats, places = np.divmod(places, self.num_samples)
-                    occurrences = repeats.astype(np.uint32) if repeats.any() else None
-                indices = places if order is None else order[places]
-                yield PlannedBatch(position, indices, occurrences, rank)
+    def _planned(
+        self, places: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None, position: int, rank: int
+    ) -> PlannedBatch:
+        """Return the batch of these places of the epoch; past the end it starts over, which is the padding."""
+        occurrences = None
+        if places[-1] >= self.num_samples:
+            repeats, places = np.divmod(places, self.num_samples)
+            occurrences = repeats.astype(np.uint32) if repeats.any() else None
+        return PlannedBatch(position, places if order is None else order[places], occurrences, rank)
 
 
 def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:

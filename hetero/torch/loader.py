@@ -55,9 +55,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     its place (it has ``state_dict`` and ``load_state_dict``) goes on from what was delivered, also after a pass that
     was left early.
 
-    **Tools.** accelerate and Lightning may rebuild it: the batches stay these, sharded once, prefetched here (next to
-    an Accelerator `num_workers` and its like read as if there were none). accelerate's ``gather_for_metrics`` keeps
-    what padding repeated; to resume under it, load the state into this loader, or use ``skip_first_batches``.
+    **Tools.** accelerate, Lightning and Hugging Face's Trainer rebuild loaders. What they make of this one delivers
+    batches that are fetched and prefetched here (next to an Accelerator `num_workers` and its like read as if there
+    were none). Lightning's ranks get the batches described above. accelerate's get what it deals out of torch's loader:
+    the same global batches, of which rank r gets the r-th ``batch_size`` consecutive elements, and a last one that is
+    filled up to its full size. ``gather_for_metrics`` therefore returns every sample once, in order. To resume
+    under accelerate, load the state into this loader, or use ``skip_first_batches``.
 
     **Samples that raise.** By default the exception is raised here, with traceback, index and host. With
     ``on_sample_error="skip"`` the next sample of the same batch that works stands in (after the last comes the first):
@@ -139,7 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         subject = unwrap_dataset(dataset)
         collate_fn = unwrap_collate_fn(collate_fn)
         if type(batch_sampler) is BatchSamplerView:  # rebuilt by Lightning
-            batch_size, drop_last = batch_sampler.rank_batch_size, batch_sampler.drop_last
+            batch_size, drop_last = batch_sampler.batch_size, batch_sampler.drop_last
             sampler, batch_sampler = batch_sampler.sampler, None
         if isinstance(sampler, SamplerView):
             shuffle, sampler = sampler.shuffle, None
@@ -186,7 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 multiprocessing_context=multiprocessing_context,
             ),
         )
-        view = DatasetView(local, pipeline.skips)
+        view = DatasetView(local, pipeline)
         # torch checks the arguments; of what it makes of them only the samplers are replaced.
         own_order = user_sampler is None
         super().__init__(
@@ -275,6 +278,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def step_timer(self) -> StepTimer:
         """Measures step time and data wait."""
         return self._pipeline.timer
+
+    @property
+    def batch_sampler(self) -> Any:
+        """As torch's; accelerate is shown one whose batches are fetched as this loader fetches them."""
+        sampler = self.__dict__["batch_sampler"]
+        reader = sys._getframe(1)
+        if sampler is None or reader.f_globals.get("__name__") != "accelerate.data_loader":
+            return sampler
+        # skip_first_batches of a loader that was not prepared: nothing shards its batches afterwards.
+        shards = reader.f_code.co_name != "skip_first_batches"
+        user_sampler = sampler if not isinstance(sampler, BatchSamplerView) else self.sampler
+        return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=shards)
+
+    @batch_sampler.setter
+    def batch_sampler(self, value: Any) -> None:
+        self.__dict__["batch_sampler"] = value
 
     @property
     def num_workers(self) -> int:

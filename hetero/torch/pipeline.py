@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.data
@@ -21,6 +21,9 @@ from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
+
+if TYPE_CHECKING:
+    from hetero.torch.requested import ViewPass
 
 __all__ = ["Pipeline", "current_shard"]
 
@@ -62,6 +65,8 @@ class Pipeline(LoaderPipeline):
         self.workers = workers
         self.consumed_elsewhere = False
         """Whether the latest pass was a view's, whose place this side cannot know."""
+        self.view_pass: ViewPass | None = None
+        """The latest pass over the batches of all ranks; accelerate may ask it for more after its end."""
         self.stride: int | None = None
         """What part of the views' batches the tool on top of them takes: every n-th, once known."""
         self._has_warned = False
@@ -108,11 +113,10 @@ class Pipeline(LoaderPipeline):
         return self.order().batches(start.epoch, current_shard(), start=start.batches)
 
     def plan_of_all_ranks(self, start: Start) -> Iterator[PlannedBatch]:
-        """Yield the batches of all ranks, interleaved; a user's sampler's as they come."""
+        """Yield the batches of all ranks in turn, for a tool that shards them; a user's sampler's as they come."""
         if self.sampler_order is not None:
             return self._plan_sampler(self.sampler_order, start)
-        world_size = current_shard().world_size
-        return self.order().batches_of_all_ranks(start.epoch, world_size, start=start.batches)
+        return self.order().whole_batches(start.epoch, current_shard().world_size, start=start.batches)
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
         """Choose the epoch of the next pass, here and in the user's sampler."""
@@ -223,7 +227,7 @@ class Pipeline(LoaderPipeline):
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None}
+        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None, "view_pass": None}
 
     def facts(self) -> LoaderState:
         """Return a state of this loader at no place in particular."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -82,6 +82,7 @@ class ViewPass:
         self._batches: deque[RequestedBatch] = deque()
         self._epoch = 0
         self._num_planned = 0
+        self._last_position = 0
         self._num_handed_out = 0
         self._expected: int | None = None
         self._last: int | None = None
@@ -109,6 +110,12 @@ class ViewPass:
         """Return the request for a batch of this pass."""
         return self._pipeline.request(planned, self._epoch)
 
+    def filling(self, indices: Sequence[Any]) -> RequestedBatch:
+        """Return a batch of samples that came before, as accelerate's even_batches makes it for a rank without one."""
+        repeated = np.ones(len(indices), dtype=np.uint32)
+        planned = PlannedBatch(self._last_position, as_indices(indices), repeated)
+        return RequestedBatch(planned, self._num_planned, self)
+
     def leaves_process(self) -> None:
         """Note that the tool has a process of its own fetch a batch."""
         auditing.note_unseen(self._pipeline)
@@ -125,8 +132,7 @@ class ViewPass:
             raise ConfigError(
                 f"rank {own_rank} was asked to fetch a batch of rank {batch.planned.rank}\n"
                 "  loader.batch_sampler yields the batches of all ranks in turn, for tools that shard it as accelerate "
-                "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True, "
-                "and pass even_batches=False where the loader has padding=False."
+                "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True."
             )
         timer = self._pipeline.begin_wait(self._timing)
         control.check_stop(timer)
@@ -153,6 +159,7 @@ class ViewPass:
     def _begin(self, start: Start) -> None:
         self._epoch = start.epoch
         self._pipeline.consumed_elsewhere = True
+        self._pipeline.view_pass = self if self._all_ranks else None
         if self._pipeline.stride is None:
             own_order = self._pipeline.sampler_order is None and self._all_ranks
             self._pipeline.stride = current_shard().world_size if own_order else 1
@@ -181,6 +188,7 @@ class ViewPass:
             if planned is None:
                 return None
             self._batches.append(RequestedBatch(planned, self._num_planned, self))
+            self._last_position = planned.position
             self._num_planned += 1
         oldest = self._batches[0].number
         if number < oldest:

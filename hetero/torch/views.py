@@ -10,8 +10,10 @@ batches, prefetched,
 - ``collate_fn`` lets a whole batch pass.
 
 accelerate shards a batch sampler by taking every R-th batch, so ``batch_sampler``
-yields the batches of all ranks, interleaved. ``sampler`` is a
-``DistributedSampler``, which tells Lightning that sharding is done.
+yields the batches of all ranks in turn. ``sampler`` is a ``DistributedSampler``,
+which tells Lightning that sharding is done. Tools choose the epoch in several
+ways: on the sampler, on the batch sampler, or (accelerate, for a loader that
+passes over the first batches) on the data set. All of them reach the loader.
 """
 
 from __future__ import annotations
@@ -26,12 +28,19 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
-from hetero.metrics.skips import SkipLog
 from hetero.torch.local import LocalDataset
 from hetero.torch.pipeline import Pipeline, current_shard
 from hetero.torch.requested import RequestedBatch, ViewPass
 
-__all__ = ["BatchSamplerView", "CollateView", "DatasetView", "SamplerView", "unwrap_collate_fn", "unwrap_dataset"]
+__all__ = [
+    "BatchSamplerView",
+    "CollateView",
+    "DatasetView",
+    "SamplerView",
+    "UserSamplerView",
+    "unwrap_collate_fn",
+    "unwrap_dataset",
+]
 
 
 class FetchedBatch:
@@ -57,9 +66,11 @@ class CollateView:
 class DatasetView(torch.utils.data.Dataset[Any]):
     """The loader's data set: answers requests, and otherwise behaves like the user's object or spec."""
 
-    def __init__(self, local: LocalDataset, skips: SkipLog) -> None:
+    def __init__(self, local: LocalDataset, pipeline: Pipeline) -> None:
         self.local = local
-        self._skips = skips
+        self._skips = pipeline.skips
+        self._pipeline: Pipeline | None = pipeline
+        """The loader's; None in a worker process of a tool's loader."""
         self._is_worker = False
 
     @property
@@ -80,9 +91,20 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         """Return a requested batch, or samples of a data set object."""
         if isinstance(indices, RequestedBatch):
             return self._fetch(indices)
+        view_pass = None if self._pipeline is None else self._pipeline.view_pass
+        if view_pass is not None:
+            return self._fetch(view_pass.filling(indices))
         samples = self._samples()
         batched = getattr(samples, "__getitems__", None)
         return [samples[index] for index in indices] if batched is None else batched(indices)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass; forwarded to a data set object that wants to know it."""
+        if self._pipeline is not None:
+            self._pipeline.set_epoch(epoch, by_tool=True)
+        forward = None if isinstance(self.subject, DatasetSpec) else getattr(self.subject, "set_epoch", None)
+        if callable(forward):
+            forward(epoch)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "local":
@@ -90,7 +112,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         return getattr(self.local.subject, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        return {**self.__dict__, "_pipeline": None}  # a user's sampler need not be picklable
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -158,6 +180,24 @@ class SamplerView(DistributedSampler[Any]):
         return self.pipeline.order().num_samples_of(current_shard())
 
 
+class UserSamplerView(torch.utils.data.Sampler[Any]):
+    """A user's sampler as accelerate sees it, which puts another in the place of a ``RandomSampler`` or seeds it."""
+
+    def __init__(self, pipeline: Pipeline, sampler: Any) -> None:
+        self._pipeline = pipeline
+        self._sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass."""
+        self._pipeline.set_epoch(epoch, by_tool=True)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
 class BatchSamplerView(torch.utils.data.BatchSampler):
     """The loader's batches; a loader's own yields those of all ranks, a rebuilt one those of this rank.
 
@@ -183,36 +223,34 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
         self._drop_last = drop_last
 
     @classmethod
-    def of_loader(cls, pipeline: Pipeline, sampler: Any) -> BatchSamplerView:
-        """Return the view that a loader shows; ``sampler`` is the user's, or a `SamplerView`."""
-        view = cls(sampler, pipeline.options.batch_size or 1, pipeline.options.drop_last)
+    def of_loader(cls, pipeline: Pipeline, sampler: Any, *, all_ranks: bool = True) -> BatchSamplerView:
+        """Return the view that a loader shows.
+
+        Args:
+            pipeline: The loader's.
+            sampler: A `SamplerView`, or the user's sampler or batch sampler.
+            all_ranks: Whether it yields the batches of all ranks, else those of this rank.
+        """
+        batch_size, drop_last = pipeline.options.batch_size, pipeline.options.drop_last
+        if pipeline.sampler_order is not None and pipeline.sampler_order.is_batch_sampler:
+            batch_size, drop_last = getattr(sampler, "batch_size", None), bool(getattr(sampler, "drop_last", False))
+        view = cls.__new__(cls)
+        view.sampler = sampler if isinstance(sampler, SamplerView) else UserSamplerView(pipeline, sampler)
         view.pipeline = pipeline
-        view.all_ranks = True
+        view.all_ranks = all_ranks
+        view._batch_size = batch_size
+        view._drop_last = drop_last
         return view
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
-        """As torch's; None where the last batches of several ranks are shorter.
-
-        accelerate then takes batches as they are, instead of filling up the last of
-        each rank with samples of others, which is not the order of this loader.
-        """
-        pipeline = self.pipeline
-        if self.all_ranks and pipeline is not None and pipeline.sampler_order is None:
-            world_size = current_shard().world_size
-            if world_size > 1 and pipeline.order().is_ragged(world_size):
-                return None
+        """As torch's."""
         return self._batch_size
 
     @property
     def drop_last(self) -> bool:  # type: ignore[override]
         """As torch's."""
         return self._drop_last
-
-    @property
-    def rank_batch_size(self) -> int | None:
-        """Samples per batch and rank."""
-        return self._batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
@@ -230,10 +268,7 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
             assert self._batch_size is not None
             return len(torch.utils.data.BatchSampler(self.sampler, self._batch_size, self._drop_last))
         if self.all_ranks and self.pipeline.sampler_order is None:
-            order = self.pipeline.order()
-            world_size = current_shard().world_size
-            shards = (type(current_shard())(rank, world_size) for rank in range(world_size))
-            return sum(order.num_batches(shard) for shard in shards)
+            return self.pipeline.order().num_whole_batches(current_shard().world_size)
         return self.pipeline.num_batches()
 
 

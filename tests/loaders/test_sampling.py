@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
+import torch.utils.data
+from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,21 +75,46 @@ def test_order_lengths_are_what_is_yielded(order: BuiltInOrder, world_size: int)
         assert sum(len(batch.indices) for batch in batches) == order.num_samples_of(Shard(rank, world_size))
     if order.padding or order.drop_last:
         assert len({tuple(len(batch.indices) for batch in batches) for batches in ranks}) == 1
-    full = [batch for batches in ranks for batch in batches if len(batch.indices) == order.batch_size]
-    num_global = order.num_global_batches(world_size)
-    assert order.is_ragged(world_size) == (len(full) < num_global * world_size)
+
+
+@given(order=ORDERS, world_size=st.integers(1, 5), epoch=st.integers(0, 3), start=st.integers(0, 5))
+def test_whole_batches_dealt_out_to_ranks_are_those_of_torch_and_accelerate(
+    order: BuiltInOrder, world_size: int, epoch: int, start: int
+) -> None:
+    permutation = list(range(order.num_samples))
+    if order.shuffle:
+        permutation = epoch_permutation(order.num_samples, seed=order.seed, epoch=epoch).tolist()
+    plain = torch.utils.data.BatchSampler(permutation, order.batch_size, order.drop_last)
+    expected = list(plain)
+    if world_size > 1 and (order.padding or order.drop_last):
+        shards = [list(BatchSamplerShard(plain, world_size, rank)) for rank in range(world_size)]
+        expected = [batch for batches in zip(*shards, strict=True) for batch in batches]
+    yielded = list(order.whole_batches(epoch, world_size, start=start))
+    assert [batch.indices.tolist() for batch in yielded] == expected[start * world_size :]
+    assert order.num_whole_batches(world_size) == len(expected)
+    assert [(batch.position, batch.rank) for batch in yielded] == [
+        divmod(number, world_size) for number in range(start * world_size, len(expected))
+    ]
+    drawn = Counter[tuple[int, int]]()
+    for batch in order.whole_batches(epoch, world_size):
+        repeats = [0] * len(batch.indices) if batch.occurrences is None else batch.occurrences.tolist()
+        drawn.update(zip(batch.indices.tolist(), repeats, strict=True))
+    assert set(drawn.values()) <= {1}
 
 
 @given(order=ORDERS, world_size=st.integers(1, 5))
-def test_order_interleaved_is_all_ranks_in_turn(order: BuiltInOrder, world_size: int) -> None:
+def test_whole_batches_have_the_global_batches_of_the_ranks(order: BuiltInOrder, world_size: int) -> None:
+    def first_times(batches: Iterable[PlannedBatch]) -> dict[int, set[int]]:
+        merged: dict[int, set[int]] = {}
+        for batch in batches:
+            indices = set(batch.indices.tolist())
+            if batch.occurrences is not None:
+                indices = set(batch.indices[batch.occurrences == 0].tolist())
+            merged.setdefault(batch.position, set()).update(indices)
+        return merged
+
     ranks = all_batches(order, world_size)
-    together = list(order.batches_of_all_ranks(0, world_size))
-    for rank, batches in enumerate(ranks):
-        own = [batch.indices.tolist() for batch in together if batch.rank == rank]
-        assert own == [batch.indices.tolist() for batch in batches]
-    assert [(batch.position, batch.rank) for batch in together] == sorted(
-        (batch.position, batch.rank) for batch in together
-    )
+    assert first_times(order.whole_batches(0, world_size)) == first_times(itertools.chain(*ranks))
 
 
 @given(order=ORDERS, world_size=st.integers(1, 4), factor=st.integers(1, 3), split=st.integers(0, 12))
@@ -114,8 +143,9 @@ def test_order_continued_at_another_world_size_gives_the_same_global_batches(
 
 def global_batches(order: BuiltInOrder, world_size: int, start: int = 0) -> list[list[int]]:
     merged: dict[int, list[int]] = {}
-    for batch in order.batches_of_all_ranks(1, world_size, start=start):
-        merged.setdefault(batch.position, []).extend(batch.indices.tolist())
+    for rank in range(world_size):
+        for batch in order.batches(1, Shard(rank, world_size), start=start):
+            merged.setdefault(batch.position, []).extend(batch.indices.tolist())
     return [sorted(indices) for _, indices in sorted(merged.items())]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 import warnings
@@ -13,7 +14,9 @@ import torch.distributed
 import torch.utils.data
 from torch.utils.data import RandomSampler
 
+import hetero
 from hetero.errors import ConfigError
+from hetero.loaders.sampling import epoch_permutation
 from hetero.torch import DataLoader
 
 
@@ -26,6 +29,11 @@ class Noisy(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor(index), torch.rand(3) + float(np.random.rand())
+
+
+@hetero.dataset
+def noisy(num_samples: int) -> torch.utils.data.Dataset[Any]:
+    return Noisy(num_samples)
 
 
 def make(num_samples: int = 23, **options: Any) -> DataLoader[Any]:
@@ -59,52 +67,113 @@ def check_plain_torch(world_size: int) -> None:
         raise AssertionError("batches of all ranks were delivered to one")
 
 
-def check_accelerate(rank: int, world_size: int) -> None:
-    from accelerate import Accelerator, skip_first_batches
+def check_accelerate(world_size: int) -> None:
+    from accelerate import Accelerator
 
     accelerator: Any = Accelerator(cpu=True)
     assert accelerator.num_processes == world_size
-    for num_samples in (23, 24, 3, 32):
-        for options in ({}, {"num_workers": 1, "prefetch_factor": 1}, {"drop_last": True}):
-            expected = make(num_samples, **options)
+    for num_samples in (23, 24, 3, 20, 32):
+        for options in ({}, {"num_workers": 1, "prefetch_factor": 1}, {"drop_last": True}, {"padding": False}):
             prepared = accelerator.prepare(make(num_samples, **options))
-            assert len(prepared) == len(expected)
-            assert two_epochs(prepared) == two_epochs(expected), (num_samples, options)
-    whole = two_epochs(make())
-    skipped = skip_first_batches(accelerator.prepare(make()), 2)
-    assert plain(skipped) == plain(make())[2:]
-
-    # A state loaded into the hetero loader holds for what was rebuilt from it, which counts epochs from 0.
-    loader = make()
-    loader.set_epoch(1)
-    next(iter(loader))
-    resumed = make()
-    resumed.load_state_dict(loader.state_dict())
-    prepared = accelerator.prepare(resumed)
-    assert plain(prepared) == whole[len(whole) // 2 + 1 :]
-    try:
-        resumed.state_dict()
-    except ConfigError as error:
-        assert "skip_first_batches" in str(error)  # noqa: PT017 - no pytest here
-    else:
-        raise AssertionError("a place that is not known was told")
-
-    # accelerate shards the user's sampler, and fills up the end, as it does with torch's loader.
-    batches = plain(accelerator.prepare(make(shuffle=None, sampler=RandomSampler(range(23)))))
-    order = list(torch.utils.data.BatchSampler(_drawn(), 4, False))
-    assert [batch[0] for batch in batches[:2]] == order[rank :: accelerator.num_processes][:2]
-    assert {len(batch[0]) for batch in batches} <= {4, 3 if world_size == 1 else 4}
-
-    timer = loader.step_timer.summary()
-    assert timer.num_steps == 1
+            expected = [as_torch(accelerator, num_samples, epoch, **options) for epoch in range(2)]
+            for epoch in range(2):
+                batches = plain(prepared)
+                assert [batch[0] for batch in batches] == expected[epoch], (num_samples, options)
+                assert_drawn_as_directly(num_samples, epoch, batches)
+            assert len(prepared) == len(expected[0])
+    check_metrics(accelerator)
+    check_skipping(accelerator)
+    check_users_samplers(accelerator)
+    check_loaded_states(accelerator)
     prepared = accelerator.prepare(loader := make())
-    plain(prepared)
-    assert loader.step_timer.summary().num_samples == sum(len(batch[0]) for batch in plain(make()))
+    num_samples = sum(len(batch[0]) for batch in plain(prepared))
+    assert loader.step_timer.summary().num_samples == num_samples
 
 
-def _drawn() -> list[int]:
-    loader: Any = make(batch_size=23, shuffle=None, sampler=RandomSampler(range(23)))
-    return plain(loader)[0][0]  # type: ignore[no-any-return]
+def check_loaded_states(accelerator: Any) -> None:
+    """A state loaded into the hetero loader holds for what is rebuilt from it, which counts epochs from 0."""
+    for epoch in range(2):
+        loader = make()
+        loader.set_epoch(epoch)
+        next(iter(loader))
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        whole = accelerator.prepare(make())
+        epochs = plain(whole), plain(whole)
+        assert plain(accelerator.prepare(resumed)) == epochs[epoch][1:]
+        try:
+            resumed.state_dict()
+        except ConfigError as error:
+            assert "skip_first_batches" in str(error)  # noqa: PT017 - no pytest here
+        else:
+            raise AssertionError("a place that is not known was told")
+
+
+def as_torch(accelerator: Any, num_samples: int, epoch: int, *, drop_last: bool = False, **_: Any) -> list[list[int]]:
+    """Return the indices that accelerate deals out to this rank of torch's own loader in the same order."""
+    order = epoch_permutation(num_samples, seed=5, epoch=epoch).tolist()
+    loader = torch.utils.data.DataLoader(range(num_samples), batch_size=4, sampler=order, drop_last=drop_last)  # type: ignore[arg-type,var-annotated]
+    return [batch.tolist() for batch in accelerator.prepare(loader)]
+
+
+def assert_drawn_as_directly(num_samples: int, epoch: int, batches: list[Any]) -> None:
+    direct = make(num_samples, shuffle=None, sampler=range(num_samples))
+    direct.set_epoch(epoch)
+    noise = {index: draws for batch in plain(direct) for index, draws in zip(*batch, strict=True)}
+    again = set()
+    for batch in batches:
+        for index, draws in zip(*batch, strict=True):
+            if draws != noise[index]:
+                again.add(index)
+    order = epoch_permutation(num_samples, seed=5, epoch=epoch).tolist()
+    assert again <= set(order[:8]), "only what fills up the last batches is drawn anew"
+
+
+def check_metrics(accelerator: Any) -> None:
+    for num_samples in (23, 24, 3, 1, 20, 17):
+        for options in ({}, {"padding": False}, {"batch_size": 5}, {"batch_size": 1}):
+            prepared = accelerator.prepare(make(num_samples, shuffle=False, **options))
+            gathered = [accelerator.gather_for_metrics(batch[0]).tolist() for batch in prepared]
+            assert list(itertools.chain(*gathered)) == list(range(num_samples)), (num_samples, options)
+
+
+def check_skipping(accelerator: Any) -> None:
+    from accelerate import skip_first_batches
+
+    for rebuild in (accelerator.prepare, lambda loader: loader):
+        whole = rebuild(make())
+        epochs = plain(whole), plain(whole)
+        skipped = skip_first_batches(rebuild(make()), 2)
+        assert len(skipped) == len(epochs[0]) - 2
+        assert plain(skipped) == epochs[0][2:]
+    # As Hugging Face's Trainer resumes: the epoch is chosen after the loader was made.
+    skipped = skip_first_batches(accelerator.prepare(make()), 2)
+    skipped.set_epoch(1)
+    expected = accelerator.prepare(make())
+    plain(expected)
+    assert plain(skipped) == plain(expected)[2:]
+
+
+def check_users_samplers(accelerator: Any) -> None:
+    """accelerate shards a user's sampler, and fills up the end, as it does with torch's loader."""
+    for num_samples in (23, 20, 3):
+        order = epoch_permutation(num_samples, seed=1, epoch=0).tolist()
+        batches = list(torch.utils.data.BatchSampler(order, 4, drop_last=False))
+        for dataset in (Noisy(num_samples), noisy(num_samples=num_samples)):
+            for options in ({"batch_size": 4, "sampler": order}, {"batch_sampler": batches}):
+                expected = accelerator.prepare(torch.utils.data.DataLoader(range(num_samples), **options))
+                loader: Any = accelerator.prepare(DataLoader(dataset, **options))
+                assert [batch[0].tolist() for batch in loader] == [batch.tolist() for batch in expected]
+    # use_seedable_sampler puts another sampler in the place of torch's RandomSampler, and sets epochs on that.
+    from accelerate import Accelerator, skip_first_batches
+    from accelerate.utils import DataLoaderConfiguration
+
+    seedable: Any = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    whole = seedable.prepare(make(shuffle=None, sampler=RandomSampler(range(23))))
+    plain(whole)
+    skipped = skip_first_batches(seedable.prepare(make(shuffle=None, sampler=RandomSampler(range(23)))), 1)
+    skipped.set_epoch(1)
+    assert plain(skipped) == plain(whole)[1:]
 
 
 def check_lightning(world_size: int) -> None:
@@ -175,10 +244,13 @@ def main() -> None:
     if world_size > 1:
         torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     warnings.simplefilter("ignore")  # theirs
-    check_plain_torch(world_size)
-    check_lightning(world_size)
-    check_fabric(world_size)
-    check_accelerate(rank, world_size)
+    for tool in sys.argv[4:]:
+        if tool == "accelerate":
+            check_accelerate(world_size)
+        else:
+            check_plain_torch(world_size)
+            check_lightning(world_size)
+            check_fabric(world_size)
     if world_size > 1:
         torch.distributed.destroy_process_group()
 

@@ -13,8 +13,12 @@ SCRIPT = Path(__file__).with_name("rebuilding_script.py")
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_loader_rebuilt_by_tools_yields_the_same(world_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "tools"),
+    [(1, ["lightning", "accelerate"]), (2, ["lightning", "accelerate"]), (3, ["accelerate"])],
+    ids=["alone", "two ranks", "three ranks"],
+)
+def test_loader_rebuilt_by_tools_yields_the_same(world_size: int, tools: list[str], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("lightning")
     ranks = []
@@ -38,7 +42,7 @@ def test_loader_rebuilt_by_tools_yields_the_same(world_size: int, tmp_path: Path
                 else {}
             ),
         }
-        command = [sys.executable, str(SCRIPT), f"{rank}", f"{world_size}", str(tmp_path / "store")]
+        command = [sys.executable, str(SCRIPT), f"{rank}", f"{world_size}", str(tmp_path / "store"), *tools]
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
