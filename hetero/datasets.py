@@ -35,8 +35,8 @@ __all__ = [
     "set_describer",
 ]
 
-Index: TypeAlias = int | str | tuple[int, ...]
-"""What a sampler yields: a position, or the key of a data set that takes keys."""
+Index: TypeAlias = "int | float | str | bytes | bool | tuple[Index, ...] | list[Index] | None"
+"""What a sampler yields: a position, the key of a data set that takes keys, or a list for one that takes lists."""
 
 Seeding: TypeAlias = Literal["sample", "batch"]
 """How often the random generators are seeded."""

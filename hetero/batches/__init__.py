@@ -2,6 +2,7 @@
 
     seeds.py      keys, and the generators that they seed
     build.py      a data set built from its spec, ready to be fetched from
+    indices.py    what samplers yield, in plain form and as canonical bytes
     request.py    everything that a batch depends on
     fetch.py      the pure function, and what a data set looks like on this host
     samples.py    its samples: one by one, or together

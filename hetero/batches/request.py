@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import index as to_integer
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from hetero.batches.indices import plain_index
 from hetero.datasets import DatasetSpec, Index
 from hetero.errors import ConfigError
 
@@ -70,45 +70,30 @@ def as_indices(indices: Iterable[Any]) -> Indices:
     """Return what a sampler yielded in the form that `BatchRequest` takes.
 
     Args:
-        indices: Integers (Python's, NumPy's, or tensors without dimensions), strings, or tuples of integers.
+        indices: See `hetero.batches.indices.plain_index`.
 
     Returns:
-        A new int64 array if all are integers, else a tuple.
+        A new int64 array if all are integers of 64 bits, else a tuple. Lists in it are new ones.
 
     Raises:
-        ConfigError: If one is of another type or does not fit a signed 64-bit integer.
+        ConfigError: If one is of another type.
     """
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
-        if indices.dtype.kind == "u" and indices.size and (largest := int(indices.max())) >= 2**63:
-            raise ConfigError(f"the sampler yielded an index beyond 64 bits: {largest}")
+        if indices.dtype.kind == "u" and indices.size and int(indices.max()) >= 2**63:
+            return tuple(indices.tolist())
         return indices.astype(np.int64)  # a copy: a sampler may fill one array again and again
     plain: list[Any] = list(indices)
     # Nearly all samplers yield Python's integers: nothing to convert, and 3 us instead of 12 for 64 of them.
     if set(map(type, plain)) != {int}:
-        plain = [_plain_index(index) for index in plain]
-        if any(isinstance(index, str | tuple) for index in plain):
+        plain = [plain_index(index) for index in plain]
+        if any(type(index) is not int for index in plain):
             return tuple(plain)
     try:
         return np.array(plain, dtype=np.int64)
-    except OverflowError as exc:
-        raise ConfigError(f"the sampler yielded an index beyond 64 bits: {exc}") from exc
+    except OverflowError:
+        return tuple(plain)
 
 
 def plain_indices(indices: Indices) -> Sequence[Index]:
-    """Return Python's own integers, which is what samplers hand to data sets."""
+    """Return the indices as data sets get them: in Python's own types."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
-
-
-def _plain_index(index: Any) -> Index:
-    """Return one index as Python's own integer, string, or tuple of integers."""
-    try:
-        if isinstance(index, str):
-            return index
-        if isinstance(index, tuple):
-            return tuple(to_integer(part) for part in index)
-        return to_integer(index)
-    except TypeError:
-        raise ConfigError(
-            f"the sampler yielded {index!r:.60} of type {type(index).__name__}; "
-            "expected an integer, a string or a tuple of integers"
-        ) from None

@@ -208,9 +208,14 @@ def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[An
     torch_data = imported("torch.utils.data")
     inner: list[Any] = list(indices)
     while torch_data is not None and type(dataset) is torch_data.Subset:
-        inner = [dataset.indices[index] for index in inner]
+        inner = [_index_of_subset(dataset.indices, index) for index in inner]
         dataset = dataset.dataset
     return dataset, inner
+
+
+def _index_of_subset(indices: Any, index: Any) -> Any:
+    """Return what an index of a subset is in the data set inside; a list is several."""
+    return [indices[part] for part in index] if isinstance(index, list) else indices[index]
 
 
 def _check_range(built: BuiltDataset, indices: Indices, plain: Sequence[Index], host: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hetero.batches.indices import fits_int64, index_bytes, is_integers
 from hetero.datasets import Index
 from hetero.errors import ConfigError
 
@@ -40,7 +41,6 @@ _HEAD = struct.Struct("<cqQI").pack
 _INTEGER_HEAD = struct.Struct("<cqQ").pack  # with _INTEGER_TAIL it makes what _INTEGER makes
 _INTEGER_TAIL = struct.Struct("<Iq").pack
 _BATCH_HEAD = struct.Struct("<cqQQ").pack
-_ONE_INDEX = struct.Struct("<cq").pack
 _LENGTH = struct.Struct("<cI").pack
 _SAMPLE, _BATCH, _BUILD = b"hetero.sample", b"hetero.batch", b"hetero.build"
 
@@ -69,11 +69,13 @@ def sample_key(seed: int, epoch: int, index: Index, occurrence: int) -> int:
     try:
         if isinstance(index, str):
             message = _HEAD(b"s", seed, epoch, occurrence) + index.encode("utf-8", "surrogatepass")
-        elif isinstance(index, tuple):
+        elif isinstance(index, tuple) and is_integers(index):
             message = _HEAD(b"t", seed, epoch, occurrence) + struct.pack(f"<{len(index)}q", *index)
+        elif (integer := _int64(index)) is not None:
+            message = _INTEGER(b"i", seed, epoch, occurrence, integer)
         else:
-            message = _INTEGER(b"i", seed, epoch, occurrence, index)
-    except struct.error as exc:
+            message = _HEAD(b"x", seed, epoch, occurrence) + index_bytes(index)
+    except (struct.error, TypeError) as exc:
         raise ConfigError(f"no key for {seed=}, {epoch=}, {index=}, {occurrence=}: {exc}") from exc
     return int.from_bytes(blake2b(message, digest_size=8, person=_SAMPLE).digest(), "little")
 
@@ -100,7 +102,7 @@ def sample_keys(seed: int, epoch: int) -> Callable[[Index, int], int]:
     def key(index: Index, occurrence: int) -> int:
         try:
             tail = to_bytes(occurrence, index)
-        except struct.error:  # a string, a tuple, or out of range
+        except struct.error:  # no integer, or out of range
             return any_key(index, occurrence)
         hasher = copy()
         hasher.update(tail)
@@ -123,13 +125,15 @@ def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int6
     """
     try:
         message = _BATCH_HEAD(b"b", seed, epoch, position)
-        if not isinstance(indices, np.ndarray) and not any(isinstance(index, str | tuple) for index in indices):
-            indices = np.array([to_integer(index) for index in indices], dtype="<i8")  # type: ignore[arg-type]
+        if not isinstance(indices, np.ndarray):
+            integers = [_int64(index) for index in indices]
+            if None not in integers:
+                indices = np.array(integers, dtype="<i8")
         if isinstance(indices, np.ndarray):
             message += b"a" + indices.astype("<i8", copy=False).tobytes()
         else:
-            message += b"m" + b"".join(_index_bytes(index) for index in indices)
-    except (struct.error, OverflowError, TypeError) as exc:
+            message += b"m" + b"".join(index_bytes(index) for index in indices)
+    except (struct.error, TypeError) as exc:
         raise ConfigError(f"no key for {seed=}, {epoch=}, {position=}: {exc}") from exc
     return int.from_bytes(blake2b(message, digest_size=8, person=_BATCH).digest(), "little")
 
@@ -193,11 +197,10 @@ def _torch_generator() -> Any:
         return import_module("torch").default_generator
 
 
-def _index_bytes(index: Index) -> bytes:
-    """Return self-delimiting bytes of one index."""
-    if isinstance(index, str):
-        text = index.encode("utf-8", "surrogatepass")
-        return _LENGTH(b"s", len(text)) + text
-    if isinstance(index, tuple):
-        return _LENGTH(b"t", len(index)) + struct.pack(f"<{len(index)}q", *index)
-    return _ONE_INDEX(b"i", to_integer(index))
+def _int64(index: object) -> int | None:
+    """Return an index as an integer of 64 bits, None if it is none."""
+    try:
+        integer = to_integer(index)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return integer if fits_int64(integer) else None

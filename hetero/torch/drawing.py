@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.utils.data.distributed
 
+from hetero.batches.indices import index_bytes
 from hetero.batches.request import Indices, as_indices
 from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.datasets import Index
@@ -228,12 +229,18 @@ class OccurrenceCounter:
             plain = indices
         result = np.zeros(len(plain), dtype=np.uint32)
         for place, index in enumerate(plain):
-            counts: Any = self._others
-            if isinstance(index, int) and 0 <= index < _MAX_COUNTED_INDEX:
-                self._reserve(index)
-                counts = self._counts
-            result[place] = counts[index]
-            counts[index] += 1
+            counts: Any
+            key: Any
+            counts, key = self._others, index
+            if isinstance(index, int):
+                key = int(index)  # a bool would be a mask
+                if 0 <= index < _MAX_COUNTED_INDEX:
+                    self._reserve(index)
+                    counts = self._counts
+            elif not isinstance(index, str):
+                key = index_bytes(index)  # lists have no hash, and NaN is not equal to itself
+            result[place] = counts[key]
+            counts[key] += 1
         return result if result.any() else None
 
     def _reserve(self, largest: int) -> None:

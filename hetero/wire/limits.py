@@ -33,9 +33,9 @@ class Limits(StructureLimits):
     max_indices: int = 65_536
     """Samples per batch: 8 bytes each in a request of at most 1 MiB."""
     max_index_bytes: int = 4096
-    """UTF-8 of an index that is a string."""
-    max_index_ndim: int = 64
-    """Integers of an index that is a tuple."""
+    """Of a str, in UTF-8, of bytes, or of an integer beyond 64 bits in an index."""
+    max_index_parts: int = 65_536
+    """All indices of a request, and what those that are tuples and lists hold."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 
 from hetero.batches.request import BatchRequest, Indices
-from hetero.datasets import DatasetSpec, Index
+from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.wire.compression import compression_from_proto, compression_to_proto
+from hetero.wire.keys import decode_keys, encode_keys
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
@@ -74,25 +75,12 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
         if isinstance(request.indices, np.ndarray):
             message.indices.extend(request.indices.tolist())
         else:
-            for index in request.indices:
-                message.keys.append(_key_to_proto(index, limits))
+            encode_keys(message.keys, request.indices, limits)
     except ValueError as exc:  # protobuf's, for a number out of range or text that is not UTF-8
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
     if request.occurrences is not None and request.occurrences.any():
         message.occurrences.extend(request.occurrences.tolist())
     return message
-
-
-def _key_to_proto(index: Index, limits: Limits) -> pb.Key:
-    if isinstance(index, str):
-        if len(index.encode(errors="replace")) > limits.max_index_bytes:
-            raise ConfigError(f"the index {index[:60]!r} exceeds {limits.max_index_bytes} bytes")
-        return pb.Key(text=index)
-    if isinstance(index, tuple):
-        if len(index) > limits.max_index_ndim:
-            raise ConfigError(f"the index {index[:4]!r:.60} has {len(index)} parts, at most {limits.max_index_ndim}")
-        return pb.Key(integers=pb.IntegerTuple(values=index))
-    return pb.Key(integer=index)
 
 
 def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> BatchRequest:
@@ -124,7 +112,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
     if message.indices:
         indices = np.fromiter(message.indices, np.int64, num_indices)
     else:
-        indices = tuple([_key_from_proto(key, limits) for key in message.keys])
+        indices = decode_keys(message.keys, limits)
     return BatchRequest(
         spec=spec_from_proto(message.dataset),
         indices=indices,
@@ -139,21 +127,6 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
         compression=compression_from_proto(message.compression),
         on_sample_error="skip" if message.on_sample_error == pb.SKIP else "raise",
     )
-
-
-def _key_from_proto(key: pb.Key, limits: Limits) -> Index:
-    kind = key.WhichOneof("kind")
-    if kind == "integer":
-        return key.integer
-    if kind == "text":
-        if len(key.text.encode()) > limits.max_index_bytes:
-            raise ProtocolError(f"an index exceeds {limits.max_index_bytes} bytes")
-        return key.text
-    if kind == "integers":
-        if len(key.integers.values) > limits.max_index_ndim:
-            raise ProtocolError(f"an index has {len(key.integers.values)} parts, at most {limits.max_index_ndim}")
-        return tuple(key.integers.values)
-    raise ProtocolError("an index is of no known kind")
 
 
 def failure_to_proto(failure: SampleFailure) -> pb.Failure:

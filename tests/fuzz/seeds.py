@@ -96,6 +96,7 @@ def _requests() -> list[bytes]:
         {"indices": ("a", "b"), "verify": True, "compression": "lz4"},
         {"indices": ((1, 2), (3,)), "step": 2**40},
         {"indices": (5,), "collate": False},
+        {"indices": (None, 2.5, b"b", True, 2**70, ("a", (1, None)), [1, [2.5, "x"]])},
     ]
     common: dict[str, Any] = {"spec": _SPEC, "seed": 17, "epoch": 3, "position": 12}
     return [to_proto(BatchRequest(**common, **fields)).SerializeToString() for fields in given]

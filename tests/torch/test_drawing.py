@@ -377,3 +377,12 @@ def test_occurrences_do_not_depend_on_what_else_is_in_the_batch(far: list[Any]) 
     batches: list[list[Any]] = [[5], [5, *far], [5, 70], [70, *far], [5, 5]]
     found = [counter.count(as_indices(batch)) for batch in batches]
     assert [None if one is None else one.tolist() for one in found] == [None, [1, 0], [2, 0], [1, 1], [3, 4]]
+
+
+def test_counter_counts_indices_of_any_type() -> None:
+    """Lists have no hash, and NaN is not equal to itself; a bool is the integer that it is to a list or dictionary."""
+    nan = float("nan")
+    batch = [[1, 2], None, [1, 2], nan, b"a", nan, ("a", [1]), ("a", [1]), "a", 1, True, 1.0, 2**70, 2**70, -1, -1.0]
+    assert OccurrenceCounter().count(as_indices(batch)).tolist() == [  # type: ignore[union-attr]
+        *(0, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0)
+    ]

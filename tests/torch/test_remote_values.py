@@ -61,6 +61,25 @@ SCRIPT += """
         batch["fortran"] = batch["fortran"].permute(2, 0, 1)
         return batch
 
+    class Keyed(torch.utils.data.Dataset):
+        def __getitem__(self, key):
+            return repr(key), torch.rand(2)
+
+    @hetero.dataset
+    def values_test_keyed():
+        return Keyed()
+
+    class Bulk(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, indices):
+            return torch.tensor(indices) + torch.rand(len(indices))
+
+    @hetero.dataset
+    def values_test_bulk():
+        return Bulk()
+
     class Odd(torch.utils.data.Dataset):
         def __init__(self, kind):
             self.kind = kind
@@ -162,3 +181,28 @@ def test_batch_of_odd_samples_that_is_plain_comes_from_endpoints(script: Any, co
     local = list(DataLoader(script.values_test_odd(kind), batch_size=3))
     connect()
     assert compare(local, list(DataLoader(script.values_test_odd(kind), batch_size=3))) is None
+
+
+KEYS = [None, 2.5, b"b", True, 2**70, -(2**63), "text", ("a", (1, None)), [1, 2], [1, [2.5, "x"]], float("inf")]
+
+
+def test_keys_of_any_type_come_to_data_sets_as_they_are(script: Any, connect: Any) -> None:
+    def load() -> list[Any]:
+        return list(DataLoader(script.values_test_keyed(), batch_size=4, sampler=KEYS, seed=3))  # type: ignore[arg-type]
+
+    local = load()
+    assert [key for keys, _ in local for key in keys] == [repr(key) for key in KEYS]
+    connect()
+    assert compare(local, load()) is None
+
+
+def test_bulk_loading_with_a_sampler_of_lists(script: Any, connect: Any) -> None:
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(range(10)), 4, drop_last=False)
+
+    def load() -> list[Any]:
+        return list(DataLoader(script.values_test_bulk(), batch_size=None, sampler=sampler, seed=3))
+
+    local = load()
+    assert [batch.int().tolist() for batch in local] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    connect()
+    assert compare(local, load()) is None

@@ -18,7 +18,13 @@ from hetero.wire.requests import from_proto, to_proto
 
 SPEC = DatasetSpec("photos", '{"root":"/data"}')
 INT64 = st.integers(-(2**63), 2**63 - 1)
-KEYS = st.one_of(INT64, st.text(max_size=20), st.lists(INT64, max_size=4).map(tuple))
+KEYS = st.recursive(
+    st.one_of(
+        st.integers(), st.text(max_size=20), st.floats(allow_nan=False), st.binary(max_size=9), st.booleans(), st.none()
+    ),
+    lambda inner: st.lists(inner, max_size=4).map(tuple) | st.lists(inner, max_size=4),
+    max_leaves=9,
+)
 
 
 def request(**fields: Any) -> BatchRequest:
@@ -28,6 +34,17 @@ def request(**fields: Any) -> BatchRequest:
 def message(**fields: Any) -> pb.FetchRequest:
     dataset = pb.DatasetSpec(name="photos", arguments_json="{}")
     return pb.FetchRequest(**{"protocol": PROTOCOL, "dataset": dataset, "indices": [1], "collate": True, **fields})
+
+
+def nested(depth: int) -> Any:
+    return () if depth == 1 else [nested(depth - 1)]
+
+
+def nested_key(depth: int) -> pb.Key:
+    inner = pb.Key(tuple=pb.KeySequence())
+    for _ in range(depth - 1):
+        inner = pb.Key(list=pb.KeySequence(items=[inner]))
+    return inner
 
 
 @settings(deadline=None)
@@ -72,7 +89,7 @@ def test_request_round_trip_is_the_same(
     ):
         assert getattr(got, name) == getattr(sent, name)
     assert type(got.indices) is type(sent.indices)
-    assert list(got.indices) == list(sent.indices)
+    assert repr(list(got.indices)) == repr(list(sent.indices))  # types included
     zeros = [0] * len(indices)
     assert list(zeros if got.occurrences is None else got.occurrences) == (drawn or zeros)
     if isinstance(got.indices, np.ndarray):
@@ -96,8 +113,12 @@ def test_request_asks_for_the_limit_of_its_sender() -> None:
         ({"indices": ()}, "0 samples"),
         ({"indices": np.arange(11)}, "11 samples, expected 1 to 10"),
         ({"indices": ("x" * 5000,)}, "exceeds 4096 bytes"),
-        ({"indices": ((1,) * 65,)}, "65 parts"),
-        ({"indices": (2**63,)}, "cannot be sent"),
+        ({"indices": ((1,) * 20,)}, "more than 20 parts"),
+        ({"indices": ([0.5] * 20,)}, "more than 20 parts"),
+        ({"indices": (b"x" * 5000,)}, "exceeds 4096 bytes"),
+        ({"indices": (1 << 40_000,)}, "the index of 5001 bytes exceeds 4096 bytes"),
+        ({"indices": (nested(9),)}, "nests deeper than 8 levels"),
+        ({"indices": (1j,)}, "1j of type complex cannot be sent"),
         ({"indices": ("\udc80",)}, "cannot be sent"),
         ({"seed": 2**63}, "cannot be sent"),
         ({"epoch": -1}, "cannot be sent"),
@@ -106,7 +127,7 @@ def test_request_asks_for_the_limit_of_its_sender() -> None:
 )
 def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        to_proto(request(**fields), Limits(max_indices=10))
+        to_proto(request(**fields), Limits(max_indices=10, max_index_parts=20))
 
 
 @pytest.mark.attack("A12")
@@ -124,7 +145,14 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"indices": [], "keys": [pb.Key(integer=1)] * 11}, "11 keys"),
         ({"indices": [], "keys": [pb.Key()]}, "no known kind"),
         ({"indices": [], "keys": [pb.Key(text="x" * 5000)]}, "exceeds 4096"),
-        ({"indices": [], "keys": [pb.Key(integers=pb.IntegerTuple(values=[1] * 65))]}, "65 parts"),
+        ({"indices": [], "keys": [pb.Key(binary=b"x" * 5000)]}, "exceeds 4096"),
+        ({"indices": [], "keys": [pb.Key(big_integer=b"x" * 5000)]}, "exceeds 4096"),
+        ({"indices": [], "keys": [pb.Key(none=False)]}, "no known kind"),
+        ({"indices": [], "keys": [pb.Key(integers=pb.IntegerTuple(values=[1] * 20))]}, "more than 20 parts"),
+        ({"indices": [], "keys": [pb.Key(list=pb.KeySequence(items=[pb.Key(real=1)] * 20))]}, "more than 20 parts"),
+        ({"indices": [], "keys": [pb.Key(list=pb.KeySequence(items=[pb.Key()]))]}, "no known kind"),
+        ({"indices": [], "keys": [nested_key(9)]}, "nests deeper than 8 levels"),
+        ({"indices": [], "keys": [nested_key(40)]}, "nests deeper than 8 levels"),
         ({"occurrences": [1, 2]}, "1 indices but 2 occurrences"),
         ({"indices": [1, 2], "collate": False}, "without collation has 2"),
         ({"compression": 9}, "unknown compression 9"),
@@ -134,7 +162,7 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
 )
 def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
-        from_proto(message(**fields), Limits(max_indices=10))
+        from_proto(message(**fields), Limits(max_indices=10, max_index_parts=20))
 
 
 @pytest.mark.parametrize(
