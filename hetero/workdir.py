@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ __all__ = ["private_folder", "stale_folders"]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
+_NAMED_AFTER_S = 60.0
+"""A new folder is locked and gets its name within microseconds; one without a name that is this old was left."""
 
 
 @contextlib.contextmanager
@@ -87,7 +90,9 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _remove_stale(base: Path, prefix: str) -> None:
-    for path in (*base.glob(f"{prefix}*"), *base.glob(f".{prefix}*")):
+    # A folder without its name may belong to a process that is about to lock it: launchers of a job start together.
+    unnamed = [path for path in base.glob(f".{prefix}*") if _age_s(path) > _NAMED_AFTER_S]
+    for path in (*base.glob(f"{prefix}*"), *unnamed):
         try:
             descriptor = _lock(path)
         except OSError:
@@ -97,6 +102,14 @@ def _remove_stale(base: Path, prefix: str) -> None:
             logger.info("removed %s, which a run that was killed had left", path)
         finally:
             os.close(descriptor)
+
+
+def _age_s(path: Path) -> float:
+    """Return how long ago a folder was last changed, 0 if it is gone."""
+    try:
+        return time.time() - path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _lock(path: Path, *, is_new: bool = False) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,30 @@ def test_folder_of_an_owner_killed_before_it_was_named_is_removed_by_the_next(tm
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".mine-")
+    os.utime(left, (time.time() - 120.0,) * 2)
     with private_folder("mine-", parent=str(tmp_path)) as path:
         assert list(tmp_path.iterdir()) == [path]
+
+
+def test_folder_that_is_being_made_is_not_taken_for_one_that_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    make = tempfile.mkdtemp
+    made: list[str] = []
+
+    def mkdtemp(**options: Any) -> str:
+        path = make(**options)
+        made.append(path)
+        if len(made) == 1:  # another launcher starts before this one has its lock
+            with private_folder("mine-", parent=str(tmp_path)):
+                pass
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    with private_folder("mine-", parent=str(tmp_path)) as path:
+        assert path.name == Path(made[0]).name[1:]
+    assert caplog.messages == []
 
 
 def test_folder_outlives_a_forked_child_of_its_owner(tmp_path: Path) -> None:
