@@ -3,11 +3,12 @@
 Keras calls ``on_epoch_begin`` and ``on_epoch_end`` on the one object that it trains on. Here any process computes a
 batch of any epoch, in any order. What such a data set is in an epoch is therefore defined as
 
-    a copy of what the factory returned, after on_epoch_begin() and on_epoch_end() of every earlier epoch and
-    on_epoch_begin() of this one, the generators being seeded from (seed, epoch) before each epoch begins.
+    a copy of what the factory returned, after on_epoch_end() and on_epoch_begin() were called, in this order, before
+    this epoch and before each earlier one, with the generators seeded from (seed, epoch) every time.
 
-That is what Keras makes of the object in a run that begins at epoch 0, but for the random numbers, which come from the
-loader's seed. A data set without these methods is never copied.
+That is what Keras 3 does in a run that begins at epoch 0, but for the random numbers, which come from the loader's
+seed: it calls on_epoch_end before the first epoch too (`EpochIterator.reset`), so data that are sorted by class are
+shuffled there. Keras 2 does not, so neither are its data sets. A data set without these methods is never copied.
 """
 
 from __future__ import annotations
@@ -124,6 +125,8 @@ class EpochCopies:
 
     def __init__(self, original: Any) -> None:
         self._original = original
+        base = _keras_class(original)
+        self._is_of_keras_3 = base is not None and hasattr(base, "on_epoch_begin")
         self._shares_arrays = True
         self._latest: tuple[int, int, Any] | None = None
         """Seed, epoch and the copy from which the next epoch is made; batches may change a data set, so no batch comes
@@ -176,9 +179,9 @@ class EpochCopies:
         seed_generators(key)
         seed_tensorflow(key)
         with _write_protected(_large_arrays(dataset) if self._shares_arrays else []):
-            if epoch:
+            if epoch or self._is_of_keras_3:
                 dataset.on_epoch_end()
-            if hasattr(dataset, "on_epoch_begin"):
+            if self._is_of_keras_3:
                 dataset.on_epoch_begin()
         before, after = num_batches(self._original), num_batches(dataset)
         if before != after:

@@ -35,10 +35,10 @@ class PyDataset:
         raise NotImplementedError
 
     def on_epoch_begin(self) -> None:
-        pass
+        """Called before each epoch."""
 
     def on_epoch_end(self) -> None:
-        pass
+        """Called before each epoch too, the first included: see `test_keras_3_calls_the_methods_in_this_order`."""
 
 
 class Sequence:
@@ -138,14 +138,14 @@ def test_epoch_is_the_same_whichever_was_asked_for_before(register: Any) -> None
     epochs = range(4)
     in_turn = BuiltDataset.build(register(Shuffled))
     wanted = [order(in_turn, epoch) for epoch in epochs]
-    assert wanted[0] == list(range(10))  # as Keras begins
+    assert wanted[0] != list(range(10))
     assert len({tuple(each) for each in wanted}) == 4
     assert all(sorted(each) == list(range(10)) for each in wanted)
     assert [order(BuiltDataset.build(register(Shuffled)), epoch) for epoch in epochs] == wanted
     jumping = BuiltDataset.build(register(Shuffled))
     assert [order(jumping, epoch) for epoch in (3, 0, 2, 1, 2)] == [wanted[epoch] for epoch in (3, 0, 2, 1, 2)]
     assert order(jumping, 2, seed=6) != wanted[2]
-    assert jumping.dataset.epoch == 2
+    assert jumping.dataset.epoch == 3
 
 
 def test_epochs_that_overlap_are_made_once(register: Any) -> None:
@@ -176,7 +176,7 @@ def test_epoch_does_not_depend_on_what_batches_change(register: Any) -> None:
     assert order(built, 1) == wanted
 
 
-def test_begin_is_called_before_epoch_0_too(register: Any) -> None:
+def test_methods_are_called_before_each_epoch_the_first_included(register: Any) -> None:
     class Begun(Plain):
         calls: tuple[str, ...] = ()
 
@@ -188,9 +188,26 @@ def test_begin_is_called_before_epoch_0_too(register: Any) -> None:
 
     built = BuiltDataset.build(register(Begun))
     batch(built, 0)
-    assert built.dataset.calls == ("begin",)
+    assert built.dataset.calls == ("end", "begin")
     batch(built, 0, epoch=2)
-    assert built.dataset.calls == ("begin", "end", "begin", "end", "begin")
+    assert built.dataset.calls == ("end", "begin") * 3
+
+
+def test_data_set_of_keras_2_is_as_it_was_made_in_epoch_0(register: Any) -> None:
+    class Old(Sequence):
+        num_epochs = 0
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, number: int) -> int:
+            return self.num_epochs
+
+        def on_epoch_end(self) -> None:
+            self.num_epochs += 1
+
+    built = BuiltDataset.build(register(Old))
+    assert [batch(built, 0, epoch=epoch) for epoch in (0, 3, 1)] == [0, 3, 1]
 
 
 def test_description_is_that_of_epoch_0_whatever_was_fetched(register: Any) -> None:
@@ -202,7 +219,7 @@ def test_description_is_that_of_epoch_0_whatever_was_fetched(register: Any) -> N
     by_function = register(Shuffled, fingerprint=lambda dataset: str(dataset.indexes.tolist()))
     built = BuiltDataset.build(by_function)
     batch(built, 0, epoch=3)
-    assert describe(built).fingerprint == str(list(range(10)))
+    assert describe(built).fingerprint == describe(BuiltDataset.build(by_function)).fingerprint
 
 
 def test_description_probes_two_batches_only(register: Any) -> None:
@@ -242,7 +259,7 @@ def test_large_array_that_is_shuffled_in_place_is_copied() -> None:
     copies = EpochCopies(original)
     first = copies.at(0, 1)
     assert original.indexes[:1000].tolist() == list(range(1000))
-    assert first.epoch == 1
+    assert first.epoch == 2
     assert first.indexes[:1000].tolist() != list(range(1000))
     assert np.array_equal(EpochCopies(Large(num_samples=LARGE)).at(0, 1).indexes, first.indexes)
     copies.at(0, 2)
@@ -264,7 +281,7 @@ def test_error_in_a_hook_names_the_epoch_and_is_raised_again(register: Any) -> N
     class Failing(Shuffled):
         def on_epoch_end(self) -> None:
             super().on_epoch_end()
-            if self.epoch == 2:
+            if self.epoch == 3:
                 raise KeyError("no such epoch")
 
     built = BuiltDataset.build(register(Failing))
@@ -277,8 +294,11 @@ def test_error_in_a_hook_names_the_epoch_and_is_raised_again(register: Any) -> N
 
 def test_length_that_changes_is_refused(register: Any) -> None:
     class Growing(Plain):
-        def on_epoch_end(self) -> None:
-            self.indexes = np.arange(len(self.indexes) + 4)
+        begun = 0
+
+        def on_epoch_begin(self) -> None:
+            self.indexes = np.arange(len(self.indexes) + 4 * self.begun)
+            self.begun = 1
 
     with pytest.raises(DatasetError, match="it has 4 batches in epoch 1 and 3 when it is made"):
         batch(BuiltDataset.build(register(Growing)), 0, epoch=1)

@@ -147,6 +147,28 @@ def test_state_goes_on_in_the_middle_of_an_epoch_that_was_shuffled(script: Any, 
     assert found == epoch_of(script, 2)
 
 
+def test_keras_3_calls_the_methods_in_this_order() -> None:
+    calls: list[str] = []
+
+    class Noting(tf.keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, number: int) -> Any:
+            return np.zeros((2, 1), np.float32), np.zeros((2, 1), np.float32)
+
+        def on_epoch_begin(self) -> None:
+            calls.append("begin")
+
+        def on_epoch_end(self) -> None:
+            calls.append("end")
+
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
+    model.fit(Noting(), epochs=2, verbose=0)
+    assert calls[:4] == ["end", "begin", "end", "begin"]  # before both epochs, as here: the first is a reset
+
+
 def test_fit_trains_on_them(script: Any, job: Any) -> None:
     data = make(script)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
