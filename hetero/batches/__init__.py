@@ -14,6 +14,7 @@
     failures.py   the user's exceptions as records that can travel
     collation.py  batches of NumPy arrays, without torch
     structure.py  nested batch <-> tree and flat leaves
+    trees.py      a nested batch without its leaves
     leaves.py     arrays, tensors and long lists <-> bytes with dtype, shape and strides
     layouts.py    strides: which ones a batch keeps
 

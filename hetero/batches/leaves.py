@@ -257,18 +257,15 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
         max_bytes: Unsendable if it has more.
 
     Raises:
-        Unsendable: If an int exceeds 64 bits, a str has no UTF-8 form, or it is too large.
+        OverflowError: If an int exceeds 64 bits.
+        Unsendable: If a str has no UTF-8 form, or it is too large.
     """
     if kind is str or kind is bytes:
         return text_leaf("list", items, max_bytes)
     name = _LIST_DTYPES[kind]
     if 8 * len(items) > max_bytes:
         raise _too_large(8 * len(items), max_bytes)
-    try:
-        return _fixed("list", name, np.array(items, dtype=_NUMPY[name]), max_bytes)
-    except OverflowError:
-        worst = max(items, key=abs)
-        raise Unsendable(f"the list has an int beyond 64 bits, {str(worst)[:30]}; send it as str") from None
+    return _fixed("list", name, np.array(items, dtype=_NUMPY[name]), max_bytes)
 
 
 def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Leaf:

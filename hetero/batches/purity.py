@@ -190,7 +190,7 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
         for field in dataclasses.fields(kind):
             yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}", depth + 1)
     elif isinstance(value, set | frozenset):
-        yield path, f"{name} of {len(value)}", b"".join(sorted(sketch(item) for item in value))
+        yield path, f"{name} of {len(value)}", b"".join(sorted(digest(item) for item in value))
     elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):  # a PIL image, for one
         yield path, name, b""
         yield from _walk_array(np.asarray(value), path, depth)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -29,16 +31,11 @@ from hetero.batches.leaves import (
     tensor_leaf,
     text_leaf,
 )
+from hetero.batches.trees import LeafRef, ListTree, MappingTree, RecordTree, SetTree, Tree, TupleTree, is_hashable
 from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
-    "LeafRef",
-    "ListTree",
-    "MappingTree",
-    "RecordTree",
     "StructureLimits",
-    "Tree",
-    "TupleTree",
     "UnsupportedBatchError",
     "find_type",
     "flatten",
@@ -75,54 +72,10 @@ class StructureLimits:
     """Items of all lists that became leaves: Python objects take many times the bytes that they came in."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeafRef:
-    """Stands for a leaf."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListTree:
-    """A list."""
-
-    items: tuple[Tree, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TupleTree:
-    """A plain tuple."""
-
-    items: tuple[Tree, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MappingTree:
-    """A dict, or a collections.OrderedDict; in insertion order."""
-
-    keys: tuple[int | str, ...]
-    values: tuple[Tree, ...]
-    ordered: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RecordTree:
-    """A namedtuple or dataclass of the user's."""
-
-    module: str
-    """Empty: the user's script, which is ``__main__`` in one process and not in another."""
-    qualified_name: str
-    fields: tuple[str, ...]
-    values: tuple[Tree, ...]
-
-
-Tree: TypeAlias = LeafRef | ListTree | TupleTree | MappingTree | RecordTree | bool | int | float | str | bytes | None
-"""A nested batch without its leaves; plain values stand for themselves."""
-
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MIN_LEAF_ITEMS = 8
 """Shorter lists stay in the tree: thousands of coordinate pairs would cost more as leaves, and run out of them."""
 _PLAIN_TYPES = frozenset({str, bytes, int, float, bool})
+_KEY_TYPES = _PLAIN_TYPES | {complex, tuple, frozenset, type(None)}
 _SCRIPT_NAMES = ("__main__", "__mp_main__")
 
 _script_module = "__main__"
@@ -140,7 +93,7 @@ def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, li
     The leaves share the batch's memory where that is contiguous: encode them before the batch changes.
 
     Args:
-        batch: Dicts, lists, tuples, namedtuples and dataclasses of tensors, arrays, numbers, str, bytes and None.
+        batch: Dicts, lists, tuples, sets, namedtuples and dataclasses of tensors, arrays, numbers, str, bytes and None.
         limits: Bounds; the default ones if None.
 
     Returns:
@@ -167,6 +120,13 @@ class _Field(str):
     __slots__ = ()
 
 
+class _Item:
+    """A step of a path into a set."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
 def _format_path(path: Iterable[object]) -> str:
     return "batch" + "".join(f".{step}" if isinstance(step, _Field) else f"[{step!r:.60}]" for step in path)
 
@@ -187,11 +147,12 @@ class _Flattener:
         if self.nodes_left < 0:
             raise Unsendable(f"the batch has more than {self.limits.max_nodes} parts; use tensors or arrays instead")
         kind = type(value)
-        if value is None or kind is bool or kind is float:
+        if value is None or kind is bool or kind is float or kind is complex:
             return value  # type: ignore[no-any-return]
         if kind is int:
-            if not _INT64_MIN <= value <= _INT64_MAX:
-                raise Unsendable(f"the int {str(value)[:30]} exceeds 64 bits; send it as str")
+            max_bits = 8 * self.limits.max_inline_bytes - 1  # a sign comes with them
+            if value.bit_length() > max_bits:
+                raise Unsendable(f"an int of {value.bit_length()} bits cannot be sent, at most {max_bits}")
             return value  # type: ignore[no-any-return]
         if kind is str or kind is bytes:
             return self._text(value)
@@ -208,23 +169,34 @@ class _Flattener:
         if kind is list:
             item_kinds = set(map(type, value)) if len(value) >= _MIN_LEAF_ITEMS else set()
             if len(item_kinds) == 1 and item_kinds <= _PLAIN_TYPES:
-                return self._plain_list(value, item_kinds.pop())
+                with suppress(OverflowError):  # of integers beyond 64 bits
+                    return self._plain_list(value, item_kinds.pop())
             return ListTree(self._children(enumerate(value), depth))
         if kind is tuple:
             return TupleTree(self._children(enumerate(value), depth))
         if kind is dict or kind is collections.OrderedDict:
-            for key in value:
-                self._check_key(key)
-            ordered = kind is collections.OrderedDict
-            return MappingTree(tuple(value), self._children(value.items(), depth), ordered)
+            return self._mapping(value, depth)
+        if kind is types.MappingProxyType and type(inner := value.copy()) in (dict, collections.OrderedDict):
+            return dataclasses.replace(self._mapping(inner, depth), read_only=True)
+        if kind is set or kind is frozenset:
+            items = self._children(((_Item(), item) for item in value), depth)
+            if not all(map(is_hashable, items)):
+                raise Unsendable(
+                    f"a {kind.__name__} can be sent of numbers, short str and bytes, and tuples of these only"
+                )
+            return SetTree(items, kind is frozenset)
         return self._record(value, kind, depth)
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> MappingTree:
+        keys = tuple([self._key(key, depth) for key in value])
+        return MappingTree(keys, self._children(value.items(), depth), type(value) is collections.OrderedDict)
 
     def _record(self, value: Any, kind: type, depth: int) -> RecordTree:
         names = _field_names(kind)
         if names is None:
             raise Unsendable(_advice(kind))
         for name in (kind.__module__, kind.__qualname__, *names):
-            self._check_key(name)
+            self._check_name(name)
         module = module_name(kind)
         if find_type(module, kind.__qualname__) is not kind:
             raise Unsendable(
@@ -244,15 +216,23 @@ class _Flattener:
             self.path.pop()
         return tuple(children)
 
-    def _check_key(self, key: object) -> None:
+    def _key(self, key: object, depth: int) -> Tree:
+        if type(key) is str:
+            self._check_name(key)
+            return key
+        tree = self.tree(key, depth + 1) if type(key) in _KEY_TYPES else ListTree(())
+        if not is_hashable(tree):
+            raise Unsendable(
+                f"the key {key!r:.60} is {type_name(type(key))}; keys must be short str or bytes, numbers, None, "
+                "or tuples of these"
+            )
+        return tree
+
+    def _check_name(self, name: str) -> None:
         self.nodes_left -= 1
-        if type(key) is int and _INT64_MIN <= key <= _INT64_MAX:
-            return
-        if type(key) is not str:
-            raise Unsendable(f"the key {key!r:.60} is {type_name(type(key))}; keys must be str, or int of 64 bits")
-        size = len(key.encode(errors="replace"))
-        if size > self.limits.max_key_bytes or not _is_utf8(key):
-            raise Unsendable(f"the key {key!r:.60} is not UTF-8 of at most {self.limits.max_key_bytes} bytes")
+        size = len(name.encode(errors="replace"))
+        if size > self.limits.max_key_bytes or not _is_utf8(name):
+            raise Unsendable(f"the key {name!r:.60} is not UTF-8 of at most {self.limits.max_key_bytes} bytes")
 
     def _text(self, value: str | bytes) -> Tree:
         limit = self.limits.max_inline_bytes
@@ -307,9 +287,11 @@ def _advice(kind: type) -> str:
             return f"{type_name(kind)} cannot be sent; convert it with numpy.asarray"
         if base in (dict, list, tuple, int, float, str, bytes):
             return f"{type_name(kind)} cannot be sent; convert it to {base.__name__}"
+    if issubclass(kind, Mapping | Sequence):
+        return f"{type_name(kind)} cannot be sent; convert it to {'dict' if issubclass(kind, Mapping) else 'list'}"
     return (
         f"{type_name(kind)} cannot be sent; return tensors, arrays, numbers, str, bytes or None, "
-        "or dicts, lists, tuples, namedtuples or dataclasses of these"
+        "or dicts, lists, tuples, sets, namedtuples or dataclasses of these"
     )
 
 
@@ -407,8 +389,12 @@ class _Builder:
         if isinstance(tree, TupleTree):
             return tuple([self.build(item) for item in tree.items])
         if isinstance(tree, MappingTree):
-            pairs = zip(tree.keys, [self.build(value) for value in tree.values], strict=True)
-            return collections.OrderedDict(pairs) if tree.ordered else dict(pairs)
+            keys = [self.build(key) for key in tree.keys]
+            pairs = zip(keys, [self.build(value) for value in tree.values], strict=True)
+            mapping = collections.OrderedDict(pairs) if tree.ordered else dict(pairs)
+            return types.MappingProxyType(mapping) if tree.read_only else mapping
+        if isinstance(tree, SetTree):
+            return (frozenset if tree.is_frozen else set)([self.build(item) for item in tree.items])
         return self._record(tree) if isinstance(tree, RecordTree) else tree
 
     def _record(self, tree: RecordTree) -> Any:

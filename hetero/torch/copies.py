@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import UserDict
-from collections.abc import Iterable
+from collections import UserDict, UserList, deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,26 +14,28 @@ import torch
 __all__ = ["PLAIN_TYPES", "copy_leaves"]
 
 PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
+_CHANGEABLE = (list, dict, UserDict, UserList, deque)
+"""Containers whose shallow copy has items of its own; that of another class may share what holds them."""
+_WHOLE = (str, bytes, bytearray, memoryview, range, tuple)
+"""Sequences that hold no tensors; and classes such as torch.Size, which are made by torch alone."""
 
 
 def copy_leaves(value: Any) -> Any:
     """Return a batch whose tensors and arrays are copies.
 
     Args:
-        value: Dictionaries (``UserDict`` too), lists, tuples, namedtuples and dataclasses, which come back as new
-            ones of the same type, of tensors and arrays. Any other object is returned as it is, and so is a tensor
-            that cannot be copied.
+        value: Mappings, sequences, namedtuples and dataclasses, which come back as new ones of the same type, of
+            tensors and arrays. Any other object is returned as it is, and so is a tensor that cannot be copied, and a
+            container of the user's that lets nobody change it and cannot be made from its items.
     """
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value)
     if isinstance(value, np.ndarray):
         return value.copy(order="K")  # as from a data host
-    if isinstance(value, list):
-        return _filled(value, enumerate(value))
     if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return tuple.__new__(type(value), [copy_leaves(item) for item in value])
-    if isinstance(value, dict | UserDict):
-        return _filled(value, value.items())
+    if isinstance(value, list | Mapping) or (isinstance(value, Sequence) and not isinstance(value, _WHOLE)):
+        return _copy_container(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
         for name in [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]:
@@ -53,10 +55,32 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
-def _filled(container: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """Return a copy of a list or mapping with copies of its items."""
-    copied = copy.copy(container)
-    for key, item in items:
-        if type(item) not in PLAIN_TYPES:
-            copied[key] = copy_leaves(item)
-    return copied
+def _copy_container(container: Any) -> Any:
+    """Return a copy of a mapping or sequence with copies of its items."""
+    is_mapping = isinstance(container, Mapping)
+    try:
+        items = container.items() if is_mapping else enumerate(container)
+        copies = [(key, copy_leaves(item)) for key, item in items if type(item) not in PLAIN_TYPES]
+        if isinstance(container, _CHANGEABLE) and (copied := _changed_copy(container, copies)) is not None:
+            return copied
+        if not copies:
+            return container
+        # As torch's own collation makes a container of a class that it does not know.
+        whole: Any = dict(container) if is_mapping else list(container)
+        for key, item in copies:
+            whole[key] = item
+        made = type(container)(whole)
+        return made if type(made) is type(container) and len(made) == len(container) else container
+    except Exception:  # noqa: BLE001 - a class of the user's, which may raise anything
+        return container
+
+
+def _changed_copy(container: Any, items: list[tuple[Any, Any]]) -> Any:
+    """Return a shallow copy with other items, None if the class refuses to be changed."""
+    try:
+        copied = copy.copy(container)
+        for key, item in items:
+            copied[key] = item
+    except Exception:  # noqa: BLE001
+        return None
+    return copied if copied is not container else None

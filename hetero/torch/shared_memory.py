@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections import UserDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
                 sizes[storage.data_ptr()] = storage.nbytes()
                 if not storage.is_shared():
                     absent[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(value, dict | UserDict):
+        elif isinstance(value, Mapping):
             waiting += _without_plain(value.values())
         elif isinstance(value, list | tuple):
             waiting += _without_plain(value)

@@ -19,7 +19,8 @@ import xxhash
 
 from hetero.batches.leaves import Leaf, LeafShape
 from hetero.batches.skips import Skips
-from hetero.batches.structure import Tree, UnsupportedBatchError, flatten, unflatten
+from hetero.batches.structure import UnsupportedBatchError, flatten, unflatten
+from hetero.batches.trees import Tree
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.compression import (
     BlockReader,

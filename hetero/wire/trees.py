@@ -7,8 +7,9 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
+from hetero.batches.indices import fits_int64
 from hetero.batches.leaves import Container, Leaf, LeafShape
-from hetero.batches.structure import LeafRef, ListTree, MappingTree, RecordTree, Tree, TupleTree
+from hetero.batches.trees import LeafRef, ListTree, MappingTree, RecordTree, SetTree, Tree, TupleTree, is_hashable
 from hetero.errors import ProtocolError
 from hetero.wire.limits import Limits
 from hetero.wire.proto import data_pb2 as pb
@@ -21,6 +22,7 @@ _DTYPE_CODES = {name.lower(): cast(pb.DType, code) for name, code in pb.DType.it
 _DTYPE_NAMES = {code: name for name, code in _DTYPE_CODES.items()}
 _CONTAINER_CODES = {name.lower(): cast(pb.Container, code) for name, code in pb.Container.items()[1:]}
 _CONTAINER_NAMES = {code: name for name, code in _CONTAINER_CODES.items()}
+_CONTAINER_KINDS = ("list", "tuple", "set", "frozen_set", "mapping", "record")
 _VALUE_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", bytes: "binary"}
 
 
@@ -61,13 +63,13 @@ def _fill(node: pb.Node, tree: Tree) -> None:
         node.leaf = tree.index
     elif tree is None:
         node.none = True
-    elif isinstance(tree, ListTree | TupleTree):
-        children = node.list if isinstance(tree, ListTree) else node.tuple
+    elif isinstance(tree, ListTree | TupleTree | SetTree):
+        children: pb.Children = getattr(node, _sequence_kind(tree))
         children.SetInParent()
         for item in tree.items:
             _fill(children.items.add(), item)
     elif isinstance(tree, MappingTree):
-        node.mapping.ordered = tree.ordered
+        node.mapping.ordered, node.mapping.read_only = tree.ordered, tree.read_only
         for key in tree.keys:
             _fill(node.mapping.keys.add(), key)
         for value in tree.values:
@@ -78,8 +80,18 @@ def _fill(node: pb.Node, tree: Tree) -> None:
         record.fields.extend(tree.fields)
         for value in tree.values:
             _fill(record.values.add(), value)
+    elif isinstance(tree, complex):
+        node.complex.real, node.complex.imaginary = tree.real, tree.imag
+    elif type(tree) is int and not fits_int64(tree):
+        node.big_integer = tree.to_bytes(tree.bit_length() // 8 + 1, "little", signed=True)
     else:
         setattr(node, _VALUE_KINDS[type(tree)], tree)
+
+
+def _sequence_kind(tree: ListTree | TupleTree | SetTree) -> str:
+    if isinstance(tree, SetTree):
+        return "frozen_set" if tree.is_frozen else "set"
+    return "list" if isinstance(tree, ListTree) else "tuple"
 
 
 def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]]:
@@ -139,7 +151,7 @@ class _TreeReader:
                 raise ProtocolError(f"a batch mentions leaf {node.leaf}, expected {self.num_leaves}")
             self.num_leaves += 1
             return LeafRef(node.leaf)
-        if kind in ("list", "tuple", "mapping", "record"):
+        if kind in _CONTAINER_KINDS:
             if depth >= self.limits.max_depth:
                 raise ProtocolError(f"a batch nests deeper than {self.limits.max_depth} levels")
             return self._container(node, kind, depth + 1)
@@ -149,22 +161,30 @@ class _TreeReader:
             return None
         if kind is None:
             raise ProtocolError("a part of a batch is of no known kind")
+        if kind == "complex":
+            return complex(node.complex.real, node.complex.imaginary)
         value: bool | int | float | str | bytes = getattr(node, kind)
         if isinstance(value, str | bytes) and _num_bytes(value) > self.limits.max_inline_bytes:
             raise ProtocolError(f"a string inside the header exceeds {self.limits.max_inline_bytes} bytes")
-        return value
+        return int.from_bytes(node.big_integer, "little", signed=True) if kind == "big_integer" else value
 
     def _container(self, node: pb.Node, kind: str, depth: int) -> Tree:
         if kind == "list":
             return ListTree(tuple([self.tree(item, depth) for item in node.list.items]))
         if kind == "tuple":
             return TupleTree(tuple([self.tree(item, depth) for item in node.tuple.items]))
+        if kind in ("set", "frozen_set"):
+            children = node.set if kind == "set" else node.frozen_set
+            items = self._trees(children.items, depth)
+            if not all(map(is_hashable, items)) or len(set(items)) != len(items):
+                raise ProtocolError("the items of a set repeat or cannot be in one")
+            return SetTree(items, kind == "frozen_set")
         if kind == "mapping":
             mapping = node.mapping
-            keys = tuple([self._key(key) for key in mapping.keys])
+            keys = tuple([self._key(key, depth) for key in mapping.keys])
             if len(keys) != len(mapping.values) or len(set(keys)) != len(keys):
                 raise ProtocolError("the keys of a mapping repeat or do not match its values")
-            return MappingTree(keys, self._trees(mapping.values, depth), mapping.ordered)
+            return MappingTree(keys, self._trees(mapping.values, depth), mapping.ordered, mapping.read_only)
         record = node.record
         names = tuple(record.fields)
         for name in (record.module, record.qualified_name, *names):
@@ -176,17 +196,13 @@ class _TreeReader:
     def _trees(self, nodes: Any, depth: int) -> tuple[Tree, ...]:
         return tuple([self.tree(node, depth) for node in nodes])
 
-    def _key(self, node: pb.Node) -> int | str:
-        self.num_nodes += 1
-        if self.num_nodes > self.limits.max_nodes:
-            raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")
-        kind = node.WhichOneof("kind")
-        if kind == "integer":
-            return node.integer
-        if kind != "text":
-            raise ProtocolError(f"the key of a mapping is of kind {kind}, expected text or integer")
-        self._check_name(node.text)
-        return node.text
+    def _key(self, node: pb.Node, depth: int) -> Tree:
+        if node.WhichOneof("kind") == "text":
+            self._check_name(node.text)
+        key = self.tree(node, depth)
+        if not is_hashable(key):
+            raise ProtocolError(f"the key of a mapping is of kind {node.WhichOneof('kind')}")
+        return key
 
     def _check_name(self, name: str) -> None:
         if _num_bytes(name) > self.limits.max_key_bytes:

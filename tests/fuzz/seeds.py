@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import types
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ BATCHES: tuple[Any, ...] = (
     [(np.arange(3000) // 100).astype(np.uint8), np.random.default_rng(0).integers(0, 256, 3000, np.uint8)],
     (np.zeros((2, 3), np.int64), [1, 2, 3], "text"),
     None,
+    {
+        "sets": [{1, "a"}, frozenset({(1, None), b"b"})],
+        None: types.MappingProxyType({2.5: 1j, (True, "x"): 2**100}),
+    },
 )
 _SPEC = DatasetSpec("photos", '{"root":"/data","split":"train"}')
 _FAILURE = SampleFailure(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,50 @@ class Extended(collections.UserDict[str, Any]):
     """As the batches of some tokenisers."""
 
 
+class LockedDict(dict[str, Any]):
+    """Immutable after it was made."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("immutable")
+
+
+class LockedMapping(Mapping[str, Any]):
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class LockedSequence(Sequence[Any]):
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = tuple(items)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._items[position]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Peculiar(LockedSequence):
+    """Cannot be made from its items."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__((first, second))
+
+
+class Triple(collections.namedtuple("Triple", "first second third")):
+    def __new__(cls, first: Any, second: Any, third: Any) -> Triple:
+        return super().__new__(cls, first, second, third)
+
+
 @pytest.mark.parametrize("leaf", [torch.arange(3), np.arange(3), torch.arange(6)[::2], np.arange(6)[::2]])
 @pytest.mark.parametrize(
     "wrap",
@@ -41,6 +87,13 @@ class Extended(collections.UserDict[str, Any]):
         lambda leaf: Pair(leaf, 1),
         lambda leaf: Record(leaf),
         lambda leaf: Extended(a={"b": leaf}),
+        lambda leaf: types.MappingProxyType({"a": [leaf]}),
+        lambda leaf: LockedDict(a=leaf, b=1),
+        lambda leaf: LockedMapping({"a": [leaf], "b": 1}),
+        lambda leaf: LockedSequence([leaf, 1]),
+        lambda leaf: collections.deque([1, leaf], maxlen=2),
+        lambda leaf: collections.UserList([1, leaf]),
+        lambda leaf: Triple(leaf, 1, 2),
     ],
 )
 def test_copy_is_equal_and_shares_no_memory(wrap: Any, leaf: Any) -> None:
@@ -90,6 +143,14 @@ def test_copy_of_a_small_view_is_small() -> None:
     assert copy_leaves(torch.zeros(10**6)[:3]).untyped_storage().nbytes() == 12
 
 
-@pytest.mark.parametrize("value", [object(), torch.zeros(2, 3).max(dim=0), torch.Size([1]), {1, 2}])
+def test_copy_of_a_container_that_refuses_is_the_container() -> None:
+    value = Peculiar(torch.zeros(2), 1)
+    assert copy_leaves([value])[0] is value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [frozenset({1}), types.MappingProxyType({"a": 1}), object(), torch.zeros(2, 3).max(dim=0), torch.Size([1]), {1, 2}],
+)
 def test_copy_of_other_objects_is_the_object(value: Any) -> None:
     assert copy_leaves(value) is value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.integration
 
 SCRIPT = f"""
     import sys
+    import types
 
     import numpy as np
     import torch
@@ -60,6 +62,14 @@ SCRIPT += """
         batch["sliced"] = batch["sliced"][:, :, ::2]
         batch["fortran"] = batch["fortran"].permute(2, 0, 1)
         return batch
+
+    def immutable(samples):
+        proxy = types.MappingProxyType({"x": torch.tensor(samples), ("a", 1): frozenset(samples)})
+        return proxy, {"set": {1, 2}, "complex": 1j, "wide": 2**100, None: [types.MappingProxyType({})]}
+
+    @hetero.dataset(collate_fn=immutable)
+    def values_test_immutable():
+        return list(range(8))
 
     class Keyed(torch.utils.data.Dataset):
         def __getitem__(self, key):
@@ -206,3 +216,10 @@ def test_bulk_loading_with_a_sampler_of_lists(script: Any, connect: Any) -> None
     assert [batch.int().tolist() for batch in local] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     connect()
     assert compare(local, load()) is None
+
+
+def test_immutable_containers_and_odd_keys_are_delivered_as_they_are(script: Any, connect: Any) -> None:
+    local = list(DataLoader(script.values_test_immutable(), batch_size=4))
+    assert type(local[0][0]) is types.MappingProxyType
+    connect()
+    assert compare(local, list(DataLoader(script.values_test_immutable(), batch_size=4))) is None

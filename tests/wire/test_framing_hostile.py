@@ -101,6 +101,13 @@ def changed(change: Callable[[bytes, bytes], Answer]) -> Answer:
     return change(*encode(BATCH))
 
 
+def nested_set(depth: int) -> pb.Node:
+    inner = pb.Node(integer=1)
+    for _ in range(depth):
+        inner = pb.Node(frozen_set=pb.Children(items=[inner]))
+    return inner
+
+
 HUGE = 2**31
 CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "empty message": (lambda: (b"", b""), "neither batch nor failure"),
@@ -206,6 +213,20 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
         lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[node_list()], values=[pb.Node(none=True)]))),
         "kind list",
     ),
+    "key in a list in a tuple": (
+        lambda: of_root(
+            pb.Node(mapping=pb.Mapping(keys=[pb.Node(tuple=pb.Children(items=[node_list()]))], values=[pb.Node()]))
+        ),
+        "key of a mapping is of kind tuple",
+    ),
+    "list in a set": (lambda: of_root(pb.Node(set=pb.Children(items=[node_list()]))), "cannot be in one"),
+    "leaf in a set": (lambda: of_root(pb.Node(set=pb.Children(items=[pb.Node(leaf=0)])), 1), "cannot be in one"),
+    "item twice": (
+        lambda: of_root(pb.Node(frozen_set=pb.Children(items=[pb.Node(integer=1), pb.Node(real=1)]))),
+        "repeat",
+    ),
+    "9 sets": (lambda: of_root(nested_set(9)), "deeper than 8"),
+    "integer too long": (lambda: of_root(pb.Node(big_integer=b"x" * 257)), "exceeds 256"),
     "key twice": (
         lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[pb.Node(integer=1)] * 2, values=[pb.Node(none=True)] * 2))),
         "repeat",

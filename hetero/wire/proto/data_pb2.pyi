@@ -323,7 +323,7 @@ class Leaf(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., container: _Optional[_Union[Container, str]] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., strides: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("leaf", "list", "tuple", "mapping", "record", "none", "boolean", "integer", "real", "text", "binary")
+    __slots__ = ("leaf", "list", "tuple", "mapping", "record", "none", "boolean", "integer", "real", "text", "binary", "set", "frozen_set", "complex", "big_integer")
     LEAF_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
     TUPLE_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +335,10 @@ class Node(_message.Message):
     REAL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     BINARY_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_SET_FIELD_NUMBER: _ClassVar[int]
+    COMPLEX_FIELD_NUMBER: _ClassVar[int]
+    BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
     leaf: int
     list: Children
     tuple: Children
@@ -346,7 +350,19 @@ class Node(_message.Message):
     real: float
     text: str
     binary: bytes
-    def __init__(self, leaf: _Optional[int] = ..., list: _Optional[_Union[Children, _Mapping]] = ..., tuple: _Optional[_Union[Children, _Mapping]] = ..., mapping: _Optional[_Union[Mapping, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., binary: _Optional[bytes] = ...) -> None: ...
+    set: Children
+    frozen_set: Children
+    complex: Complex
+    big_integer: bytes
+    def __init__(self, leaf: _Optional[int] = ..., list: _Optional[_Union[Children, _Mapping]] = ..., tuple: _Optional[_Union[Children, _Mapping]] = ..., mapping: _Optional[_Union[Mapping, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., binary: _Optional[bytes] = ..., set: _Optional[_Union[Children, _Mapping]] = ..., frozen_set: _Optional[_Union[Children, _Mapping]] = ..., complex: _Optional[_Union[Complex, _Mapping]] = ..., big_integer: _Optional[bytes] = ...) -> None: ...
+
+class Complex(_message.Message):
+    __slots__ = ("real", "imaginary")
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    IMAGINARY_FIELD_NUMBER: _ClassVar[int]
+    real: float
+    imaginary: float
+    def __init__(self, real: _Optional[float] = ..., imaginary: _Optional[float] = ...) -> None: ...
 
 class Children(_message.Message):
     __slots__ = ("items",)
@@ -355,14 +371,16 @@ class Children(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
 
 class Mapping(_message.Message):
-    __slots__ = ("keys", "values", "ordered")
+    __slots__ = ("keys", "values", "ordered", "read_only")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     ORDERED_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedCompositeFieldContainer[Node]
     values: _containers.RepeatedCompositeFieldContainer[Node]
     ordered: bool
-    def __init__(self, keys: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., ordered: bool = ...) -> None: ...
+    read_only: bool
+    def __init__(self, keys: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., ordered: bool = ..., read_only: bool = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("module", "qualified_name", "fields", "values")
