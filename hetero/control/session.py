@@ -22,6 +22,7 @@ from hetero.control import security
 from hetero.control.callbacks import CallbackFailure, run_callbacks
 from hetero.control.directory import BATCHES, Directory
 from hetero.control.facts import SessionOptions, Timer
+from hetero.control.host_socket import ADDRESS_PREFIX
 from hetero.control.launcher_link import open_link
 from hetero.control.status import (
     MAX_LOADERS,
@@ -47,6 +48,7 @@ __all__ = [
     "check_stop",
     "connect",
     "current",
+    "is_child_of_rank",
     "on_stop",
 ]
 
@@ -367,6 +369,12 @@ def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
 def current() -> RankSession | None:
     """Return this rank's session, None in a process that no launcher started."""
     return _session
+
+
+def is_child_of_rank(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a rank of a job with endpoints started this process, which has no session of its own."""
+    launcher = environ.get(LAUNCHER_VARIABLE, "")
+    return _session is None and bool(launcher) and not launcher.startswith(ADDRESS_PREFIX)
 
 
 def on_stop(callback: Callable[[], object]) -> Callable[[], object]:

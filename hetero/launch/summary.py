@@ -22,7 +22,7 @@ from hetero.launch.placement import Placement
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
-from hetero.report.build import build_report
+from hetero.report.build import build_report, idle_data_hosts
 from hetero.report.markdown import code, render_report
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, RankFacts, RunFacts
 from hetero.version import __version__
@@ -80,6 +80,9 @@ def write_report(
     except (OSError, HeteroError) as error:
         logger.error("the report could not be written to %s: %s", folder, error)
         return
+    idle = idle_data_hosts(facts)
+    if idle is not None:
+        logger.error("%s", idle)
     logger.info("report: %s", folder / "report.md")
     say_metrics(result_metrics(report))
 

@@ -6,12 +6,20 @@ import sys
 from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
+from hetero.control import session as control
 from hetero.dataplane.script import SCRIPT_MODULE
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.wire.compression import compression_to_proto, load_codec
 
-__all__ = ["check_compression", "check_not_importing", "check_prefetch_factor", "check_sample_errors", "check_seed"]
+__all__ = [
+    "check_compression",
+    "check_not_child_of_rank",
+    "check_not_importing",
+    "check_prefetch_factor",
+    "check_sample_errors",
+    "check_seed",
+]
 
 
 def check_not_importing() -> None:
@@ -29,6 +37,24 @@ def check_not_importing() -> None:
                 "  Data hosts and loader processes import it for its data sets. "
                 'Put the training behind if __name__ == "__main__":'
             )
+
+
+def check_not_child_of_rank() -> None:
+    """Refuse batches to a process that a rank of a job with endpoints has started.
+
+    It has no connection to the launcher. It would make all batches itself, while the data hosts are idle.
+
+    Raises:
+        ConfigError: It is such a process.
+    """
+    if control.is_child_of_rank():
+        raise ConfigError(
+            "a process that a rank has started takes batches, and only ranks get those of the data hosts\n"
+            "  Start every trainer as a rank (hetero launch --nproc-per-node N) instead of with mp.spawn: the script "
+            "then calls its\n  training function itself, and reads RANK, LOCAL_RANK and WORLD_SIZE from the "
+            "environment.\n"
+            f"  To make batches in this process all the same, remove {control.LAUNCHER_VARIABLE} from its environment."
+        )
 
 
 def check_compression(compression: str | None) -> None:

@@ -20,7 +20,7 @@ from hetero.report.model import (
 )
 from hetero.report.validity import cost_objection, missing_emulation
 
-__all__ = ["BUSY_UTILISATION", "build_report"]
+__all__ = ["BUSY_UTILISATION", "build_report", "idle_data_hosts"]
 
 BUSY_UTILISATION = 0.9
 """Accelerators this busy count as fed (the pass mark of MLPerf Storage)."""
@@ -152,8 +152,25 @@ _WITHIN_WARMUP = (
 )
 _NO_STEPS = (
     "No step was measured: no rank took a batch in a loop that is measured. Look whether the data set has samples, and "
-    "the script uses hetero's loader; in TensorFlow, have loops over a dataset made of it go over data.measure(...)."
+    "whether the ranks themselves, not processes that they start, use hetero's loader; in TensorFlow, have loops over "
+    "a dataset made of it go over data.measure(...)."
 )
+
+
+def idle_data_hosts(facts: RunFacts) -> str | None:
+    """Return what to tell the user if a job went well and its data hosts made no batch, else None.
+
+    Only endpoints count their batches: of tf.data.service it is not known.
+    """
+    num_hosts = sum(group.count for group in facts.groups if group.role == "data")
+    has_batches = any(facts.events.get(name) for name in ("batches", "batches computed"))
+    if not num_hosts or has_batches or facts.exit_code or facts.options.get("data service") != "grpc":
+        return None
+    hosts = "The data host" if num_hosts == 1 else f"The {num_hosts} data hosts"
+    return (
+        f"{hosts} computed no batch: idle, and billed. Iterate over hetero's DataLoader in the ranks themselves, "
+        "because torch's own loader does not use data hosts. Or leave the data group out."
+    )
 
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
@@ -162,9 +179,8 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
     vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
     if headline is None or headline.utilisation is None:
         has_steps = any(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
-        return Verdict(
-            bottleneck="unknown", advice=_WITHIN_WARMUP if has_steps else _NO_STEPS, vcpus=vcpus, vcpus_needed=None
-        )
+        advice = idle_data_hosts(facts) or (_WITHIN_WARMUP if has_steps else _NO_STEPS)
+        return Verdict(bottleneck="unknown", advice=advice, vcpus=vcpus, vcpus_needed=None)
     busy = headline.utilisation.value
     percent = f"{100 * busy:.0f} %"
     if busy >= BUSY_UTILISATION and missing:

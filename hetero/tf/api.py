@@ -11,6 +11,7 @@ from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import (
     check_compression,
+    check_not_child_of_rank,
     check_not_importing,
     check_prefetch_factor,
     check_sample_errors,
@@ -118,6 +119,7 @@ def from_dataset(
             raise ConfigError(f"{argument} is {value!r}, expected an integer of at least 1")
     check_prefetch_factor(prefetch_factor)
     check_not_importing()
+    check_not_child_of_rank()
     check_seed(seed)
     check_name(name or spec.name)
     check_compression(compression)

@@ -16,6 +16,7 @@ from hetero.batches.request import BatchRequest
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.sampling import PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
@@ -173,7 +174,12 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.completed()
 
     def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
-        """Yield the batches of ``requests``, in order, prefetched from where this loader fetches."""
+        """Return the batches of ``requests``, in order, prefetched from where this loader fetches.
+
+        Raises:
+            ConfigError: If this process is a child of a rank, which cannot fetch from the endpoints of the job.
+        """
+        check_not_child_of_rank()
         session = control.current()
         if session is not None and session.remote:
             from hetero.loaders import remote  # the data plane, of no use locally

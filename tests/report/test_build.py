@@ -258,3 +258,31 @@ def test_verdict_of_a_real_run_that_knows_too_few_hosts_takes_none_for_idle(
     ranks = with_utilisation(summary_of, 0.5)
     facts = make_facts(is_heterogeneous=True, simulated=(), hosts=(trainer,), ranks=ranks)
     assert "not busy" not in build_report(facts, PRICED).verdict.advice
+
+
+IDLE = {"ranks": (), "options": {"data service": "grpc"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_idle"),
+    [
+        ({}, True),
+        ({"events": {"batches": 0, "batches computed": 0, "job restarts": 1}}, True),
+        ({"events": {"batches": 1}}, False),
+        ({"events": {"batches computed": 1}}, False),
+        ({"exit_code": 30}, False),
+        ({"options": {"data service": "tf"}}, False),
+    ],
+    ids=["no counts", "zeros", "received", "computed", "failed", "tf.data service"],
+)
+def test_verdict_says_first_that_data_hosts_were_idle(
+    make_facts: FactsMaker, changes: dict[str, Any], is_idle: bool
+) -> None:
+    advice = build_report(make_facts(is_heterogeneous=True, **IDLE | changes), PRICED).verdict.advice
+    assert advice.startswith("The data host computed no batch: idle, and billed.") == is_idle
+
+
+def test_verdict_of_a_homogeneous_run_without_steps_names_processes_that_ranks_start(make_facts: FactsMaker) -> None:
+    advice = build_report(make_facts(**IDLE), PRICED).verdict.advice
+    assert "no rank took a batch" in advice
+    assert "not processes that they start" in advice

@@ -95,3 +95,17 @@ def test_loader_in_a_homogeneous_job_starts_workers_as_it_is_told(join: Any) -> 
     join(FakeSession())
     loader = DataLoader(range(5), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+
+
+def test_loader_in_a_child_of_a_rank_raises_at_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_LAUNCHER", "127.0.0.1:17170")
+    loader = DataLoader(loader_test_noisy(4), batch_size=2)
+    assert len(loader) == 2
+    with pytest.raises(ConfigError, match="a process that a rank has started takes batches"):
+        next(iter(loader))
+    assert len(list(torch.utils.data.DataLoader(range(4), num_workers=1))) == 4
+
+
+def test_loader_in_a_child_of_a_rank_without_data_hosts_loads_locally(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_LAUNCHER", "unix-abstract:hetero-1-a")
+    assert len(list(DataLoader(loader_test_noisy(4), batch_size=2, num_workers=1))) == 2
