@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, NoReturn, TypeAlias, overload
 
 from hetero.errors import ConfigError
 
@@ -100,9 +100,40 @@ class DatasetSpec:
         describer = _describer
         return _local_length(get_factory(self.name), self) if describer is None else describer(self)
 
+    def __getitem__(self, index: object) -> Any:
+        raise ConfigError(
+            f"{self} only names a data set, which is built where it is needed: it has no samples here\n"
+            "  Get batches of it through a DataLoader, and one of the samples with "
+            f"hetero.datasets.get_factory({self.name!r}).function(...)[{index!r:.40}]."
+        )
+
+    def __iter__(self) -> NoReturn:
+        self[0]
+        raise AssertionError("unreachable")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{self.name}(...) only names a data set, which is built where it is needed: it has no attribute {name!r}. "
+            "What the script needs to know of the data set it can ask a function of its own",
+            name=name,
+            obj=self,
+        )
+
     def __str__(self) -> str:
         text = self.arguments_json[1:-1]
         return f"{self.name}({text if len(text) <= 60 else text[:57] + '...'})"
+
+
+def _refuse_attribute(spec: DatasetSpec, name: str, value: object) -> NoReturn:
+    raise ConfigError(
+        f"{spec} only names a data set: {name} cannot be set on it, and no host would see it\n"
+        f"  Make it an argument of the function {spec.name}, which builds the data set: "
+        f"def {spec.name}(..., {name}), and make another loader for another value."
+    )
+
+
+# Afterwards: a frozen dataclass brings its own, whose error does not say what to do.
+DatasetSpec.__setattr__ = _refuse_attribute  # type: ignore[assignment,method-assign]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

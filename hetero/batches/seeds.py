@@ -155,7 +155,9 @@ def seed_generators(key: int) -> None:
     np.random.seed(key >> 32)
     generator = _torch_generator()
     if generator is not None:
-        generator.manual_seed(key)
+        # Without the highest bit, so that torch.initial_seed() is an int64, as in torch's workers. The draws are the
+        # same: of the key the Mersenne twister takes the lower half.
+        generator.manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from hetero.batches.purity import digest
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import HeteroError
-from hetero.loaders.pipeline import LoaderPipeline
+from hetero.loaders.pipeline import LoaderPipeline, shard_of_environment
 from hetero.loaders.sampling import PlannedBatch
 
 __all__ = ["add", "enter", "entry_of", "note_unseen"]
@@ -82,7 +82,10 @@ def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
 
 def _identify(pipeline: LoaderPipeline) -> Writer:
     session = control.current()
-    shard = pipeline.shard()
+    # Of the job, also where ranks share no epoch: each rank has a ledger.
+    shard = shard_of_environment()
+    if shard.world_size == 1:
+        shard = pipeline.shard()
     return Writer(job="" if session is None else session.job_id, rank=shard.rank, world_size=shard.world_size)
 
 

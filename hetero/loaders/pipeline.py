@@ -49,6 +49,8 @@ class LoaderOptions:
     """How many of these are borne, at least 0."""
     name: str | None = None
     """For reports; None: the data set's."""
+    shard: Shard | None = None
+    """This process's place among those that share an epoch; None: what the framework's process group says."""
 
 
 class LoaderPipeline(LoaderTiming):

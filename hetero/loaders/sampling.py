@@ -32,6 +32,8 @@ class Shard:
     """Ranks, >= 1."""
 
     def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ConfigError(f"world size is {self.world_size}, expected at least 1")
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} is out of range, expected 0 to {self.world_size - 1}")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index as to_integer
 from typing import Any
 
 import torch
 import torch.utils.data
 
-from hetero.datasets import DatasetSpec, get_factory
+from hetero.datasets import DatasetFactory, DatasetSpec, get_factory
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_seed
 from hetero.loaders.pipeline import is_remote
+from hetero.loaders.sampling import Shard
 from hetero.torch.local import has_same_code
 
 __all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_fn"]
@@ -21,8 +23,21 @@ def check_subject(subject: Any) -> None:
     """Refuse what this loader cannot fetch from.
 
     Raises:
-        ConfigError: It is an IterableDataset, or an object where endpoints need a name.
+        ConfigError: It is an IterableDataset, a factory that was not called, something made of what a factory
+            returned, or an object where endpoints need a name.
     """
+    if isinstance(subject, DatasetFactory):
+        raise ConfigError(
+            f"the data set is {subject.name!r} itself, a function decorated with @hetero.dataset\n"
+            f"  Call it, and pass what it returns: DataLoader({subject.name}(...))."
+        )
+    if (inner := _spec_inside(subject)) is not None:
+        raise ConfigError(
+            f"the data set is a {type(subject).__name__} of {inner}, which only names a data set\n"
+            "  A factory decorated with @hetero.dataset builds nothing where it is called. Split, join or choose "
+            f"samples inside of it:\n  def {inner.name}(..., part): return Subset(..., indices[part])\n"
+            "  Or pass the loader a sampler."
+        )
     if isinstance(subject, torch.utils.data.IterableDataset):
         raise ConfigError(
             f"{type(subject).__name__} is an IterableDataset; hetero serves map-style data sets only for now\n"
@@ -34,6 +49,36 @@ def check_subject(subject: Any) -> None:
             "  This job has endpoints. Build it in a function decorated with @hetero.dataset at the top level of the "
             "script,\n  and pass what calling that function returns. Or run without data hosts."
         )
+
+
+def _spec_inside(subject: Any) -> DatasetSpec | None:
+    """Return the spec that one of torch's wrappers was made of, None if there is none."""
+    if isinstance(subject, torch.utils.data.Subset):
+        inner = [subject.dataset]
+    elif isinstance(subject, torch.utils.data.ConcatDataset | torch.utils.data.StackDataset):
+        inner = list(subject.datasets.values() if isinstance(subject.datasets, dict) else subject.datasets)
+    else:
+        return None
+    return next((spec for part in inner if (spec := _spec_of(part)) is not None), None)
+
+
+def _spec_of(part: Any) -> DatasetSpec | None:
+    return part if isinstance(part, DatasetSpec) else _spec_inside(part)
+
+
+def check_shard(shard: tuple[int, int] | None) -> Shard | None:
+    """Return the shard that a script passed.
+
+    Raises:
+        ConfigError: It is not a rank and a world size.
+    """
+    if shard is None:
+        return None
+    try:
+        rank, world_size = (to_integer(number) for number in shard)
+    except (TypeError, ValueError):
+        raise ConfigError(f"shard is {shard!r:.80}, expected (rank, world size)") from None
+    return Shard(rank, world_size)
 
 
 def check_functions(

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
+from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_compression, check_prefetch_factor, check_sample_errors
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer
-from hetero.torch.checks import check_functions, check_subject, effective_seed, user_collate_fn
+from hetero.torch.checks import check_functions, check_shard, check_subject, effective_seed, user_collate_fn
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
 from hetero.torch.passes import Pass
@@ -32,6 +33,14 @@ from hetero.torch.views import (
 __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
+_TOOLS = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"})
+_ARGUMENTS = frozenset(
+    {
+        *("dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last"),
+        *("timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor"),
+        *("persistent_workers", "seed", "padding", "name", "compression", "on_sample_error", "max_skips", "shard"),
+    }
+)
 _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
 
 
@@ -48,8 +57,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     pass, completed or left early, is followed by the next epoch; `set_epoch` chooses another one. A pass begins with
     its first batch: ``iter(loader)`` alone does nothing. Iterators are independent of each other.
 
-    **Ranks.** Under ``torch.distributed`` global batch k is elements [k R B, (k + 1) R B) of the epoch's order, and
-    rank r takes every R-th of them, so no DistributedSampler is needed. A ``sampler`` or ``batch_sampler`` of
+    **Ranks.** With a process group of ``torch.distributed``, global batch k is elements [k R B, (k + 1) R B) of the
+    epoch's order, and rank r takes every R-th of them, so no DistributedSampler is needed. Without a process group
+    pass ``shard``; else every rank gets all samples. A ``sampler`` or ``batch_sampler`` of
     the user's is drawn on every rank as it is, under generators seeded from (seed, epoch), the same on every rank;
     a generator in its ``generator`` attribute is seeded anew for each epoch, and left as it was. A sampler that keeps
     its place (it has ``state_dict`` and ``load_state_dict``) goes on from what was delivered, also after a pass that
@@ -87,9 +97,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory: As torch's, silently without effect where there is no accelerator.
         drop_last: Drop the last incomplete global batch.
         timeout: Seconds to wait for a local worker.
-        worker_init_fn: As torch's; for a registered data set see ``collate_fn``.
+        worker_init_fn: As torch's; for a registered data set see ``collate_fn``. Every sample is seeded anew after it,
+            so a seed that it sets has no effect on samples.
         multiprocessing_context: As torch's.
-        generator: Its initial seed is the ``seed``; it is not drawn from.
+        generator: Its initial seed is the ``seed``.
         prefetch_factor: Batches in flight per active endpoint, or per local worker.
         persistent_workers: As torch's.
         pin_memory_device: As torch's.
@@ -98,6 +109,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
             False gives uneven ends, for validation without collectives.
         name: For reports, at most 200 printable characters; the data set's name by default.
+        shard: This process's rank and the world size, where there is no process group (Horovod, MPI), or where the
+            ranks that share the samples are not those of the process group. (0, 1): all samples.
+        snapshot_every_n_steps: Without effect, for scripts that used torchdata's StatefulDataLoader: every state is
+            exact.
         compression: Of batches on their way from endpoints, bit for bit the same afterwards: ``"lz4"`` or ``"zstd"``,
             which need ``hetero[compression]`` on every host. For networks slower than the codec; without effect where
             fetching is local. A data host without the package sends as it is, with a warning.
@@ -136,6 +151,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         compression: str | None = None,
         on_sample_error: str = "raise",
         max_skips: int = DEFAULT_MAX_SKIPS,
+        shard: tuple[int, int] | None = None,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         if is_remote():
             answer_lengths()
@@ -169,6 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 on_sample_error=policy,
                 max_skips=max_skips,
                 name=name,
+                shard=check_shard(shard),
             ),
             sampler_order=None
             if user_sampler is None
@@ -212,9 +230,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             **({"in_order": in_order} if _TORCH_TAKES_IN_ORDER else {}),
         )
         self._pipeline = pipeline
-        if self.batch_sampler is not None and batch_sampler is None:
-            self.__dict__["batch_sampler"] = BatchSamplerView.of_loader(pipeline, self.sampler)
-        self.__dict__["collate_fn"] = CollateView(self.collate_fn)
+        shown = self.__dict__
+        registered = get_factory(subject.name).collate_fn if isinstance(subject, DatasetSpec) else None
+        self._of_user = {
+            "dataset": subject,
+            "sampler": shown["sampler"],
+            "batch_sampler": shown["batch_sampler"],
+            "collate_fn": registered if user_function is None and registered is not None else shown["collate_fn"],
+        }
+        if shown["batch_sampler"] is not None and batch_sampler is None:
+            shown["batch_sampler"] = BatchSamplerView.of_loader(pipeline, shown["sampler"])
+        shown["collate_fn"] = CollateView(shown["collate_fn"])
         # Under the names of the arguments: Lightning rebuilds from attributes.
         self.seed = seed
         self.padding = padding
@@ -222,10 +248,90 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.compression = compression
         self.on_sample_error = on_sample_error
         self.max_skips = max_skips
+        self.shard = shard
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._has_workers = False
+        self._is_made = True
 
     def __iter__(self) -> Pass:  # type: ignore[override]
         """Return an iterator over the next epoch; it begins with its first batch."""
+        self._draw_as_torch()
         return Pass(self._pipeline)
+
+    def _draw_as_torch(self) -> None:
+        """Draw from the generator what torch's loader draws here: what the script draws next is the same with both.
+
+        That is the base seed of the workers and, where torch would make a RandomSampler, the seed of that.
+        """
+        keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
+        if not (keeps_workers and self._has_workers):
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._has_workers = keeps_workers
+        options = self._pipeline.options
+        draws_order = options.shuffle and self.generator is None and self._pipeline.shard().world_size == 1
+        if draws_order and self._pipeline.has_own_order:
+            torch.empty((), dtype=torch.int64).random_()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # torch's loader takes some of these later, too. Here they have gone to other places, and would do nothing.
+        if name in _ARGUMENTS and self.__dict__.get("_is_made") and not _is_asked_by_tool():
+            raise ConfigError(
+                f"{name} of a hetero DataLoader cannot be changed; pass it when the loader is made\n"
+                "  Make another loader, and load_state_dict(state_dict()) of this one if it is to go on here."
+            )
+        super().__setattr__(name, value)
+
+    def _as_asked(self, name: str) -> Any:
+        """Return what the user passed, or torch made of it; to a tool that rebuilds loaders, the view."""
+        is_shown = not self.__dict__.get("_is_made") or _is_asked_by_tool(depth=3)
+        return self.__dict__[name] if is_shown else self._of_user[name]
+
+    @property
+    def dataset(self) -> Any:
+        """The data set object or spec that was passed."""
+        return self._as_asked("dataset")
+
+    @dataset.setter
+    def dataset(self, value: Any) -> None:
+        self.__dict__["dataset"] = value
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that was passed; without one, this loader's order over the samples of this rank."""
+        return self._as_asked("sampler")
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        self.__dict__["sampler"] = value
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The batch sampler that was passed; without one, torch's over `sampler`, and None with ``batch_size=None``.
+
+        accelerate is shown one whose batches are fetched as this loader fetches them.
+        """
+        shown = self.__dict__["batch_sampler"]
+        reader = sys._getframe(1)
+        is_made = self.__dict__.get("_is_made", False)
+        if shown is None or not is_made or reader.f_globals.get("__name__") != "accelerate.data_loader":
+            return self._as_asked("batch_sampler")
+        # skip_first_batches of a loader that was not prepared: nothing shards its batches afterwards.
+        shards = reader.f_code.co_name != "skip_first_batches"
+        user_sampler = self.__dict__["sampler"] if isinstance(shown, BatchSamplerView) else shown
+        return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=shards)
+
+    @batch_sampler.setter
+    def batch_sampler(self, value: Any) -> None:
+        self.__dict__["batch_sampler"] = value
+
+    @property
+    def collate_fn(self) -> Any:
+        """The function that makes batches: that was passed, is registered with the data set, or torch's."""
+        return self._as_asked("collate_fn")
+
+    @collate_fn.setter
+    def collate_fn(self, value: Any) -> None:
+        self.__dict__["collate_fn"] = value
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank.
@@ -280,22 +386,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._pipeline.timer
 
     @property
-    def batch_sampler(self) -> Any:
-        """As torch's; accelerate is shown one whose batches are fetched as this loader fetches them."""
-        sampler = self.__dict__["batch_sampler"]
-        reader = sys._getframe(1)
-        if sampler is None or reader.f_globals.get("__name__") != "accelerate.data_loader":
-            return sampler
-        # skip_first_batches of a loader that was not prepared: nothing shards its batches afterwards.
-        shards = reader.f_code.co_name != "skip_first_batches"
-        user_sampler = sampler if not isinstance(sampler, BatchSamplerView) else self.sampler
-        return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=shards)
-
-    @batch_sampler.setter
-    def batch_sampler(self, value: Any) -> None:
-        self.__dict__["batch_sampler"] = value
-
-    @property
     def num_workers(self) -> int:
         """As torch's; 0 where a loader rebuilt from this one must not start workers of its own."""
         return 0 if _fetches_for_rebuilt() else self.__dict__["num_workers"]
@@ -341,6 +431,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # torch checks it against num_workers, which may be shown as 0.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
         stored.fset(self, None if _fetches_for_rebuilt() else value)
+
+
+def _is_asked_by_tool(depth: int = 2) -> bool:
+    """Whether the code that reads or sets an attribute is that of a tool which rebuilds loaders."""
+    module = sys._getframe(depth).f_globals.get("__name__", "")
+    return module.partition(".")[0] in _TOOLS
 
 
 def _fetches_for_rebuilt() -> bool:

@@ -26,7 +26,7 @@ from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds
 if TYPE_CHECKING:
     from hetero.torch.requested import ViewPass
 
-__all__ = ["Pipeline", "current_shard"]
+__all__ = ["Pipeline"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,13 @@ class Pipeline(LoaderPipeline):
         return super().collate or (self.sampler_order is not None and self.sampler_order.is_batch_sampler)
 
     def shard(self) -> Shard:
-        """Return this process's rank and world size, see `current_shard`."""
-        return current_shard()
+        """Return this process's place among those that share an epoch: as passed, else the process group's."""
+        if self.options.shard is not None:
+            return self.options.shard
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return Shard(distributed.get_rank(), distributed.get_world_size())
+        return Shard()
 
     def num_samples(self) -> int:
         """Return the length of the data set; of the very one that is fetched from, where this process builds it."""
@@ -111,13 +116,13 @@ class Pipeline(LoaderPipeline):
         if self.sampler_order is not None:
             self._warn_of_equal_ranks(self.sampler_order.sampler)
             return self._plan_sampler(self.sampler_order, start)
-        return self.order().batches(start.epoch, current_shard(), start=start.batches)
+        return self.order().batches(start.epoch, self.shard(), start=start.batches)
 
     def plan_of_all_ranks(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of all ranks in turn, for a tool that shards them; a user's sampler's as they come."""
         if self.sampler_order is not None:
             return self._plan_sampler(self.sampler_order, start)
-        return self.order().whole_batches(start.epoch, current_shard().world_size, start=start.batches)
+        return self.order().whole_batches(start.epoch, self.shard().world_size, start=start.batches)
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
         """Choose the epoch of the next pass, here and in the user's sampler."""
@@ -150,6 +155,7 @@ class Pipeline(LoaderPipeline):
     def _begin_own_order(
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
     ) -> tuple[Start, Iterator[PlannedBatch]]:
+        self._warn_of_no_shards()
         if start.batches and self.is_through(start):  # all ranks: without padding one may be through before others
             if not start.may_skip:
                 return start, iter(())
@@ -264,8 +270,21 @@ class Pipeline(LoaderPipeline):
         except TypeError:
             return True
 
+    def _warn_of_no_shards(self) -> None:
+        """Say once that several ranks train on the same samples, because nothing tells which part is whose."""
+        num_ranks = shard_of_environment().world_size
+        if num_ranks == 1 or self.shard().world_size > 1 or self.options.shard is not None or self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "loader %s: this job has %d ranks, and no process group: every rank gets all samples. To share them, call "
+            "torch.distributed.init_process_group before the first batch, or pass shard=(rank, world_size)",
+            self.name,
+            num_ranks,
+        )
+
     def _warn_of_equal_ranks(self, sampler: object) -> None:
-        if type(sampler) in _RANK_BLIND and current_shard().world_size > 1 and not self._has_warned:
+        if type(sampler) in _RANK_BLIND and self.shard().world_size > 1 and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "every rank draws the same batches from %s: leave sampler= out and pass shuffle=, "
@@ -273,9 +292,8 @@ class Pipeline(LoaderPipeline):
                 type(sampler).__name__,
             )
 
-    @staticmethod
-    def _plan_sampler(order: SamplerOrder, start: Start) -> Iterator[PlannedBatch]:
-        own_rank = current_shard().rank
+    def _plan_sampler(self, order: SamplerOrder, start: Start) -> Iterator[PlannedBatch]:
+        own_rank = self.shard().rank
         for planned in order.batches(start.epoch, start=start.batches, state=start.sampler, num_drawn=start.num_drawn):
             if planned.rank not in (None, own_rank):
                 raise ConfigError(
@@ -283,14 +301,3 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
-
-
-def current_shard() -> Shard:
-    """Return this process's rank and world size.
-
-    From the initialised process group, else as `shard_of_environment`.
-    """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return Shard(distributed.get_rank(), distributed.get_world_size())
-    return shard_of_environment()

@@ -16,7 +16,7 @@ from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.sampling import PlannedBatch
 from hetero.loaders.state import Start
-from hetero.torch.pipeline import Pipeline, current_shard
+from hetero.torch.pipeline import Pipeline
 
 __all__ = ["RequestedBatch", "ViewPass"]
 
@@ -127,7 +127,7 @@ class ViewPass:
             ConfigError: If it is another rank's.
             DatasetError: If the user's code raises.
         """
-        own_rank = current_shard().rank
+        own_rank = self._pipeline.shard().rank
         if batch.planned.rank not in (None, own_rank):
             raise ConfigError(
                 f"rank {own_rank} was asked to fetch a batch of rank {batch.planned.rank}\n"
@@ -162,7 +162,7 @@ class ViewPass:
         self._pipeline.view_pass = self if self._all_ranks else None
         if self._pipeline.stride is None:
             own_order = self._pipeline.sampler_order is None and self._all_ranks
-            self._pipeline.stride = current_shard().world_size if own_order else 1
+            self._pipeline.stride = self._pipeline.shard().world_size if own_order else 1
 
     def _reader_at(self, batch: RequestedBatch) -> Iterator[Any]:
         """Return the reader whose next batch is this one."""

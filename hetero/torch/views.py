@@ -29,7 +29,7 @@ from torch.utils.data.distributed import DistributedSampler
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.torch.local import LocalDataset
-from hetero.torch.pipeline import Pipeline, current_shard
+from hetero.torch.pipeline import Pipeline
 from hetero.torch.requested import RequestedBatch, ViewPass
 
 __all__ = [
@@ -111,6 +111,12 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             raise AttributeError(name)
         return getattr(self.local.subject, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("local", "_skips", "_pipeline", "_is_worker"):
+            self.__dict__[name] = value
+        else:
+            setattr(self.local.subject, name, value)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pipeline": None}  # a user's sampler need not be picklable
 
@@ -152,12 +158,12 @@ class SamplerView(DistributedSampler[Any]):
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
         """World size."""
-        return current_shard().world_size
+        return self.pipeline.shard().world_size
 
     @property
     def rank(self) -> int:  # type: ignore[override]
         """This rank."""
-        return current_shard().rank
+        return self.pipeline.shard().rank
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
@@ -177,7 +183,7 @@ class SamplerView(DistributedSampler[Any]):
             yield from planned.indices if isinstance(planned.indices, tuple) else planned.indices.tolist()
 
     def __len__(self) -> int:
-        return self.pipeline.order().num_samples_of(current_shard())
+        return self.pipeline.order().num_samples_of(self.pipeline.shard())
 
 
 class UserSamplerView(torch.utils.data.Sampler[Any]):
@@ -268,7 +274,7 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
             assert self._batch_size is not None
             return len(torch.utils.data.BatchSampler(self.sampler, self._batch_size, self._drop_last))
         if self.all_ranks and self.pipeline.sampler_order is None:
-            return self.pipeline.order().num_whole_batches(current_shard().world_size)
+            return self.pipeline.order().num_whole_batches(self.pipeline.shard().world_size)
         return self.pipeline.num_batches()
 
 

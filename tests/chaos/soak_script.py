@@ -72,7 +72,8 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     checkpoint = args.output / f"checkpoint-{rank}.json"
     spec = noisy(num_samples=args.num_samples, sample_s=args.sample_s, width=args.width)
-    loader = DataLoader(spec, batch_size=args.batch_size, shuffle=True, seed=17)
+    shard = rank, int(os.environ.get("WORLD_SIZE", "1"))
+    loader = DataLoader(spec, batch_size=args.batch_size, shuffle=True, seed=17, shard=shard)
     chain, indices = "", []
     if checkpoint.exists():
         saved = json.loads(checkpoint.read_text())

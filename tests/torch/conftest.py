@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from loaders import FakeSession
+from loaders import FakeSession, be_rank
 
 import hetero
 from hetero.control import session as control
@@ -15,8 +15,7 @@ from hetero.loaders import pipeline
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     def choose(rank: int, world_size: int) -> None:
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        be_rank(monkeypatch, rank, world_size)
 
     return choose
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.utils.data
 
@@ -65,3 +66,12 @@ class FakeSession:
 def fail_to_start(worker_index: int) -> None:
     """A ``worker_init_fn`` that spawned workers find by this module's name: there are other packages called tests."""
     raise ZeroDivisionError("division by zero")
+
+
+def be_rank(patch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
+    """Have torch say that this process is a rank of a process group; of none, if the world size is 1."""
+    patch.setattr(torch.distributed, "is_initialized", lambda: world_size > 1)
+    patch.setattr(torch.distributed, "get_rank", lambda: rank)
+    patch.setattr(torch.distributed, "get_world_size", lambda: world_size)
+    patch.setenv("RANK", str(rank))
+    patch.setenv("WORLD_SIZE", str(world_size))

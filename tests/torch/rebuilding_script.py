@@ -49,15 +49,15 @@ def two_epochs(loader: Any) -> list[Any]:
 
 
 def check_plain_torch(world_size: int) -> None:
-    loader = make()
+    seen = vars(make())  # as a tool sees it
     rebuilt = torch.utils.data.DataLoader(
-        loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn, num_workers=1
+        seen["dataset"], batch_sampler=seen["batch_sampler"], collate_fn=seen["collate_fn"], num_workers=1
     )
     if world_size == 1:
         assert two_epochs(rebuilt) == two_epochs(make())
         return
     alone = torch.utils.data.DataLoader(
-        loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
+        seen["dataset"], batch_sampler=seen["batch_sampler"], collate_fn=seen["collate_fn"]
     )
     try:
         list(alone)

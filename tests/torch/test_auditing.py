@@ -14,6 +14,7 @@ import torch
 import torch.utils.data
 from drawing_script import drawing
 from endpoints import ServedJob
+from loaders import be_rank
 
 import hetero
 from hetero.audit.commands import audit_paths
@@ -35,8 +36,7 @@ class Folder:
         """Be a new process, with its ledger in a folder of this name."""
         close_current()
         self._patch.setenv(DIRECTORY_VARIABLE, str(self._base / name))
-        self._patch.setenv("RANK", str(rank))
-        self._patch.setenv("WORLD_SIZE", str(world_size))
+        be_rank(self._patch, rank, world_size)
         return self._base / name
 
     def end(self) -> None:
@@ -111,9 +111,9 @@ def test_ledgers_with_and_without_endpoints_are_the_same(
         for _ in zip(range(3), train, strict=False):
             pass
         list(make(sampler=torch.utils.data.WeightedRandomSampler([1.0] * 37, 20), shuffle=None, name="weighted"))
-        view = make(name="rebuilt")
+        seen = vars(make(name="rebuilt"))
         rebuilt: Any = torch.utils.data.DataLoader(
-            view.dataset, batch_sampler=view.batch_sampler, collate_fn=view.collate_fn
+            seen["dataset"], batch_sampler=seen["batch_sampler"], collate_fn=seen["collate_fn"]
         )
         list(rebuilt)
 
@@ -266,9 +266,9 @@ def test_ledger_says_that_it_does_not_see_what_a_tools_processes_fetch(
     folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.begin("a")
-    view = make()
+    seen = vars(make())
     rebuilt: Any = torch.utils.data.DataLoader(
-        view.dataset, batch_sampler=view.batch_sampler, collate_fn=view.collate_fn, num_workers=1
+        seen["dataset"], batch_sampler=seen["batch_sampler"], collate_fn=seen["collate_fn"], num_workers=1
     )
     assert len(list(rebuilt)) == 10
     folder.end()

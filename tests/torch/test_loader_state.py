@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from loaders import Noisy, indices, loader_test_noisy, plain
+from loaders import Noisy, be_rank, indices, loader_test_noisy, plain
 from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from hetero.errors import ConfigError
@@ -50,8 +50,7 @@ def test_loader_state_at_any_split_and_world_size_gives_the_same_rest(
         states = []
         for rank in range(world_size):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("RANK", str(rank))
-                patch.setenv("WORLD_SIZE", str(world_size))
+                be_rank(patch, rank, world_size)
                 loader = DataLoader(
                     range(num_samples),
                     batch_size=global_batch // world_size,

@@ -15,6 +15,7 @@ import drawing_script
 import pytest
 from drawing_script import drawing
 from endpoints import ServedJob
+from loaders import be_rank
 from samplers import Endless
 from waiting import wait_for
 
@@ -52,8 +53,7 @@ class Placement:
         """Be another rank from now on."""
         if self.job is not None:
             self.job.rank, self.job.world_size = rank, world_size
-        self._patch.setenv("RANK", str(rank))
-        self._patch.setenv("WORLD_SIZE", str(world_size))
+        be_rank(self._patch, rank, world_size)
 
     def make(self, state: State | None = None, **options: Any) -> DataLoader[Any]:
         workers = {"num_workers": 2, "prefetch_factor": 4} if self.name == "workers" else {}
@@ -305,8 +305,7 @@ def test_restore_at_step_a_million_costs_what_it_costs_at_step_ten(shuffle: bool
 def test_state_at_any_place_is_under_a_kibibyte_and_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     states = []
     for rank in range(3):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "3")
+        be_rank(monkeypatch, rank, 3)
         loader: DataLoader[Any] = DataLoader(drawing(), batch_size=2, shuffle=True, seed=-(2**63))
         state = {**loader.state_dict(), "epoch": 2**31, "batches": 5}
         loader.load_state_dict(state)

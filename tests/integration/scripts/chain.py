@@ -95,6 +95,7 @@ def main() -> None:
 
     spec = augmented(Path("100") if "not_json" in args.faults else args.num_samples, args.faults)
     order = {"sampler": [3, args.num_samples]} if "out_of_range" in args.faults else {"shuffle": True}
+    order["shard"] = rank, int(os.environ.get("WORLD_SIZE", "1"))  # without --gloo there is no process group
     policy = {"on_sample_error": args.on_sample_error, "max_skips": args.max_skips}
     loader = DataLoader(spec, batch_size=args.batch_size, seed=17, num_workers=args.num_workers, **policy, **order)
     chain, indices, step = hashlib.sha256(), [], 0

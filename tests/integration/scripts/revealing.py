@@ -51,7 +51,8 @@ def main() -> None:
     parser.add_argument("--fail-at", type=int, default=-1)
     args = parser.parse_args()
     print("environment of a rank", sorted(os.environ.items()), sys.argv, flush=True)
-    loader = DataLoader(noisy(args.raise_at, args.kill_at), batch_size=4, shuffle=False, seed=1)
+    shard = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    loader = DataLoader(noisy(args.raise_at, args.kill_at), batch_size=4, shuffle=False, seed=1, shard=shard)
     print("the loader's state", loader.state_dict(), repr(loader), flush=True)
     for step, _ in enumerate(loader):
         print(f"step {step}", flush=True)

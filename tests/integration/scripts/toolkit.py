@@ -43,8 +43,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     args, _ = parser.parse_known_args()
-    total = sum(int(batch.sum()) for batch in DataLoader(numbers(str(args.output)), batch_size=4, shuffle=True))
     ranks = {name: int(os.environ[name.upper()]) for name in ("rank", "world_size", "local_rank")}
+    shard = ranks["rank"], ranks["world_size"]
+    loader = DataLoader(numbers(str(args.output)), batch_size=4, shuffle=True, shard=shard)
+    total = sum(int(batch.sum()) for batch in loader)
     piped = []
     if "SM_CHANNEL_STREAM" in os.environ:
         piped = [Path(f"{os.environ['SM_CHANNEL_STREAM']}_{epoch}").read_text() for epoch in (0, 1)]

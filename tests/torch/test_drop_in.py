@@ -1,0 +1,228 @@
+"""What a script that used torch's loader finds in this one: attributes, draws, shards, messages."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+
+import hetero
+from hetero.errors import ConfigError
+from hetero.torch import DataLoader
+
+TorchLoader = torch.utils.data.DataLoader
+
+
+class Photos(torch.utils.data.Dataset[Any]):
+    def __init__(self, size: int = 12) -> None:
+        self.size = size
+        self.transform: Any = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return index if self.transform is None else self.transform(index)
+
+
+@hetero.dataset
+def drop_in_photos(size: int = 12) -> Photos:
+    return Photos(size)
+
+
+def negative(index: int) -> int:
+    return -index
+
+
+# The data set of a loader
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_attribute_set_on_the_loaders_data_set_has_effect(num_workers: int) -> None:
+    loader = DataLoader(Photos(), batch_size=4, num_workers=num_workers)
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+    loader.dataset.transform = negative
+    assert loader.dataset.transform is negative
+    assert next(iter(loader)).tolist() == [0, -1, -2, -3]
+
+
+def test_attribute_set_on_the_view_that_tools_see_has_effect() -> None:
+    photos = Photos()
+    loader = DataLoader(photos, batch_size=4)
+    vars(loader)["dataset"].transform = negative
+    assert photos.transform is negative
+    assert next(iter(loader)).tolist() == [0, -1, -2, -3]
+
+
+def test_attribute_set_on_a_registered_data_set_is_an_error_that_says_how() -> None:
+    loader = DataLoader(drop_in_photos(), batch_size=4)
+    for dataset in (loader.dataset, vars(loader)["dataset"]):
+        with pytest.raises(ConfigError, match=r"transform cannot be set(.|\n)*def drop_in_photos\(\.\.\., transform\)"):
+            dataset.transform = negative
+
+
+def test_registered_data_set_has_no_samples_and_attributes_here_and_says_so() -> None:
+    spec = drop_in_photos()
+    with pytest.raises(ConfigError, match="only names a data set"):
+        spec[0]
+    with pytest.raises(ConfigError, match="only names a data set"):
+        list(spec)
+    with pytest.raises(AttributeError, match=r"drop_in_photos\(...\) only names a data set.*no attribute 'classes'"):
+        _ = spec.classes
+    assert not hasattr(spec, "classes")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda spec: torch.utils.data.Subset(spec, [0, 1]),
+        lambda spec: torch.utils.data.random_split(spec, [8, 4])[0],
+        lambda spec: torch.utils.data.ConcatDataset([Photos(), torch.utils.data.Subset(spec, [1])]),
+        lambda spec: torch.utils.data.StackDataset(spec, Photos()),
+    ],
+    ids=["Subset", "random_split", "ConcatDataset", "StackDataset"],
+)
+def test_wrapper_around_a_registered_data_set_is_refused_with_what_to_do(made: Any) -> None:
+    with pytest.raises(ConfigError, match=r"of drop_in_photos\((.|\n)*inside of it"):
+        DataLoader(made(drop_in_photos()))
+
+
+def test_factory_that_was_not_called_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)'drop_in_photos' itself.*DataLoader\(drop_in_photos\(...\)\)"):
+        DataLoader(drop_in_photos)
+
+
+# Attributes
+
+
+def test_attributes_are_what_was_passed() -> None:
+    photos, spec = Photos(), drop_in_photos()
+    sampler = torch.utils.data.SubsetRandomSampler([1, 2, 3])
+    batch_sampler = torch.utils.data.BatchSampler(sampler, 2, drop_last=False)
+    assert DataLoader(photos).dataset is photos
+    assert DataLoader(spec).dataset is spec
+    loader = DataLoader(photos, sampler=sampler, batch_size=2, collate_fn=list)
+    assert (loader.sampler, loader.collate_fn) == (sampler, list)
+    assert type(loader.batch_sampler) is torch.utils.data.BatchSampler
+    assert loader.batch_sampler.sampler is sampler
+    assert DataLoader(photos, batch_sampler=batch_sampler).batch_sampler is batch_sampler
+    assert DataLoader(photos).collate_fn is torch.utils.data.default_collate
+    assert DataLoader(photos, batch_size=None).collate_fn is torch.utils.data.default_convert
+    assert DataLoader(photos, batch_size=None).batch_sampler is None
+
+
+def test_samplers_of_the_own_order_yield_what_the_loader_does() -> None:
+    loader = DataLoader(Photos(), batch_size=5, shuffle=True, seed=3)
+    expected = [list(map(int, batch)) for batch in loader]
+    loader.set_epoch(0)
+    assert list(loader.batch_sampler) == expected
+    assert list(loader.sampler) == list(itertools.chain(*expected))
+    assert [list(map(int, batch)) for batch in loader] == expected  # looking did not begin the epoch
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("collate_fn", list), ("num_workers", 2), ("batch_size", 3), ("sampler", [1]), ("seed", 4)]
+)
+def test_argument_that_is_set_later_is_refused(name: str, value: Any) -> None:
+    loader = DataLoader(Photos())
+    with pytest.raises(ValueError, match=f"{name} of a hetero DataLoader cannot be changed"):
+        setattr(loader, name, value)
+
+
+def test_length_of_an_iterator_is_the_loaders() -> None:
+    loader = DataLoader(Photos(), batch_size=5)
+    iterator = iter(loader)
+    next(iterator)
+    assert len(iterator) == len(loader) == 3
+
+
+def test_argument_of_torchdatas_loader_is_taken() -> None:
+    loader = DataLoader(Photos(), batch_size=5, snapshot_every_n_steps=3)
+    next(iter(loader))
+    assert loader.state_dict()["batches"] == 1
+
+
+# Draws of the trainer's own generator
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": True},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"batch_size": None},
+        {"sampler": range(5)},
+        {"generator": True},
+    ],
+    ids=str,
+)
+def test_generator_after_two_passes_is_where_torchs_loader_leaves_it(options: Any) -> None:
+    numbers = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(7)
+        given = dict(options)
+        if options.get("generator"):
+            given["generator"] = torch.Generator().manual_seed(3)
+        loader: Any = kind(Photos(), **given)
+        for _ in range(2):
+            list(loader)
+        own = given["generator"].get_state().tolist() if "generator" in given else []
+        numbers.append([torch.rand(1).item(), own])
+    assert numbers[0] == numbers[1]
+
+
+def test_initial_seed_in_a_sample_fits_into_64_bits_with_sign() -> None:
+    class Seeds(Photos):
+        def __getitem__(self, index: int) -> Any:
+            return torch.tensor(torch.initial_seed()), random.random(), float(np.random.rand()), torch.rand(1)
+
+    seeds = torch.cat([batch[0] for batch in DataLoader(Seeds(64), batch_size=8)])
+    assert seeds.dtype == torch.int64
+    assert int(seeds.min()) >= 0
+    assert len(set(seeds.tolist())) == 64
+
+
+# Ranks
+
+
+def test_ranks_without_a_process_group_get_all_samples_and_are_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = DataLoader(Photos(), batch_size=6, name="mine")
+    with caplog.at_level(logging.WARNING):
+        assert [batch.tolist() for batch in loader] == [list(range(6)), list(range(6, 12))]
+        list(loader)
+    assert (
+        caplog.text.count("loader mine: this job has 2 ranks, and no process group: every rank gets all samples") == 1
+    )
+    assert "shard=(rank, world_size)" in caplog.text
+
+
+def test_ranks_with_a_shard_get_their_part(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert [batch.tolist() for batch in DataLoader(Photos(), batch_size=6, shard=(1, 2))] == [[1, 3, 5, 7, 9, 11]]
+    assert [batch.tolist() for batch in DataLoader(Photos(), batch_size=12, shard=(0, 1))] == [list(range(12))]
+    assert caplog.text == ""
+
+
+def test_shard_beats_the_process_group(world: Any) -> None:
+    world(1, 2)
+    assert [batch.tolist() for batch in DataLoader(Photos(), batch_size=6)] == [[1, 3, 5, 7, 9, 11]]
+    assert [batch.tolist() for batch in DataLoader(Photos(), batch_size=4, shard=(2, 3))] == [[2, 5, 8, 11]]
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0), (1,), "ab", 3, (0.5, 2)])
+def test_shard_that_is_none_is_refused(shard: Any) -> None:
+    with pytest.raises(ConfigError):
+        DataLoader(Photos(), shard=shard)
