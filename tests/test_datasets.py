@@ -42,6 +42,16 @@ def test_factory_called_returns_canonical_spec() -> None:
     assert str(spec).startswith("photos(")
 
 
+def test_factory_argument_that_is_a_dict_keeps_its_order() -> None:
+    @dataset
+    def datasets_test_classes(classes: dict[str, dict[str, int]], root: str) -> list[str]:
+        return [*classes, *classes["dog"]]
+
+    spec = datasets_test_classes(root="/data", classes={"dog": {"tall": 1, "short": 0}, "cat": {}})
+    assert get_factory(spec.name).function(**spec.arguments) == ["dog", "cat", "tall", "short"]
+    assert spec == datasets_test_classes(classes={"dog": {"tall": 1, "short": 0}, "cat": {}}, root="/data")
+
+
 def test_spec_is_hashable_and_survives_pickling() -> None:
     spec = dataset(photos)("a")
     assert {spec: 1}[pickle.loads(pickle.dumps(spec))] == 1
