@@ -55,7 +55,7 @@ def make(recipe: Recipe, index: int) -> Any:
 def _tensor(index: int, dtype: str, shape: list[int], layout: str) -> torch.Tensor:
     count = int(np.prod(shape))
     values = ((torch.arange(count) + index) % 100).to(getattr(torch, dtype))
-    if layout == "transposed":
+    if layout == "transposed" and shape:
         return values.reshape(shape[::-1]).permute(*reversed(range(len(shape))))
     if layout == "channels_last" and len(shape) == 4:
         return values.reshape(shape).to(memory_format=torch.channels_last)

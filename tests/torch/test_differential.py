@@ -38,6 +38,9 @@ from hetero.torch import DataLoader
 EXAMPLES = int(os.environ.get("HETERO_TEST_EXAMPLES", "0"))
 """Cases of each test below; 0: those that every run of the suite can afford."""
 
+_MAX_STEPS = 60
+"""More than two passes have; where a loader raises without end, a trace does."""
+
 pytestmark = pytest.mark.timeout(0 if EXAMPLES else 600)
 
 Trace = list[tuple[str, Any]]
@@ -103,7 +106,7 @@ class Unsized(torch.utils.data.Sampler[Any]):
 
 _SHAPES = st.lists(st.integers(0, 3), max_size=4)
 _KINDS = ["int", "float", "bool", "str", "bytes", "ragged"]
-_ORDERS = st.sampled_from(["C"])
+_ORDERS = st.sampled_from(["C", "F"])
 _DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "int8", "bool"]
 _NAMES = st.sampled_from(["image", "label", "name", "größe"])
 
@@ -114,7 +117,7 @@ def _one(*options: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 def recipes(*, drawing: bool = False) -> st.SearchStrategy[list[Any]]:
     """Return samples of every kind; with ``drawing`` some hold random numbers."""
-    layouts = st.sampled_from(["dense"] if drawing else ["dense", "transposed"])
+    layouts = st.sampled_from(["dense", "transposed", "channels_last"])
     leaves = st.one_of(
         _one(st.sampled_from(_KINDS + ["noise"] * 6 * drawing)),
         _one(st.just("tensor"), st.sampled_from(_DTYPES), _SHAPES, layouts),
@@ -224,7 +227,8 @@ def trace(loader: Any, *, passes: int = 1) -> Trace:
                 break
             except Exception as exc:  # noqa: BLE001 - of any type, which is compared
                 done.append(("raise", exc))
-                break
+                if len(done) > _MAX_STEPS:
+                    break
     return done
 
 
@@ -232,7 +236,10 @@ def check_same(expected: Trace, actual: Trace) -> None:
     for number, ((kind, one), (other_kind, other)) in enumerate(zip(expected, actual, strict=False)):
         assert other_kind == kind, f"step {number}: {other_kind} {other!r}, expected {kind} {one!r}"
         if kind == "raise":
-            assert isinstance(other, type(one) | DatasetError), f"step {number}: {other!r}, expected {one!r}"
+            if type(one) is RuntimeError and str(one).startswith("Caught "):
+                continue  # torch's workers make one of an exception that a message alone does not make
+            assert isinstance(other, type(one)), f"step {number}: {other!r}, expected {one!r}"
+            assert isinstance(other, DatasetError)
         elif kind == "batch":
             assert (text := difference(one, other)) is None, f"step {number}: {text}"
         else:
