@@ -32,12 +32,23 @@ MAX_INDEX_CHARS = 64
 MAX_EXCEPTION_CHARS = 160
 """Of an exception in a list."""
 
+_ON_EVERY_HOST = (
+    "Every data host opens the data at its own path. Put the data there, or pass a path with a variable that\n"
+    "each host sets, such as $SM_CHANNEL_TRAINING, and call os.path.expandvars in the function with @hetero.dataset."
+)
 _MAX_EXCEPTION_BYTES = 2 * 1024
 _HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def dataset_error(
-    error: BaseException | str, *, dataset: str, host: str, stage: str, sample_index: object = "", note: str = ""
+    error: BaseException | str,
+    *,
+    dataset: str,
+    host: str,
+    stage: str,
+    sample_index: object = "",
+    note: str = "",
+    to_do: str = "",
 ) -> DatasetError:
     """Return the `DatasetError` for what the user's code raised, or did wrong.
 
@@ -48,6 +59,7 @@ def dataset_error(
         stage: See `SampleFailure.stage`.
         sample_index: The sampler's index, if one sample is to blame.
         note: Appended to the exception's text.
+        to_do: Sentences that follow the traceback. A file that a data host lacks has its own.
 
     Returns:
         The error, with text that is printable UTF-8 and bounded. Raise it ``from`` the exception.
@@ -62,6 +74,10 @@ def dataset_error(
         trace = "".join(traceback.format_exception(type(error), error, frames))
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             note += f" (this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files)"
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and host != "local":
+            to_do = f"{_ON_EVERY_HOST}\n{to_do}".rstrip()
+        if to_do:
+            trace = f"{trace.rstrip()}\nto do: {to_do}"
     record = SampleFailure(
         dataset=dataset,
         host=host,

@@ -18,6 +18,9 @@ from hetero.datasets import Index
 
 __all__ = ["Cancelled", "compute_samples"]
 
+_MAY_SKIP = (
+    'Mend the sample, or give the loader on_sample_error="skip": another sample of the batch is repeated in its place.'
+)
 _MAX_POLLS = 64
 """How often ``cancelled()`` is asked at most in a batch with one seed: 1,024 times took 2 % of one of table rows."""
 
@@ -64,7 +67,10 @@ def _compute_each(
             samples.append(dataset[index])
         except Exception as exc:
             if failed is None:
-                raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
+                to_do = _MAY_SKIP if request.collate else ""
+                raise dataset_error(
+                    exc, dataset=built.name, host=host, stage="sample", sample_index=index, to_do=to_do
+                ) from exc
             failed.add(len(samples), exc)
             samples.append(None)
     if failed:
@@ -117,7 +123,10 @@ def _compute_together(
         except Exception as exc:
             if failed is None:
                 index = indices[len(samples)]
-                raise dataset_error(exc, dataset=built.name, host=host, stage="sample", sample_index=index) from exc
+                to_do = _MAY_SKIP if request.collate else ""
+                raise dataset_error(
+                    exc, dataset=built.name, host=host, stage="sample", sample_index=index, to_do=to_do
+                ) from exc
             failed.add(len(samples), exc)
             samples.append(None)
     if failed:  # what stands in goes on drawing: its draws are not those of the sample that it repeats
@@ -145,7 +154,9 @@ def _compute_at_once(
     try:
         return _get_items(dataset, indices)
     except Exception as exc:
-        error = dataset_error(exc, dataset=built.name, host=host, stage="sample")  # whose fault it is is not known
+        to_do = _MAY_SKIP if failed is None else ""
+        # Whose fault it is is not known.
+        error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
         if failed is None:
             raise error from exc
     for position, index in enumerate(indices):

@@ -15,12 +15,21 @@ from hetero.control.status import Cause
 from hetero.errors import ExitCode
 from hetero.logs import escape_line
 
-__all__ = ["MAX_FAILURE_CHARS", "detail_lines", "failure_text", "reserved_space", "stated_code", "write_failure"]
+__all__ = [
+    "MAX_FAILURE_CHARS",
+    "detail_lines",
+    "failure_text",
+    "reserved_space",
+    "shown_detail",
+    "stated_code",
+    "write_failure",
+]
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURE_CHARS = 1024
 """SageMaker shows as many characters as FailureReason."""
+_MAX_SHOWN_LINES = 40
 _RESERVE_NAME = ".hetero-reserve"
 _RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # as many as these characters can take
 _CODE = re.compile(r"\bHET-(\d\d)\b")
@@ -43,6 +52,26 @@ def detail_lines(cause: Cause) -> list[str]:
     """Return the lines of a cause's detail, without a first one that its summary has said."""
     lines = cause.detail.strip().split("\n")
     return lines[1:] if cause.summary.endswith(lines[0].strip()) else lines
+
+
+def shown_detail(cause: Cause, host: str) -> list[str]:
+    """Return what a host logs after a cause's first line.
+
+    Every host logs that line, and one log of the job has the detail: that of the host whose it is. A rank has printed
+    its own.
+
+    Args:
+        cause: Why the job ends.
+        host: The host that logs it.
+    """
+    lines = detail_lines(cause)[-_MAX_SHOWN_LINES:]
+    if not any(lines):
+        return []
+    if cause.host != host:
+        lines = [f"the log of {cause.host} says more"]
+    elif cause.of_rank:
+        lines = ["the lines of that rank above say more"]
+    return [f"    {line}" for line in lines]
 
 
 def stated_code(text: str) -> int | None:

@@ -33,7 +33,7 @@ from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError
 from hetero.faults import permit_faults
 from hetero.launch.copies import Copies, Follower, meeting_name, rank_command
-from hetero.launch.failure import detail_lines, reserved_space, write_failure
+from hetero.launch.failure import reserved_space, shown_detail, write_failure
 from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.job import job_id
 from hetero.launch.outer import outer_launcher, take_variables
@@ -44,7 +44,6 @@ __all__ = ["launch"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_DETAIL_LINES = 40
 _END_S = 20.0
 """For the end of a host whose job has failed, kills included; then the watchdog ends its process."""
 _WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN)
@@ -106,7 +105,7 @@ def _follow(follower: Follower, host: str, base_dir: Path) -> int:
     if code is not None:
         return code
     cause = Cause(host=host, summary="the launcher of this host was lost", exit_code=ExitCode.ORPHANED)
-    _show(cause)
+    _show(cause, host)
     failure_file = base_dir / "output" / "failure"
     if not failure_file.exists():
         write_failure(failure_file, cause)
@@ -127,7 +126,7 @@ def _lead(options: LaunchOptions, cluster: ClusterSpec, base_dir: Path, copies: 
         except Exception as error:
             logger.exception("an error inside hetero")
             cause = _internal(error, cluster.current_host)
-        _show(cause)
+        _show(cause, cluster.current_host)
         write_failure(failure_file, cause)
         return int(cause.exit_code)
 
@@ -184,7 +183,7 @@ def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
     with host.hub.membership() as membership:
         cause = membership.own.decided or cause
     host.watchdog.expect_end(_END_S, int(cause.exit_code))
-    _show(cause)
+    _show(cause, host.name)
     host.publish(state=HostState.FAILED, decided=cause, endpoints=())
     write_failure(failure_file, cause)
     if host.pool is not None:
@@ -194,7 +193,6 @@ def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
     return int(cause.exit_code)
 
 
-def _show(cause: Cause) -> None:
-    logger.error("%s", cause.first_line)
-    for line in detail_lines(cause)[-_MAX_DETAIL_LINES:]:
-        logger.error("    %s", line)
+def _show(cause: Cause, host: str) -> None:
+    for line in (cause.first_line, *shown_detail(cause, host)):
+        logger.error("%s", line)

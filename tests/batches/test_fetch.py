@@ -223,6 +223,40 @@ def test_fetch_with_sample_raising_carries_index_host_and_user_frames() -> None:
     assert isinstance(raised.value.__cause__, OSError)
 
 
+class Raising(Augmented):
+    """Raises for each sample."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def __getitem__(self, index: int) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("seeding", ["sample", "batch"])
+def test_fetch_with_sample_raising_says_how_to_go_on_without_it(seeding: Any) -> None:
+    built = BuiltDataset.from_object(Raising(ValueError("broken")), seeding=seeding)
+    with pytest.raises(DatasetError) as raised:
+        fetch(built, request((7,)))
+    assert str(raised.value).count('on_sample_error="skip"') == 1
+    for other in (request((7,), on_sample_error="skip"), request((7,), collate=False)):  # it does, or cannot
+        with pytest.raises(DatasetError) as raised:
+            fetch(built, other)
+        assert "on_sample_error" not in str(raised.value)
+
+
+def test_file_that_a_data_host_lacks_says_that_paths_are_its_own() -> None:
+    built = BuiltDataset.from_object(Raising(FileNotFoundError(2, "No such file", "/data/1.jpg")))
+    with pytest.raises(DatasetError) as raised:
+        fetch(built, request((7,), collate=False), host="algo-1/0")
+    assert failure(raised).traceback.endswith("call os.path.expandvars in the function with @hetero.dataset.")
+    assert failure(raised).exception.endswith("No such file: '/data/1.jpg'")
+    with pytest.raises(DatasetError) as raised:
+        fetch(built, request((7,), collate=False))  # in the trainer
+    assert "expandvars" not in str(raised.value)
+
+
 def test_fetch_with_long_traceback_bounds_it() -> None:
     class Broken(Augmented):
         def __getitem__(self, index: int) -> Any:

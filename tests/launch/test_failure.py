@@ -12,7 +12,7 @@ import pytest
 
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
-from hetero.launch.failure import MAX_FAILURE_CHARS, failure_text, reserved_space, write_failure
+from hetero.launch.failure import MAX_FAILURE_CHARS, failure_text, reserved_space, shown_detail, write_failure
 
 CAUSE = Cause(host="algo-2", summary="rank 1 failed", detail="trace\n" * 1000, exit_code=ExitCode.SCRIPT_FAILED)
 
@@ -32,6 +32,21 @@ def test_text_says_nothing_twice() -> None:
     cause = Cause(host="algo-2", summary="rank 1: data set photos failed", detail="data set photos failed\n  trace")
     assert failure_text(cause).splitlines()[1:] == ["  trace"]
     assert failure_text(Cause(host="algo-2", summary="boom", detail="boom")).splitlines()[1:] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "of_rank", "shown"),
+    [
+        ("algo-1", False, ["    one", "    two"]),
+        ("algo-1", True, ["    the lines of that rank above say more"]),
+        ("algo-2", True, ["    the log of algo-1 says more"]),
+        ("algo-2", False, ["    the log of algo-1 says more"]),
+    ],
+)
+def test_detail_is_in_one_log_of_the_job(host: str, of_rank: bool, shown: list[str]) -> None:
+    cause = Cause(host="algo-1", summary="it failed", detail="one\ntwo", of_rank=of_rank)
+    assert shown_detail(cause, host) == shown
+    assert shown_detail(Cause(host="algo-1", summary="it failed"), host) == []
 
 
 def test_write_makes_the_folder(tmp_path: Path) -> None:
@@ -65,7 +80,7 @@ def test_write_to_a_disk_that_became_full_takes_the_reserve(tmp_path: Path) -> N
         import sys
         from pathlib import Path
         from hetero.control.status import Cause
-        from hetero.launch.failure import reserved_space, write_failure
+        from hetero.launch.failure import reserved_space, shown_detail, write_failure
         path = Path(sys.argv[1]) / "failure"
         with reserved_space(path):
             try:
