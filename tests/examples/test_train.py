@@ -90,7 +90,7 @@ def test_photos_stopped_within_an_epoch_resumes_at_the_next_step(
     assert capsys.readouterr().out == whole
 
 
-@pytest.mark.parametrize("example", ["photos", "mnist"])
+@pytest.mark.parametrize("example", ["keras", "mnist", "photos"])
 def test_readme_shows_the_difference_of_the_scripts(example: str) -> None:
     folder = EXAMPLES / example
     before, after = ((folder / name).read_text().splitlines() for name in ("train_homogeneous.py", "train.py"))
