@@ -21,7 +21,16 @@ import sys
 import threading
 from collections.abc import Iterator
 
-__all__ = ["LineWriter", "dropped_lines", "escape_line", "relay_line", "setup_logging", "write_behind", "write_line"]
+__all__ = [
+    "LineWriter",
+    "dropped_lines",
+    "escape_line",
+    "relay_line",
+    "setup_logging",
+    "setup_logging_of_script",
+    "write_behind",
+    "write_line",
+]
 
 _MAX_WAITING_BYTES = 4 * 2**20
 _CHUNK_BYTES = select.PIPE_BUF
@@ -51,6 +60,20 @@ def setup_logging(group: str, host: str, role: str, level: str = "info") -> None
     own_level = logging.getLevelName(level.upper())
     root.setLevel(own_level if own_level == logging.DEBUG else max(own_level, logging.WARNING))
     logging.getLogger("hetero").setLevel(own_level)
+
+
+def setup_logging_of_script() -> None:
+    """Show hetero's messages in a process that runs the user's script, and leave the root logger to the script.
+
+    A handler on the root logger would turn the script's ``logging.basicConfig`` into nothing, and print the lines of
+    libraries that bring a handler of their own (Lightning, transformers) a second time.
+    """
+    own = logging.getLogger("hetero")
+    own.setLevel(logging.INFO)
+    if not any(isinstance(handler, _UntilConfigured) for handler in own.handlers):
+        handler = _UntilConfigured()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        own.addHandler(handler)
 
 
 def escape_line(text: str) -> str:
@@ -215,6 +238,20 @@ class _Output:
 
     prefix = ""
     writer: LineWriter | None = None
+
+
+class _UntilConfigured(logging.Handler):
+    """Writes to standard error as long as the root logger has no handlers, which would get the same records."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, unless the script has its own handlers."""
+        if logging.getLogger().handlers:
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001
+            self.handleError(record)
 
 
 class _Handler(logging.Handler):

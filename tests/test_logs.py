@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -169,3 +170,41 @@ def test_reader_never_sees_half_of_a_line(pipe: tuple[int, int]) -> None:
         assert chunk.endswith(b"\n")
         num_lines += chunk.count(b"\n")
     writer.close()
+
+
+SCRIPT = """
+import logging, sys
+from hetero import logs
+logs.setup_logging_of_script()
+logging.getLogger("hetero.loader").info("first of hetero")
+library = logging.getLogger("library")
+library.setLevel(logging.INFO)
+library.addHandler(logging.StreamHandler())
+library.info("of a library")
+if "configured" in sys.argv:
+    logging.basicConfig(format="script: %(message)s", level=logging.INFO)
+logging.getLogger("hetero.loader").info("second of hetero")
+logging.getLogger("of.the.script").info("of the script")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["INFO hetero.loader: first of hetero", "of a library", "INFO hetero.loader: second of hetero"]),
+        (
+            ["configured"],
+            [
+                "INFO hetero.loader: first of hetero",
+                "of a library",
+                "script: second of hetero",
+                "script: of the script",
+            ],
+        ),
+    ],
+    ids=["plain", "with basicConfig"],
+)
+def test_logging_of_a_script_is_its_own_and_no_line_comes_twice(arguments: list[str], expected: list[str]) -> None:
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert process.stderr.splitlines() == expected

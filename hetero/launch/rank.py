@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero import logs
 from hetero.control.stopping import StopError
 from hetero.documents import write_text
 from hetero.errors import ExitCode, HeteroError, first_line
@@ -190,7 +191,7 @@ def _redirect_output() -> None:
     os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logs.setup_logging_of_script()
 
 
 def _name_threads() -> None:

@@ -14,6 +14,7 @@ import torch
 import hetero
 from hetero.torch import DataLoader
 
+logging.basicConfig()
 logging.getLogger().setLevel(logging.DEBUG)
 
 
