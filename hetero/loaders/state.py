@@ -40,6 +40,10 @@ class LoaderState:
     """Where such a sampler was left, if the next pass is yet to begin: ``epoch`` of the pass before, and the
     ``sampler``'s state before the batch of it that was delivered last."""
 
+    completed: bool = True
+    """Whether the pass had ended. A state of the loop's last step is of one that had not: what is left of its epoch is
+    an empty pass, so that a script which counts epochs trains as many as without the restart."""
+
     def to_dict(self) -> dict[str, object]:
         """Return plain values: under 1 KiB but for the state of a user's sampler."""
         return {"version": _VERSION, **{field.name: getattr(self, field.name) for field in fields(self)}}
@@ -52,7 +56,8 @@ class LoaderState:
             ConfigError: If it is something else.
         """
         names = {field.name for field in fields(cls)}
-        if not isinstance(value, Mapping) or set(value) | {"left"} != names | {"version"}:
+        later = {"left", "completed"}  # which the first states lacked
+        if not isinstance(value, Mapping) or set(value) | later != names | {"version"}:
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
             raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Expected {sorted(names)}.")
         if value["version"] != _VERSION:
@@ -65,10 +70,13 @@ class LoaderState:
                 raise ConfigError(f"loader state: {name} is {number!r}, expected an integer of at least 0")
         if value["order"] not in _ORDERS:
             raise ConfigError(f"loader state: order is {value['order']!r}, expected one of {', '.join(_ORDERS)}")
-        left = value.get("left")  # which the first states lacked
+        left = value.get("left")
         if left is not None and (not isinstance(left, Mapping) or not _is_left(left)):
             raise ConfigError(f"loader state: left is {str(left)[:80]!r}, expected an epoch and a sampler's state")
-        return cls(**{name: value[name] for name in names - {"left"}}, left=left)
+        completed = value.get("completed", True)
+        if not isinstance(completed, bool):
+            raise ConfigError(f"loader state: completed is {completed!r:.80}, expected true or false")
+        return cls(**{name: value[name] for name in names - later}, left=left, completed=completed)
 
     def check_fits(self, here: LoaderState) -> None:
         """Check that this state belongs to a loader whose own state is ``here``.
@@ -104,6 +112,8 @@ class Start:
     num_drawn: int = 0
     may_skip: bool = False
     """Whether the next epoch is wanted if nothing is left of this one."""
+    completed: bool = False
+    """Whether the pass that delivered those batches had ended."""
     num_samples: int | None = None
     """Length of the data set when the epoch began; None for a user's sampler, and for one that is yet to begin."""
 
@@ -116,8 +126,9 @@ class Progress:
       an iterator that was never asked for one does not count.
     - `set_epoch` chooses the epoch of the next pass, from its start.
     - `resume` makes the next pass continue where the state was taken. If
-      nothing is left of that epoch, the pass is the next epoch, unless
-      `set_epoch` asked for the finished one by name: then it is empty.
+      nothing is left of that epoch, the pass is the next epoch. It is empty
+      if the state was taken in the loop's last step, before the pass ended,
+      or if `set_epoch` asks for the finished epoch by name.
     """
 
     def __init__(self) -> None:
@@ -128,6 +139,7 @@ class Progress:
         self._num_drawn = 0
         self._num_samples: int | None = None
         self._named: int | None = None
+        self._completed = False
         self._resume: Start | None = None
         self._has_warned = False
         self._tool_offset = 0
@@ -159,7 +171,14 @@ class Progress:
 
     def resume(self, state: LoaderState) -> None:
         """Continue from ``state`` with the next pass."""
-        self._resume = Start(state.epoch, state.batches, state.sampler, state.num_drawn, num_samples=state.num_samples)
+        self._resume = Start(
+            state.epoch,
+            state.batches,
+            state.sampler,
+            state.num_drawn,
+            completed=state.completed,
+            num_samples=state.num_samples,
+        )
         self._has_warned = False
         self._named = None
         self._tool_offset = 0
@@ -177,7 +196,7 @@ class Progress:
     def next_start(self) -> Start:
         """Return where the next pass would begin; changes nothing."""
         if self._resume is not None and self._named in (None, self._resume.epoch):
-            return replace(self._resume, may_skip=self._named is None)
+            return replace(self._resume, may_skip=self._named is None and self._resume.completed)
         if self._named is not None:
             return Start(self._named)
         return Start(0 if self._epoch is None else self._epoch + 1)
@@ -218,6 +237,11 @@ class Progress:
                 )
             self._batches, self._sampler, self._num_drawn = batches, sampler, num_drawn
 
+    def complete(self, pass_number: int) -> None:
+        """Note that pass ``pass_number`` was delivered to its end."""
+        if self.is_latest(pass_number):
+            self._completed = True
+
     def is_latest(self, pass_number: int) -> bool:
         """Whether no other pass has begun since."""
         return pass_number == self._passes
@@ -226,8 +250,15 @@ class Progress:
         """Return what a checkpoint taken now has to resume: the latest pass, or the one that was chosen since."""
         if self._epoch is None or self._named is not None or self._resume is not None:
             return self.next_start()
-        return Start(self._epoch, self._batches, self._sampler, self._num_drawn, num_samples=self._num_samples)
+        return Start(
+            self._epoch,
+            self._batches,
+            self._sampler,
+            self._num_drawn,
+            completed=self._completed,
+            num_samples=self._num_samples,
+        )
 
     def _place(self, start: Start) -> None:
-        self._epoch, self._batches = start.epoch, start.batches
+        self._epoch, self._batches, self._completed = start.epoch, start.batches, False
         self._sampler, self._num_drawn, self._num_samples = start.sampler, start.num_drawn, start.num_samples

@@ -373,7 +373,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Continue with the batch after the last one delivered when the state was taken.
 
-        A state taken at the end of an epoch continues with the next one. Living iterators are not affected.
+        A state taken after the loop continues with the next epoch. One taken in the loop's last step first gives an
+        empty pass, what is left of its epoch. Living iterators are not affected.
 
         Raises:
             ConfigError: If it is no state, or of another seed, data set length, order or global batch.

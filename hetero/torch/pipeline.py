@@ -175,7 +175,8 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.delivered(planned)
 
     def note_completed(self, number: int) -> None:
-        """Tell the user's sampler that a pass was delivered to its end."""
+        """Note, and tell the user's sampler, that a pass was delivered to its end."""
+        self.progress.complete(number)
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()
 
@@ -217,11 +218,16 @@ class Pipeline(LoaderPipeline):
             sampler=position.sampler if stateful else None,
             num_drawn=position.num_drawn if stateful else 0,
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
+            # Without padding one rank's pass may have ended while another is in its last step; states are the same.
+            completed=position.completed or self._may_end_unevenly(),
             order=facts.order,
             seed=facts.seed,
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,
             global_batch=facts.global_batch,
         )
+
+    def _may_end_unevenly(self) -> bool:
+        return self.sampler_order is None and not self.options.padding and self.shard().world_size > 1
 
     def load_state(self, value: object) -> None:
         """Continue from a state with the next pass.

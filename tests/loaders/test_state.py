@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -41,7 +42,7 @@ def test_progress_resume_continues_and_then_goes_on() -> None:
     progress = Progress()
     progress.resume(STATE)
     assert progress.position().batches == 5
-    assert progress.begin()[1] == Start(3, 5, may_skip=True, num_samples=100)
+    assert progress.begin()[1] == Start(3, 5, may_skip=True, completed=True, num_samples=100)
     assert progress.begin()[1] == Start(4)
 
 
@@ -49,7 +50,7 @@ def test_progress_resume_with_set_epoch_of_the_same_epoch_continues_even_if_noth
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch(3)
-    assert progress.begin()[1] == Start(3, 5, num_samples=100)
+    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100)
 
 
 def test_progress_resume_with_set_epoch_of_another_epoch_starts_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +73,7 @@ def test_progress_tool_that_restored_its_count_is_taken_at_its_word() -> None:
     progress = Progress()
     progress.resume(STATE)
     progress.set_epoch_by_tool(3)
-    assert progress.begin()[1] == Start(3, 5, num_samples=100)
+    assert progress.begin()[1] == Start(3, 5, completed=True, num_samples=100)
     progress.set_epoch_by_tool(4)
     assert progress.begin()[1] == Start(4)
 
@@ -107,3 +108,25 @@ def test_state_malformed_raises(changed: dict[str, object], message: str) -> Non
 def test_state_of_something_else_raises() -> None:
     with pytest.raises(ConfigError, match="found list"):
         LoaderState.from_dict([])
+
+
+def test_progress_state_of_the_last_step_resumes_with_what_is_left() -> None:
+    progress = Progress()
+    number, _ = progress.begin()
+    progress.advance(number, batches=5)
+    assert not progress.position().completed
+    progress.complete(number)
+    assert progress.position().completed
+    progress.resume(dataclasses.replace(STATE, completed=False))
+    assert not progress.next_start().may_skip
+
+
+def test_state_without_the_later_fields_is_read() -> None:
+    value = STATE.to_dict()
+    del value["left"], value["completed"]
+    assert LoaderState.from_dict(value) == STATE
+
+
+def test_state_with_another_completed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="completed is 'yes'"):
+        LoaderState.from_dict({**STATE.to_dict(), "completed": "yes"})
