@@ -7,9 +7,11 @@ torch is imported only to restore a tensor.
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -40,9 +42,15 @@ Container: TypeAlias = Literal["tensor", "array", "scalar", "list"]
 Text: TypeAlias = str | bytes
 
 _ITEM_BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
-_ITEM_BYTES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "bool": 1}
+_ITEM_BYTES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "bool": 1, "c64": 8, "c128": 16}
+_TORCH_ONLY = {"bf16": "bfloat16", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
+_TORCH_ONLY |= {"f8e4m3fnuz": "float8_e4m3fnuz", "f8e5m2fnuz": "float8_e5m2fnuz"}
+"""Dtypes that NumPy does not have, and their names in torch."""
+_ITEM_BYTES |= {name: 1 for name in _TORCH_ONLY if name.startswith("f8")}
+_TEXT_OR_DATE = re.compile(r"(<U|\|S)[1-9]\d{0,6}|<[Mm]8(\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+"""NumPy's own names of dtypes with a size or a unit in them."""
 
-_NUMPY = {name: np.dtype(f"{name[0]}{size}") for name, size in _ITEM_BYTES.items() if name != "bf16"}
+_NUMPY = {name: np.dtype(f"{name[0]}{size}") for name, size in _ITEM_BYTES.items() if name not in _TORCH_ONLY}
 _NUMPY["bool"] = np.dtype(np.bool_)
 _NUMPY_NAMES = {dtype: name for name, dtype in _NUMPY.items()}
 
@@ -54,7 +62,10 @@ DTYPES: dict[Container, frozenset[str]] = {
     "scalar": frozenset(_NUMPY) | {"bytes", "utf8"},
     "list": frozenset(_LIST_DTYPES.values()) | {"bytes", "utf8"},
 }
-"""What each container can hold. ``bytes`` and ``utf8`` elements differ in length."""
+"""What each container can hold. ``bytes`` and ``utf8`` elements differ in length.
+
+Arrays and NumPy scalars also hold text of one length and dates, whose dtype is NumPy's own name: ``<U12``, ``<M8[ns]``.
+"""
 
 NESTED_ADVICE = "a sparse or nested tensor cannot be sent; convert it with .to_dense() or to a list of tensors"
 """Also of jagged tensors, which are of a class of their own."""
@@ -83,7 +94,7 @@ class LeafShape:
     container: Container
     """What it was."""
     dtype: str
-    """One of `DTYPES` of the container."""
+    """One of `DTYPES` of the container, or NumPy's name of a dtype for text or dates."""
     shape: tuple[int, ...]
     """In elements; one dimension for a list, none for a scalar."""
     nbytes: int
@@ -97,19 +108,23 @@ class LeafShape:
         Raises:
             ProtocolError: If a field breaks the rules above or a bound.
         """
-        if self.dtype not in DTYPES.get(self.container, ()):
+        text_or_date = None if self.dtype in _ITEM_BYTES else _text_or_date(self.dtype)
+        if self.dtype not in DTYPES.get(self.container, ()) and (
+            text_or_date is None or self.container not in ("array", "scalar")
+        ):
             raise ProtocolError(f"a leaf is a {self.container} of {self.dtype}, which no batch contains")
         ndim = len(self.shape)
         if ndim > max_ndim or ndim != {"scalar": 0, "list": 1}.get(self.container, ndim):
             raise ProtocolError(f"a {self.container} leaf has {ndim} dimensions, at most {max_ndim} are allowed")
         # Python integers do not overflow. Zeros are left out: an empty array must not carry absurd dimensions either.
-        size = math.prod(dim for dim in self.shape if dim) * _ITEM_BYTES.get(self.dtype, _LENGTH.itemsize)
+        item_bytes = text_or_date.itemsize if text_or_date else _ITEM_BYTES.get(self.dtype, _LENGTH.itemsize)
+        size = math.prod(dim for dim in self.shape if dim) * item_bytes
         if size > max_bytes or self.nbytes > max_bytes:
             raise ProtocolError(f"a leaf of shape {self.shape} and {self.nbytes} bytes exceeds {max_bytes} bytes")
         if self.container == "list" and self.shape[0] > max_list_items:
             raise ProtocolError(f"a list leaf has {self.shape[0]} items, at most {max_list_items} are allowed")
         size = 0 if 0 in self.shape else size
-        if self.nbytes < size or (self.dtype in _ITEM_BYTES and self.nbytes != size):
+        if self.nbytes < size or (self.dtype not in ("bytes", "utf8") and self.nbytes != size):
             raise ProtocolError(f"a {self.dtype} leaf of shape {self.shape} has {self.nbytes} bytes, expected {size}")
         if self.strides:
             self._check_strides()
@@ -157,10 +172,15 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
         Unsendable: If the dtype cannot be sent, or it is too large.
     """
     name = _NUMPY_NAMES.get(value.dtype)
+    if name is None and value.dtype.kind in "USMm" and _text_or_date(value.dtype.str):
+        name = value.dtype.str
     if name is None:
         raise Unsendable(f"{type(value).__name__} of {value.dtype.str!r} cannot be sent; {_dtype_advice(value.dtype)}")
     if type(value) is not np.ndarray:
-        return _fixed("scalar", name, np.asarray(value), max_bytes)
+        array = np.asarray(value)
+        if array.dtype.kind in "US" and array[()] != value:
+            raise Unsendable(f"a {type(value).__name__} that ends in zeros cannot be sent; convert it to str or bytes")
+        return _fixed("scalar", name, array, max_bytes)
     strides = array_strides(value)
     in_order = value.transpose(sorted(range(value.ndim), key=lambda dim: -strides[dim])) if strides else value
     return _fixed("array", name, in_order, max_bytes, shape=value.shape, strides=strides)
@@ -168,11 +188,18 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
 
 def _dtype_advice(dtype: np.dtype[Any]) -> str:
     """Say what to do about a NumPy dtype that is not in the list."""
-    if dtype.newbyteorder("=") in _NUMPY_NAMES:
-        return "it is big-endian: convert it with .astype(a.dtype.newbyteorder('='))"
-    if dtype.kind in "OUST":
+    if dtype.kind in "OT":  # not asked for their byte order, which some do not have
         return "return a list of str, bytes or numbers, or an array of numbers"
+    native = dtype.newbyteorder("=")
+    if native in _NUMPY_NAMES or _text_or_date(native.str):
+        return "it is big-endian: convert it with .astype(a.dtype.newbyteorder('='))"
     return f"convert it to one of {', '.join(_NUMPY)}"
+
+
+@lru_cache(maxsize=256)
+def _text_or_date(name: str) -> np.dtype[Any] | None:
+    """Return a dtype for text of one length or for dates by NumPy's name, None for any other name."""
+    return np.dtype(name) if _TEXT_OR_DATE.fullmatch(name) else None
 
 
 def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
@@ -195,9 +222,9 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     name = _torch_names().get(tensor.dtype)
     if name is None:
         raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
-    if tensor.is_neg():
+    if tensor.is_neg() or tensor.is_conj():
         _check_size(tensor, max_bytes)
-        tensor = tensor.resolve_neg()
+        tensor = tensor.resolve_conj().resolve_neg()
     shape, strides = tuple(tensor.shape), tensor_strides(torch, tensor)
     if strides:
         if max(strides) > _MAX_STRIDE:
@@ -205,8 +232,9 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
         _check_size(tensor, max_bytes)
         dense = tensor if strides == tensor.stride() else tensor.clone()
         tensor = dense.as_strided((dense.numel(),), (1,))
-    # NumPy has no bfloat16; only the bytes matter here.
-    array = (tensor.view(torch.int16) if name == "bf16" else tensor).numpy()
+    if name in _TORCH_ONLY:  # only the bytes matter here
+        tensor = tensor.view(torch.int16 if name == "bf16" else torch.uint8)
+    array = tensor.numpy()
     return _fixed("tensor", name, array, max_bytes, shape=shape, strides=strides)
 
 
@@ -240,10 +268,13 @@ def _fixed(
     """
     _check_size(array, max_bytes)
     nbytes = array.nbytes
-    # ascontiguousarray turns zero dimensions into one; memoryview cannot cast an empty array.
-    data = np.ascontiguousarray(array).data.cast("B") if nbytes else memoryview(b"")
-    if name == "bool" and _has_invalid_bool(data):
-        raise Unsendable("a boolean array has elements that are neither 0 nor 1; it is a view of something else")
+    if not nbytes:  # which memoryview cannot cast
+        data = memoryview(b"")
+    else:  # ascontiguousarray turns zero dimensions into one
+        whole = np.ascontiguousarray(array)
+        data = whole.data.cast("B") if array.dtype.kind in "biuf" else whole.reshape(-1).view(np.uint8).data
+    if problem := _invalid(name, data):
+        raise Unsendable(f"an array has {problem}; it is a view of something else")
     shape = tuple(array.shape) if shape is None else shape
     return Leaf(container=container, dtype=name, shape=shape, nbytes=nbytes, data=data, strides=strides)
 
@@ -303,11 +334,11 @@ def restore(leaf: Leaf) -> Any:
         items = _split(leaf)
         return items if leaf.container == "list" else items[0]
     data = leaf.data
-    if leaf.dtype == "bool" and _has_invalid_bool(data):
-        raise ProtocolError("a boolean leaf has elements that are neither 0 nor 1")
+    if problem := _invalid(leaf.dtype, data):
+        raise ProtocolError(f"a leaf has {problem}")
     if leaf.container == "tensor":
         return _restore_tensor(leaf)
-    dtype = _NUMPY[leaf.dtype]
+    dtype = _NUMPY.get(leaf.dtype) or np.dtype(leaf.dtype)
     if not leaf.nbytes:
         return [] if leaf.container == "list" else np.empty(leaf.shape, dtype)
     array = np.frombuffer(bytearray(data) if data.readonly else data, dtype)
@@ -376,9 +407,13 @@ def _split(leaf: Leaf) -> list[Any]:
     return items
 
 
-def _has_invalid_bool(data: memoryview) -> bool:
-    """Return whether a byte is neither 0 nor 1: operations would disagree on what it is."""
-    return len(data) > 0 and int(np.frombuffer(data, np.uint8).max()) > 1
+def _invalid(dtype: str, data: memoryview) -> str:
+    """Return what no element of a dtype can be and is there, as operations would disagree on it; empty if nothing."""
+    if dtype == "bool" and len(data) and int(np.frombuffer(data, np.uint8).max()) > 1:
+        return "boolean elements that are neither 0 nor 1"
+    if dtype.startswith("<U") and len(data) and int(np.frombuffer(data, "<u4").max()) > sys.maxunicode:
+        return "characters beyond Unicode"
+    return ""
 
 
 @cache
@@ -388,7 +423,7 @@ def _torch_dtypes() -> dict[str, Any]:
         import torch
     except ImportError:
         return {}
-    names = {"bool": "bool", "bf16": "bfloat16"}
+    names = {"bool": "bool", "c64": "complex64", "c128": "complex128", **_TORCH_ONLY}
     kinds = {"u": "uint", "i": "int", "f": "float"}
     full = {name: names.get(name, kinds.get(name[0], "") + name[1:]) for name in _ITEM_BYTES}
     return {name: getattr(torch, attribute) for name, attribute in full.items() if hasattr(torch, attribute)}

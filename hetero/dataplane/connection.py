@@ -18,9 +18,8 @@ from hetero.control.security import Token, call_metadata
 from hetero.dataplane.failures import CallFailedError, Fault
 from hetero.dataplane.link import Call, Link
 from hetero.datasets import DatasetSpec
-from hetero.errors import ConfigError, DatasetError, ProtocolError
+from hetero.errors import DatasetError, ProtocolError
 from hetero.wire import requests
-from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
@@ -252,14 +251,9 @@ class EndpointConnection:
             CallFailedError: The call failed; `Fault.UNSENT` if there is no link.
             AuthenticationError: As `prepare`.
         """
-        message = requests.to_proto(request, self._limits).SerializeToString()
-        if len(message) > MAX_REQUEST_BYTES:
-            raise ConfigError(
-                f"the indices of batch {request.position} take {len(message)} bytes, "
-                f"at most {MAX_REQUEST_BYTES} can be asked for; use smaller batches or shorter keys"
-            )
+        message = requests.serialize(request, self._limits)
         options = {} if allocate is None else {"allocate": allocate}
-        max_skipped = len(request.indices) - 1 if request.on_sample_error == "skip" else 0
+        max_skipped = max(0, len(request.indices) - 1) if request.on_sample_error == "skip" else 0
         decoder = BatchDecoder(
             self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
         )

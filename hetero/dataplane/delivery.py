@@ -23,8 +23,8 @@ from typing import TypeAlias
 
 from hetero.errors import ProtocolError
 from hetero.faults import Strike, faults_at
-from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.framing import EncodedBatch, Refusal, encode_refusal
+from hetero.wire.limits import MAX_FETCH_BYTES
 from hetero.wire.streams import Stream, listen
 from hetero.wire.tls import Tls, TlsError, TlsSession
 from hetero.wire.tls_streams import TlsStream
@@ -292,7 +292,7 @@ class Delivery:
         try:
             if is_full:
                 # Closing before would look like a failed connection.
-                asked = stream.receive_message(MAX_REQUEST_BYTES, deadline_s=time.monotonic() + _TURN_AWAY_S) or b""
+                asked = stream.receive_message(MAX_FETCH_BYTES, deadline_s=time.monotonic() + _TURN_AWAY_S) or b""
                 why_not = f"{_MAX_CONNECTIONS} connections are open already"
                 stream.send(encode_refusal(Refusal.BUSY, why_not, request=asked))
                 return
@@ -312,7 +312,7 @@ class Delivery:
     def _serve_one(self, stream: Stream) -> bool:
         """Answer one request; False if the connection is of no use any more."""
         try:
-            request = stream.receive_message(MAX_REQUEST_BYTES)
+            request = stream.receive_message(MAX_FETCH_BYTES)
         except ProtocolError as error:
             stream.send(encode_refusal(Refusal.MALFORMED, str(error)))
             return False

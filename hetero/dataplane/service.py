@@ -249,7 +249,7 @@ class DataService:
             return framing.encode_refusal(Refusal.BROKEN, self._log_incident(error), request=data)
 
     def _fetch(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | None:
-        message = parse(pb.FetchRequest, data)
+        message = requests.parse_request(data)
         request = requests.from_proto(message, self._limits)
         _, built = self._find(request.spec)
         limits = self._limits.within(message.max_batch_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +24,11 @@ from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, ResourcesError
 from hetero.torch.copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
+from hetero.wire.framing import why_unsendable
 
 __all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here", "has_same_code"]
+
+logger = logging.getLogger(__name__)
 
 
 class LocalDataset:
@@ -124,6 +128,11 @@ class LocalDataset:
         batch = fetch(self.built, request, on_skips=on_skips)
         return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 
+    def warn_if_only_local(self, batch: Any) -> None:
+        """Log a warning if a data host could not send a batch of this registered data set."""
+        if isinstance(self.subject, DatasetSpec) and (reason := why_unsendable(batch)) is not None:
+            logger.warning("data set %s: its batches cannot come from data hosts: %s", self.subject, reason)
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("built", None)
@@ -164,6 +173,7 @@ class LocalFetcher:
         self._options = options
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
         self._slot = _Slot()
+        self._is_checked = False
 
     def open(self, requests: Iterator[BatchRequest]) -> LocalBatches:
         """Return the batches of ``requests`` in order; closing the iterator ends or frees the workers.
@@ -199,10 +209,14 @@ class LocalFetcher:
         """
         if isinstance(answer, _NoRoom):
             raise ResourcesError(answer.text)
+        batch = answer
         if type(answer) is _WithSkips:
             self._on_skips(answer.skips)
-            return answer.batch
-        return answer
+            batch = answer.batch
+        if not self._is_checked:
+            self._is_checked = True
+            self._dataset.warn_if_only_local(batch)
+        return batch
 
     def _look_ahead(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """Note how many batches will wait for the trainer at once; return the same requests."""

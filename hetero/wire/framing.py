@@ -45,6 +45,7 @@ __all__ = [
     "RefusedError",
     "encode_failure",
     "encode_refusal",
+    "why_unsendable",
 ]
 
 _CHUNK_BYTES = 16 * 2**20
@@ -157,6 +158,15 @@ class EncodedBatch:
     def payload(self) -> Sequence[memoryview]:
         """What follows the message: bytes, read-only or not, of at least one byte each."""
         return self._pieces
+
+
+def why_unsendable(batch: Any, limits: Limits = _DEFAULT_LIMITS) -> str | None:
+    """Return why a data host could not send a batch, None if it could; raises nothing and copies no dense tensor."""
+    try:
+        EncodedBatch(batch, limits=limits, copy=False)
+    except Exception as error:  # noqa: BLE001 - whatever objects of the user's raise, a data host would report it too
+        return str(error)
+    return None
 
 
 def encode_failure(failure: SampleFailure, *, request: bytes = b"") -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetero.batches.structure import StructureLimits
 from hetero.errors import ConfigError
 
-__all__ = ["BLOCK_BYTES", "MAX_SKIPS_BYTES", "PROTOCOL", "Limits"]
+__all__ = ["BLOCK_BYTES", "MAX_FETCH_BYTES", "MAX_KEYED_FETCH_BYTES", "MAX_SKIPS_BYTES", "PROTOCOL", "Limits"]
 
 PROTOCOL = 6
 """Version of the data plane's messages; both sides must have the same."""
@@ -18,6 +18,10 @@ BLOCK_BYTES = 2**20
 Larger ones compress no better (measured with photographs: 64 KiB, 256 KiB and 1 MiB differ by less than 3 %), smaller
 ones take the interpreter's lock more often, and a receiver needs one of them as extra memory.
 """
+MAX_FETCH_BYTES = 16 * 2**20
+"""Of a request for a batch: 8 bytes for each index that is an integer of 64 bits, and up to 5 for its occurrences."""
+MAX_KEYED_FETCH_BYTES = 2**20
+"""Of a request with other indices, which take many times their bytes as messages."""
 MAX_SKIPS_BYTES = 96 * 2**10
 """Of a batch's list of skipped samples: 100 times 64 and 160 characters, of up to 4 bytes."""
 
@@ -30,8 +34,8 @@ class Limits(StructureLimits):
     """Structure of a batch: its tree, and dtypes and shapes of its leaves."""
     max_failure_bytes: int = 64 * 2**10
     """An exception with its traceback."""
-    max_indices: int = 65_536
-    """Samples per batch: 8 bytes each in a request of at most 1 MiB."""
+    max_indices: int = 2**20
+    """Samples per batch."""
     max_index_bytes: int = 4096
     """Of a str, in UTF-8, of bytes, or of an integer beyond 64 bits in an index."""
     max_index_parts: int = 65_536

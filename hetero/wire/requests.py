@@ -11,17 +11,21 @@ from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.wire.compression import compression_from_proto, compression_to_proto
 from hetero.wire.keys import decode_keys, encode_keys
-from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.limits import MAX_FETCH_BYTES, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.trees import parse
 
 __all__ = [
     "failure_from_proto",
     "failure_to_proto",
     "from_proto",
+    "parse_request",
     "printable",
+    "serialize",
     "spec_from_proto",
     "spec_to_proto",
     "to_proto",
+    "too_many_samples",
 ]
 
 _DEFAULT_LIMITS = Limits()
@@ -29,6 +33,7 @@ _MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
 """Of a failure's fields; with 4,000 for each of the others they stay below `Limits.max_failure_bytes`."""
 _MAX_TYPES = 16
 _MAX_TYPE_BYTES = 400
+_LENGTH_DELIMITED = 2
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
 
 
@@ -55,8 +60,8 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
     Raises:
         ConfigError: If the request exceeds a limit, or a number its range.
     """
-    if not 1 <= len(request.indices) <= limits.max_indices:
-        raise ConfigError(f"a batch has {len(request.indices)} samples, expected 1 to {limits.max_indices}")
+    if len(request.indices) > limits.max_indices:
+        raise ConfigError(too_many_samples(len(request.indices), limits))
     try:
         message = pb.FetchRequest(
             protocol=PROTOCOL,
@@ -83,6 +88,80 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
     return message
 
 
+def too_many_samples(num_samples: int, limits: Limits = _DEFAULT_LIMITS) -> str:
+    """Return what is wrong with a batch of so many samples, and what to do."""
+    return (
+        f"a batch of {num_samples} samples cannot come from a data host, at most {limits.max_indices} can\n"
+        "  Use a smaller batch_size, or a data set whose samples are rows of several."
+    )
+
+
+def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
+    """Return the bytes of a request.
+
+    Raises:
+        ConfigError: As `to_proto`, and if there are too many bytes.
+    """
+    message = to_proto(request, limits)
+    data = message.SerializeToString()
+    max_bytes = MAX_KEYED_FETCH_BYTES if message.keys else MAX_FETCH_BYTES
+    if len(data) > max_bytes:
+        raise ConfigError(
+            f"the indices of batch {request.position} take {len(data)} bytes, at most {max_bytes} can be asked for; "
+            "use smaller batches or shorter keys"
+        )
+    return data
+
+
+def parse_request(data: bytes) -> pb.FetchRequest:
+    """Return the message of a request.
+
+    Raises:
+        ProtocolError: If it is none; or large, and not made of few fields: every key is one, and takes many times its
+            bytes once it is parsed.
+    """
+    if len(data) > MAX_FETCH_BYTES:
+        raise ProtocolError(f"a request has {len(data)} bytes, at most {MAX_FETCH_BYTES} are allowed")
+    if len(data) > MAX_KEYED_FETCH_BYTES and not _has_few_fields(data):
+        raise ProtocolError(f"a request with keys has {len(data)} bytes, at most {MAX_KEYED_FETCH_BYTES} are allowed")
+    return parse(pb.FetchRequest, data)
+
+
+def _has_few_fields(data: bytes) -> bool:
+    """Return whether a message has no more fields than a request, and no key."""
+    position = 0
+    for _ in range(len(pb.FetchRequest.DESCRIPTOR.fields)):
+        if position == len(data):
+            return True
+        tag, position = _varint(data, position)
+        if tag >> 3 == pb.FetchRequest.KEYS_FIELD_NUMBER:
+            return False
+        if tag & 7 == _LENGTH_DELIMITED:
+            size, position = _varint(data, position)
+            position += size
+        elif tag & 7 == 0:
+            _, position = _varint(data, position)
+        else:
+            return False
+        if position > len(data):
+            return False
+    return position == len(data)
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return a number, and where it ends; beyond the data if it does not."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            break
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    return 0, len(data) + 1
+
+
 def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> BatchRequest:
     """Return the request in a message. ``max_batch_bytes`` stays there: see `Limits.within`.
 
@@ -95,10 +174,10 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
             "  Install the same version of hetero on all hosts."
         )
     num_indices = len(message.indices) + len(message.keys)
-    if not 1 <= num_indices <= limits.max_indices or (message.indices and message.keys):
+    if num_indices > limits.max_indices or (message.indices and message.keys):
         raise ProtocolError(
             f"a request has {len(message.indices)} indices and {len(message.keys)} keys, "
-            f"expected 1 to {limits.max_indices} of one kind"
+            f"expected at most {limits.max_indices} of one kind"
         )
     if message.occurrences and len(message.occurrences) != num_indices:
         raise ProtocolError(f"a request has {num_indices} indices but {len(message.occurrences)} occurrences")
@@ -109,7 +188,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
     if message.on_sample_error == pb.SKIP and not message.collate:
         raise ProtocolError("a request without collation has no other sample that could stand in")
     indices: Indices
-    if message.indices:
+    if not message.keys:
         indices = np.fromiter(message.indices, np.int64, num_indices)
     else:
         indices = decode_keys(message.keys, limits)

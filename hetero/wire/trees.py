@@ -47,11 +47,13 @@ def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
     _fill(message.root, tree)
     for leaf in leaves:
         made = message.leaves.add(
-            dtype=_DTYPE_CODES[leaf.dtype],
+            dtype=_DTYPE_CODES.get(leaf.dtype, pb.TEXT_OR_DATE),
             container=_CONTAINER_CODES[leaf.container],
             shape=leaf.shape,
             nbytes=leaf.nbytes,
         )
+        if made.dtype == pb.TEXT_OR_DATE:
+            made.numpy_dtype = leaf.dtype
         if leaf.strides:
             made.strides.extend(leaf.strides)
     return message.SerializeToString()
@@ -124,9 +126,12 @@ def _leaf_shape(message: pb.Leaf) -> LeafShape:
     shape, strides = tuple(message.shape), tuple(message.strides)
     if (ndim := max(len(shape), len(strides))) > 64:
         raise ProtocolError(f"a leaf has {ndim} dimensions")
+    dtype = _DTYPE_NAMES.get(message.dtype, "an unknown dtype")
+    if message.dtype == pb.TEXT_OR_DATE:
+        dtype = message.numpy_dtype[:32] if message.numpy_dtype[:1] in ("<", "|") else "an unknown dtype"
     return LeafShape(
         container=cast(Container, _CONTAINER_NAMES.get(message.container, "unknown container")),
-        dtype=_DTYPE_NAMES.get(message.dtype, "an unknown dtype"),
+        dtype=dtype,
         shape=shape,
         nbytes=message.nbytes,
         strides=strides,

@@ -75,9 +75,9 @@ def round_trip(batch: Any) -> Any:
 
 TENSOR_DTYPES = (
     "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
-    "float64", "bool",
+    "float64", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
 )  # fmt: skip
-ARRAY_DTYPES = tuple(name for name in TENSOR_DTYPES if name != "bfloat16")
+ARRAY_DTYPES = tuple(name for name in TENSOR_DTYPES if name != "bfloat16" and not name.startswith("float8"))
 
 SAME = {
     "none": None,
@@ -127,6 +127,20 @@ SAME = {
     "transposed tensor": torch.arange(12).reshape(3, 4).t(),
     "transposed bfloat16": torch.arange(12).reshape(3, 4).to(torch.bfloat16).t(),
     "expanded tensor": torch.ones(1, 3).expand(5, 3),
+    "conjugated view": torch.tensor([1 + 2j, 3 - 4j]).conj(),
+    "conjugated and turned": torch.tensor([[1 + 2j, 3 - 4j]] * 3).mH,
+    "array of text": np.array([["a", "\N{SNOWMAN}bc"], ["", "d\0e"]]),
+    "array of text in Fortran order": np.asfortranarray([["a", "bc"], ["", "d"]]),
+    "array of bytes": np.array([b"a", b"bc\0"])[::2],
+    "array of dates": np.array(["2020-01-01", "NaT"], "M8[D]"),
+    "array of times in steps": np.arange(3).astype("m8[7ns]"),
+    "empty array of text": np.empty((0, 2), "U5"),
+    "NumPy scalars of text and dates": [
+        np.str_("ab"),
+        np.bytes_(b"c"),
+        np.datetime64("2020-01-01T10:00"),
+        np.timedelta64(3),
+    ],
     "negated view": torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
     "sliced tensor": torch.arange(100)[3:50:7],
     "channels last": torch.arange(48.0).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last),
@@ -276,13 +290,15 @@ REFUSED = {
         r"batch\['a'\]: ndarray of '>i4' cannot be sent; it is big-",
     ),
     "object array": (np.array([None]), r"'\|O'"),
-    "array of str": (np.array(["a"]), "list of str"),
-    "NumPy str": (np.str_("a"), "list of str"),
-    "array of dates": (np.array(["2020-01-01"], "M8[D]"), "convert it to one of"),
+    "text that ends in zeros": (np.str_("a\0"), "ends in zeros"),
+    "characters beyond Unicode": (np.array([2**31], np.uint32).view("U1"), "characters beyond Unicode"),
+    "big-endian text": (np.array(["a"], ">U1"), "it is big-endian"),
+    "array of new text": (
+        np.array(["a"], np.dtypes.StringDType()) if hasattr(np.dtypes, "StringDType") else np.array([None]),
+        "list of str",
+    ),
     "structured array": (np.zeros(2, [("a", "i4")]), "convert it to one of"),
     "long double": (np.longdouble(1), "convert it to one of"),
-    "complex tensor": (torch.zeros(2, dtype=torch.complex64), "torch.complex64"),
-    "float8 tensor": (torch.zeros(2).to(torch.float8_e4m3fn), "float8"),
     "masked array": (np.ma.masked_array([1, 2]), "numpy.asarray"),
     "array subclass": (np.zeros(2).view(Array), "numpy.asarray"),
     "parameter": (torch.nn.Parameter(torch.zeros(2)), "as_subclass"),

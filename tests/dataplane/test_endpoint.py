@@ -128,7 +128,7 @@ def test_batch_requests_that_break_the_protocol_are_refused_and_harm_nothing(
 ) -> None:
     spec = pb.DatasetSpec(name="numbers", arguments_json="{}")
     canary = Path(job.path / "canary")
-    too_many = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1] * 100_000, collate=True)
+    too_many = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1] * (2**20 + 1), collate=True)
     unprepared = pb.FetchRequest(protocol=PROTOCOL, dataset=spec, indices=[1], collate=True)
     bad: list[tuple[bytes, Refusal]] = [
         (b"", Refusal.MALFORMED),

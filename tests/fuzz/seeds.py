@@ -47,6 +47,7 @@ BATCHES: tuple[Any, ...] = (
     None,
     {
         "sets": [{1, "a"}, frozenset({(1, None), b"b"})],
+        "more": [np.array(["a", "bc"]), np.array([3], "m8[7ns]"), np.ones(2, np.complex64), np.str_("x")],
         None: types.MappingProxyType({2.5: 1j, (True, "x"): 2**100}),
     },
 )

@@ -16,6 +16,7 @@ from endpoints import ServedJob, imported_script
 import hetero
 from hetero.batches.purity import compare
 from hetero.control import session as control
+from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader
 
@@ -70,6 +71,37 @@ SCRIPT += """
     @hetero.dataset(collate_fn=immutable)
     def values_test_immutable():
         return list(range(8))
+
+    def measured(samples):
+        return {
+            "complex": torch.view_as_complex(torch.rand(len(samples), 2)).conj(),
+            "float8": torch.rand(3).to(torch.float8_e4m3fn),
+            "names": np.array([str(sample) for sample in samples] or [""]),
+            "dates": np.array(["2026-01-01"], "M8[D]") + np.arange(len(samples)),
+            "samples": samples,
+        }
+
+    @hetero.dataset(collate_fn=measured)
+    def values_test_measured():
+        return list(range(2**20 + 5))
+
+    def count(samples):
+        return torch.tensor([len(samples), sum(samples)])
+
+    @hetero.dataset(collate_fn=count, seeding="batch")
+    def values_test_counted(size):
+        return range(size)
+
+    def sent_by_none(samples):
+        return {"samples": [Refused(samples)]}
+
+    class Refused:
+        def __init__(self, samples):
+            self.samples = samples
+
+    @hetero.dataset(collate_fn=sent_by_none)
+    def values_test_refused():
+        return range(8)
 
     class Keyed(torch.utils.data.Dataset):
         def __getitem__(self, key):
@@ -223,3 +255,54 @@ def test_immutable_containers_and_odd_keys_are_delivered_as_they_are(script: Any
     assert type(local[0][0]) is types.MappingProxyType
     connect()
     assert compare(local, list(DataLoader(script.values_test_immutable(), batch_size=4))) is None
+
+
+def test_complex_text_dates_and_empty_batches_come_from_endpoints(script: Any, connect: Any) -> None:
+    batches: Any = [[1, 2], [], [3]]
+    local = list(DataLoader(script.values_test_measured(), batch_sampler=batches))
+    assert [batch["samples"] for batch in local] == batches
+    connect()
+    remote = list(DataLoader(script.values_test_measured(), batch_sampler=batches))
+    assert compare(local, remote) is None
+    assert [strides(batch) for batch in remote] == [strides(batch) for batch in local]
+
+
+def test_a_batch_of_a_million_samples_comes_from_endpoints(script: Any, connect: Any) -> None:
+    size = 2**20
+    connect()
+    (batch,) = DataLoader(script.values_test_counted(size), batch_size=size)
+    assert batch.tolist() == [size, size * (size - 1) // 2]
+
+
+def test_batch_size_beyond_a_request_is_refused_with_endpoints_and_said_without(
+    script: Any, connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "a batch of 1048577 samples cannot come from a data host, at most 1048576 can"
+    DataLoader(script.values_test_counted(8), batch_size=2**20 + 1)
+    DataLoader(list(range(8)), batch_size=2**20 + 1)
+    assert [record.getMessage().splitlines()[0] for record in caplog.records] == [text]
+    connect()
+    with pytest.raises(ConfigError, match=text):
+        DataLoader(script.values_test_counted(8), batch_size=2**20 + 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batch_that_no_data_host_could_send_is_said_once_in_the_same_words(
+    script: Any, connect: Any, caplog: pytest.LogCaptureFixture, num_workers: int
+) -> None:
+    loader = DataLoader(
+        script.values_test_refused(),
+        batch_size=2,
+        num_workers=num_workers,
+        multiprocessing_context="fork" if num_workers else None,
+    )
+    for _ in range(2):
+        assert len(list(loader)) == 4
+    text = "batch['samples'][0]: "
+    said = [record.getMessage() for record in caplog.records if text in record.getMessage()]
+    connect()
+    with pytest.raises(DatasetError) as caught:
+        list(DataLoader(script.values_test_refused(), batch_size=2))
+    assert len(said) == 1
+    for words in (said[0], str(caught.value)):
+        assert "Refused cannot be sent; return tensors, arrays, numbers, str, bytes or None" in words.partition(text)[2]

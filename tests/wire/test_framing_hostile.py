@@ -168,6 +168,44 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "leaf with 10^5 dimensions": (lambda: of_leaf(b"1234", shape=[1] * 10**5), "100000 dimensions"),
     "leaf of no dtype": (lambda: of_leaf(b"1234", dtype=0), "unknown dtype"),
     "leaf of a new dtype": (lambda: of_leaf(b"1234", dtype=99), "unknown dtype"),
+    **{
+        f"leaf of {name!r}": (
+            lambda name=name: of_leaf(b"1234", dtype=pb.TEXT_OR_DATE, numpy_dtype=name, shape=[1]),
+            "no batch contains",
+        )
+        for name in (
+            "",
+            "O",
+            "|O",
+            "<U0",
+            "<U-1",
+            "|V4",
+            "<f4",
+            "f32",
+            "<U99999999",
+            "<M8[x]",
+            "<M8[0s]",
+            "<U1,<U1",
+            "<U1\n",
+        )
+    },
+    "text with less than its size": (
+        lambda: of_leaf(b"1234", dtype=pb.TEXT_OR_DATE, numpy_dtype="<U2", shape=[1]),
+        "expected 8",
+    ),
+    "shape bomb of text": (
+        lambda: of_leaf(dtype=pb.TEXT_OR_DATE, numpy_dtype="<U9999999", shape=[HUGE]),
+        "exceeds 4096",
+    ),
+    "characters beyond Unicode": (
+        lambda: of_leaf(b"\xff" * 4, dtype=pb.TEXT_OR_DATE, numpy_dtype="<U1", shape=[1]),
+        "beyond Unicode",
+    ),
+    "tensor of text": (
+        lambda: of_leaf(b"1234", dtype=pb.TEXT_OR_DATE, numpy_dtype="<U1", shape=[1], container=pb.TENSOR),
+        "no batch contains",
+    ),
+    "array of float8": (lambda: of_leaf(b"1234", dtype=pb.F8E5M2), "no batch contains"),
     "leaf of no container": (lambda: of_leaf(b"1234", container=0), "unknown container"),
     "bfloat16 array": (lambda: of_leaf(b"1234", dtype=pb.BF16, shape=[2]), "no batch contains"),
     "array of text": (lambda: of_leaf(b"\0" * 4, dtype=pb.UTF8, shape=[1]), "no batch contains"),

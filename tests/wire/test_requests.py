@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 from hetero.batches.request import BatchRequest
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, ProtocolError
-from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire import requests
+from hetero.wire.limits import MAX_FETCH_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
-from hetero.wire.requests import from_proto, to_proto
+from hetero.wire.requests import from_proto, parse_request, serialize, to_proto
 
 SPEC = DatasetSpec("photos", '{"root":"/data"}')
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -49,7 +52,7 @@ def nested_key(depth: int) -> pb.Key:
 
 @settings(deadline=None)
 @given(
-    indices=st.lists(INT64, min_size=1, max_size=9).map(lambda items: np.array(items, np.int64))
+    indices=st.lists(INT64, max_size=9).map(lambda items: np.array(items, np.int64))
     | st.lists(KEYS, min_size=1, max_size=9).map(tuple),
     seed=INT64,
     epoch=st.integers(0, 2**64 - 1),
@@ -110,8 +113,7 @@ def test_request_asks_for_the_limit_of_its_sender() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"indices": ()}, "0 samples"),
-        ({"indices": np.arange(11)}, "11 samples, expected 1 to 10"),
+        ({"indices": np.arange(11)}, "a batch of 11 samples cannot come from a data host, at most 10 can"),
         ({"indices": ("x" * 5000,)}, "exceeds 4096 bytes"),
         ({"indices": ((1,) * 20,)}, "more than 20 parts"),
         ({"indices": ([0.5] * 20,)}, "more than 20 parts"),
@@ -139,7 +141,7 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"dataset": None}, "names no data set"),
         ({"dataset": pb.DatasetSpec(name="../etc")}, "names no data set"),
         ({"dataset": pb.DatasetSpec(name="a", arguments_json="x" * 70_000)}, "names no data set"),
-        ({"indices": []}, "0 indices and 0 keys"),
+        ({"indices": [], "collate": False}, "without collation has 0"),
         ({"keys": [pb.Key(integer=1)]}, "1 indices and 1 keys"),
         ({"indices": [1] * 11}, "11 indices"),
         ({"indices": [], "keys": [pb.Key(integer=1)] * 11}, "11 keys"),
@@ -172,3 +174,47 @@ def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any]
 def test_limits_out_of_range_is_a_config_error(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Limits(**fields)
+
+
+def test_request_for_a_million_samples_fits() -> None:
+    most = request(indices=np.arange(2**20), occurrences=np.full(2**20, 2**32 - 1, np.uint32), epoch=2**64 - 1)
+    most = dataclasses.replace(
+        most, spec=DatasetSpec("photos", '{"root":"' + "x" * 65_000 + '"}'), on_sample_error="skip"
+    )
+    data = serialize(most)
+    assert 2**23 < len(data) < MAX_FETCH_BYTES
+    got = from_proto(parse_request(data))
+    assert np.array_equal(got.indices, most.indices)
+    with pytest.raises(
+        ConfigError, match=r"a batch of 1048577 samples cannot come from a data host, at most 1048576 can\n"
+    ):
+        serialize(request(indices=np.arange(2**20 + 1)))
+
+
+def test_request_with_many_keys_is_refused_by_who_sends_it() -> None:
+    with pytest.raises(ConfigError, match="the indices of batch 0 take .* bytes, at most 1048576 can be asked for"):
+        serialize(request(indices=("x" * 1000,) * 2000))
+
+
+@pytest.mark.attack("A12")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x22\x00" * 2**20,  # keys without content
+        b"\x08\x06" * 2**20,  # one field again and again
+        pb.FetchRequest(keys=[pb.Key(list=pb.KeySequence(items=[pb.Key()] * 2**19))]).SerializeToString(),
+        message(indices=[1] * 2**18, keys=[pb.Key(integer=1)]).SerializeToString(),
+        b"\x1a\xff\xff\xff\xff" + bytes(2**20),
+        b"\x1a" + b"\xff" * 2**20,
+        b"\x19" + bytes(2**21),
+        bytes(2**24 + 1),
+    ],
+    ids=["keys", "fields", "list", "key", "length", "varint", "unpacked", "size"],
+)
+def test_large_request_that_is_not_of_few_fields_is_refused_before_it_is_parsed(data: bytes) -> None:
+    assert len(data) > 2**20
+    with (
+        mock.patch.object(requests, "parse", side_effect=AssertionError),
+        pytest.raises(ProtocolError, match="a request"),
+    ):
+        parse_request(data)

@@ -35,6 +35,13 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BOOL: _ClassVar[DType]
     BYTES: _ClassVar[DType]
     UTF8: _ClassVar[DType]
+    C64: _ClassVar[DType]
+    C128: _ClassVar[DType]
+    F8E4M3FN: _ClassVar[DType]
+    F8E5M2: _ClassVar[DType]
+    F8E4M3FNUZ: _ClassVar[DType]
+    F8E5M2FNUZ: _ClassVar[DType]
+    TEXT_OR_DATE: _ClassVar[DType]
 
 class Container(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -64,6 +71,13 @@ F64: DType
 BOOL: DType
 BYTES: DType
 UTF8: DType
+C64: DType
+C128: DType
+F8E4M3FN: DType
+F8E5M2: DType
+F8E4M3FNUZ: DType
+F8E5M2FNUZ: DType
+TEXT_OR_DATE: DType
 CONTAINER_UNSPECIFIED: Container
 TENSOR: Container
 ARRAY: Container
@@ -309,18 +323,20 @@ class Structure(_message.Message):
     def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ..., leaves: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ...) -> None: ...
 
 class Leaf(_message.Message):
-    __slots__ = ("dtype", "container", "shape", "nbytes", "strides")
+    __slots__ = ("dtype", "container", "shape", "nbytes", "strides", "numpy_dtype")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     STRIDES_FIELD_NUMBER: _ClassVar[int]
+    NUMPY_DTYPE_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     container: Container
     shape: _containers.RepeatedScalarFieldContainer[int]
     nbytes: int
     strides: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., container: _Optional[_Union[Container, str]] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., strides: _Optional[_Iterable[int]] = ...) -> None: ...
+    numpy_dtype: str
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., container: _Optional[_Union[Container, str]] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., strides: _Optional[_Iterable[int]] = ..., numpy_dtype: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("leaf", "list", "tuple", "mapping", "record", "none", "boolean", "integer", "real", "text", "binary", "set", "frozen_set", "complex", "big_integer")
