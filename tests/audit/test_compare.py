@@ -156,6 +156,15 @@ def test_audit_pairs_loaders_by_what_they_read_then_by_name(runs: tuple[Path, Pa
     assert "loader train: seed is 17 in A, 18 in B" in text
 
 
+def test_audit_explains_a_fingerprint_that_one_run_lacks(runs: tuple[Path, Path]) -> None:
+    write(runs[0], run_places())
+    write(runs[1], run_places(), loader=facts(fingerprint=None))
+    assert is_same(*runs)
+    text = audit(*runs)
+    assert "loader train: B has no fingerprint of the data set, because its ranks did not build it" in text
+    assert "None" not in text
+
+
 def test_audit_of_loaders_of_other_names_is_not_the_same(runs: tuple[Path, Path]) -> None:
     write(runs[0], run_places())
     write(runs[1], run_places(), loader=facts(name="\x1b[2Jevil\n"))
