@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from hetero.metrics.steps import StepSummary
@@ -51,17 +51,14 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
 
 def _headline(facts: RunFacts) -> Headline | None:
     # A script may build several loaders of one name: the n-th of each rank belong together.
-    loaders: dict[tuple[str, int], list[tuple[int, StepSummary]]] = defaultdict(list)
+    loaders: dict[str, list[tuple[int, StepSummary]]] = defaultdict(list)
     for rank in facts.ranks:
-        seen: Counter[str] = Counter()
-        for summary in rank.loaders:
-            if summary.num_steps:
-                loaders[summary.name, seen[summary.name]].append((rank.rank, summary))
-                seen[summary.name] += 1
+        for label, summary in rank.labelled:
+            loaders[label].append((rank.rank, summary))
     if not loaders:
         return None
 
-    def weight(key: tuple[str, int]) -> tuple[float, int]:
+    def weight(key: str) -> tuple[float, int]:
         summaries = [summary for _, summary in loaders[key]]
         return sum(s.total_s for s in summaries), sum(s.num_steps for s in summaries)
 
@@ -77,7 +74,7 @@ def _headline(facts: RunFacts) -> Headline | None:
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
     return Headline(
-        loader=key[0],
+        loader=key,
         num_ranks=len(ranks),
         global_batch_samples=sum(summary.batch_samples for _, summary in ranks),
         num_steps_measured=min(summary.num_steps_measured for _, summary in ranks),

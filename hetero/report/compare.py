@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ FEW_STEPS = 20
 _MANY_OVERRUNS = 0.1
 """Share of steps or batches that took longer than emulated, from which on emulated times are not compared."""
 
+_NUMBER = re.compile(r" \(\d+\)$")
 _STOPPED = 143
 """Exit code of a job that ended because it was asked to stop: its steps count."""
 
@@ -118,7 +120,7 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
                 f"The emulation differs: {name} is {values[0]} in the first run and {values[1]} in the second. "
                 "Give both runs the same."
             )
-    if base.loader != other.loader:
+    if _name(base.loader) != _name(other.loader):
         yield (
             f"The loaders differ: {base.loader} in the first run, {other.loader} in the second. If they are the same, "
             "give both the same name (an argument of the loader)."
@@ -162,15 +164,25 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
         )
     if first.command != second.command:
         yield "The commands differ."
+    if base.loader != other.loader and _name(base.loader) == _name(other.loader):
+        yield (
+            f"The times are of {base.loader} in the first run and of {other.loader} in the second. If these do other "
+            "work, give each loader a name of its own (an argument of the loader)."
+        )
     for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
         yield from (line for line, share in _overruns(which, report, headline) if share <= _MANY_OVERRUNS)
     if len({(price.region, price.as_of) for report in (baseline, candidate) for price in report.cost.prices}) > 1:
         yield "The prices are not all of one region and date."
 
 
+def _name(label: str) -> str:
+    """Return the name of a loader without its number among those of that name."""
+    return _NUMBER.sub("", label)
+
+
 def _overruns(which: str, report: Report, headline: Headline) -> Iterator[tuple[str, float]]:
     """Yield a sentence about real work that took longer than the emulated work, and its share."""
-    loaders = [loader for rank in report.run.ranks for loader in rank.loaders if loader.name == headline.loader]
+    loaders = [loader for rank in report.run.ranks for label, loader in rank.labelled if label == headline.loader]
     for num_overruns, num_all, words in (
         (sum(loader.num_emulation_overruns for loader in loaders), sum(loader.num_steps for loader in loaders),
          "steps (over all ranks) computed longer than the emulated accelerator"),

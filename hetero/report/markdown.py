@@ -194,14 +194,14 @@ def _steps_table(headline: Headline) -> str:
 
 
 def _rank_section(report: Report) -> Iterator[str]:
-    entries = [(rank, summary) for rank in report.run.ranks for summary in rank.loaders if summary.num_steps_measured]
+    entries = [(rank, *pair) for rank in report.run.ranks for pair in rank.labelled if pair[1].num_steps_measured]
     if len(entries) < 2:
         return
     rows = [
         (
             str(rank.rank),
             code(rank.host),
-            code(summary.name),
+            code(label),
             str(summary.num_steps_measured),
             _seconds(summary.step_time_mean_s),
             _seconds(summary.step_time_p95_s),
@@ -209,11 +209,16 @@ def _rank_section(report: Report) -> Iterator[str]:
             _seconds(summary.data_wait_p95_s),
             _NOT_KNOWN if summary.utilisation is None else f"{100 * summary.utilisation:.1f} %",
         )
-        for rank, summary in entries[:_MAX_ROWS]
+        for rank, label, summary in entries[:_MAX_ROWS]
     ]
     header = ("rank", "host", "loader", "steps", "step", "step p95", "data wait", "wait p95", "utilisation")
     yield "## Ranks"
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
+    if any(label != summary.name for _, label, summary in entries):
+        yield (
+            "Loaders of one name are numbered in the order in which the script made them. `name=` of a loader gives it "
+            "a name of its own."
+        )
 
 
 def _traffic_section(report: Report) -> Iterator[str]:

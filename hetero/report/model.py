@@ -8,6 +8,7 @@ travels without saying whether it was measured, simulated or modelled.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +66,18 @@ class RankFacts:
     loaders: tuple[StepSummary, ...]
     """One per loader of the script, for example train and validation."""
 
+    @property
+    def labelled(self) -> list[tuple[str, StepSummary]]:
+        """Loaders that delivered, each with its label: its name, or ``photos (2)`` for the second of one name."""
+        seen: Counter[str] = Counter()
+        found = []
+        for summary in self.loaders:
+            if summary.num_steps:
+                seen[summary.name] += 1
+                number = seen[summary.name]
+                found.append((summary.name if number == 1 else f"{summary.name} ({number})", summary))
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
@@ -120,6 +133,7 @@ class Headline:
     """
 
     loader: str
+    """Its label, see `RankFacts.labelled`."""
     num_ranks: int
     global_batch_samples: int
     """Samples per step over all ranks: the definition of a step."""

@@ -171,6 +171,16 @@ def test_compare_of_few_steps_or_another_loader_gives_neither_pace_nor_verdict(
     assert comparison.speedup is comparison.saving is None
 
 
+def test_compare_of_loaders_of_one_name_says_which_of_them(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
+    loaders = summary_of(0.001), summary_of(0.184)
+    comparison = compare_pair(make_facts, {"ranks": (RankFacts(rank=0, host="h", loaders=loaders),)})
+    assert (
+        "The times are of photos/train in the first run and of photos/train (2) in the second."
+        in (comparison.caveats[0])
+    )
+    assert comparison.is_worth_it is True
+
+
 def test_compare_with_few_overruns_says_so(make_facts: FactsMaker, summary_of: SummaryMaker) -> None:
     late = summary_of(0.184, num_emulation_overruns=1)
     comparison = compare_pair(make_facts, {"ranks": (RankFacts(rank=0, host="h", loaders=(late,)),)})

@@ -49,6 +49,18 @@ def test_report_of_a_loader_without_measured_steps_leaves_it_out(
     assert "validation" not in text
 
 
+def test_report_numbers_loaders_of_one_name(make_facts: FactsMaker, summary_of: Callable[..., StepSummary]) -> None:
+    ranks = (RankFacts(rank=0, host="h", loaders=(summary_of(0.1), summary_of(0.5))),)
+    report = build_report(make_facts(ranks=ranks), PRICED)
+    text = render_report(report)
+    assert "| `photos/train` " in text
+    assert "| `photos/train (2)` |" in text
+    assert "Loader `photos/train (2)`, 1 rank" in text
+    assert "`name=` of a loader gives it a name of its own" in text
+    alone = make_facts(ranks=(RankFacts(rank=0, host="h", loaders=(summary_of(0.1), summary_of(0.1, name="val"))),))
+    assert "`name=`" not in render_report(build_report(alone, PRICED))
+
+
 def test_report_of_many_ranks_and_hosts_stays_bounded(
     make_facts: FactsMaker, summary_of: Callable[..., StepSummary], usage_of: Callable[..., HostUsage]
 ) -> None:
