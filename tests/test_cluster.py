@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero import cluster
-from hetero.cluster import Role, has_accelerator, natural_key, parse_cluster, read_cluster, resolve_address, slug
+from hetero.cluster import (
+    Role,
+    has_accelerator,
+    natural_key,
+    parse_cluster,
+    read_cluster,
+    resolve_address,
+    several_trainers,
+    slug,
+)
+from hetero.cluster.roles import assign_roles
 from hetero.errors import ClusterError, ConfigError
 
 
@@ -120,6 +130,29 @@ def test_role_is_derived_from_flag_name_and_type(groups: list[tuple[str, str]], 
              for i, (n, t) in enumerate(groups, 1)]  # fmt: skip
     spec = parse(*items, roles=flags)
     assert "".join("D" if g.role is Role.DATA else "T" for g in spec.groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "flags", "expected"),
+    [
+        (
+            [("a", "ml.p3.2xlarge"), ("train_b", "ml.c5.xlarge")],
+            (),
+            "a (ml.p3.2xlarge has accelerators), train_b (by its",
+        ),
+        ([("a", "ml.p3.2xlarge"), ("b", "ml.g5.xlarge")], ("b=trainer",), "b (by its flag); give --role 'a=data' if"),
+        ([("a", "ml.p3.2xlarge"), ("b", "ml.g5.xlarge")], ("a=trainer", "b=trainer"), ""),
+        ([("data", "ml.c5.xlarge"), ("dnn_a", "x"), ("dnn_b", "x")], (), ""),
+        ([("gpu_data", "x"), ("train", "x")], (), "give --role 'gpu_data=data' if"),
+        ([("a", "ml.c5.xlarge")], (), ""),
+    ],
+)
+def test_groups_that_all_train_are_told_with_the_reason(
+    groups: list[tuple[str, str]], flags: tuple[str, ...], expected: str
+) -> None:
+    warning = several_trainers(groups, assign_roles(groups, flags, "test"), flags)
+    assert expected in warning
+    assert bool(warning) is bool(expected)
 
 
 def test_ambiguous_group_error_shows_the_flag() -> None:

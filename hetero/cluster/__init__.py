@@ -13,7 +13,7 @@ source guarantees; ranks follow from it, so every host derives the same ones.
 from __future__ import annotations
 
 from hetero.cluster.addresses import resolve_address
-from hetero.cluster.roles import has_accelerator
+from hetero.cluster.roles import has_accelerator, several_trainers
 from hetero.cluster.sources import base_dir, parse_cluster, platform_variables, read_cluster, read_host_names
 from hetero.cluster.spec import ClusterSpec, Host, InstanceGroup, Role, natural_key, slug
 
@@ -30,5 +30,6 @@ __all__ = [
     "read_cluster",
     "read_host_names",
     "resolve_address",
+    "several_trainers",
     "slug",
 ]

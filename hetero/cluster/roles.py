@@ -9,7 +9,7 @@ from hetero.cluster.document import close, listing
 from hetero.cluster.spec import Role
 from hetero.errors import ClusterError, ConfigError
 
-__all__ = ["assign_roles", "has_accelerator"]
+__all__ = ["assign_roles", "has_accelerator", "several_trainers"]
 
 _ACCELERATED = re.compile(r"(ml\.)?(p|g|gr|trn|inf|dl)[0-9][a-z0-9-]*\..+|local_gpu")
 _BY_NAME = (
@@ -66,6 +66,32 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
             f"  to do: say --role '{names[0]}=trainer' for the group that trains"
         )
     return [roles[name] for name in names]
+
+
+def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], overrides: Sequence[str]) -> str:
+    """Return a warning if there are several groups, all train, and not every one by a flag; empty otherwise.
+
+    Args:
+        groups: Name and instance type of each.
+        roles: What each does.
+        overrides: ``GROUP=data`` or ``GROUP=trainer``.
+    """
+    derived = [name for name, _ in groups if f"{name}=trainer" not in overrides]
+    if len(groups) < 2 or Role.DATA in roles or not derived:
+        return ""
+    likely = next((name for name in derived if "data" in name.lower()), derived[-1])
+    reasons = [f"{name} ({_reason(name, kind, overrides)})" for name, kind in groups]
+    both = " ".join(f"--role '{name}=trainer'" for name, _ in groups)
+    return (
+        f"{len(groups)} groups train and none preprocesses: {listing(reasons)}; give --role '{likely}=data' if "
+        f"that one is to preprocess, or {both} if all are to train"
+    )
+
+
+def _reason(name: str, instance_type: str, overrides: Sequence[str]) -> str:
+    if f"{name}=trainer" in overrides:
+        return "by its flag"
+    return "by its name" if _by_name(name) else f"{instance_type} has accelerators"
 
 
 def _by_name(name: str) -> Role | None:

@@ -27,7 +27,7 @@ import traceback
 from pathlib import Path
 
 from hetero import logs
-from hetero.cluster import ClusterSpec, Role, platform_variables
+from hetero.cluster import ClusterSpec, Role, platform_variables, several_trainers
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError
@@ -136,6 +136,11 @@ def _run(host: Host, failure_file: Path) -> int:
         f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in host.cluster.groups
     )
     logger.info("job %s: %s", host.job_id, groups)
+    if host.name == host.cluster.trainer_hosts[0].name:
+        pairs = [(group.name, group.instance_type) for group in host.cluster.groups]
+        roles = [group.role for group in host.cluster.groups]
+        if warning := several_trainers(pairs, roles, host.options.roles):
+            logger.warning("%s", warning)
     try:
         if host.cluster.role is Role.TRAINER:
             train(host)
