@@ -102,6 +102,9 @@ def simulate(
     if make_tls and options.tls_dir is not None:
         raise ConfigError("--tls makes certificates and --tls-dir has some; give one of them")
     cluster = _describe(groups, options)
+    types = [group.instance_type for group in groups]
+    if unused := next((name for name in vcpus if name not in types), None):
+        raise ConfigError(f"--vcpus {unused}={vcpus[unused]}: no group has that type; there is {', '.join(types)}")
     flags = {group.name: _flags(options, group, vcpus) for group in groups}
     label = script_label(options.script, is_module=options.module)
     job_id = f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -319,7 +322,12 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
     Raises:
         ClusterError: If they are to be emulated and are not known.
     """
-    catalogue = Catalogue.load(profile=options.price_profile, region=options.region, price_file=options.price_file)
+    catalogue = Catalogue.load(
+        profile=options.price_profile,
+        region=options.region,
+        price_file=options.price_file,
+        overrides=options.prices,
+    )
     known = catalogue.find(group.instance_type)
     if options.emulate_sample_s is None:
         if known is None:
@@ -327,9 +335,12 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
         return None
     count = vcpus.get(group.instance_type, known.vcpus if known is not None else None)
     if count is None:
+        guess = catalogue.suggestion(group.instance_type)
         raise ClusterError(
-            f"the vCPU count of instance type {group.instance_type!r} is not known, and its vCPUs are to be emulated; "
-            f"check the spelling or give --vcpus {group.instance_type}=N"
+            f"group {group.name}: the vCPUs of instance type {group.instance_type!r} are not known{guess}\n"
+            "  They are to be emulated (--emulate-sample-seconds).\n"
+            f"  to do: correct the type; or, if it is right, give --vcpus {group.instance_type}=N, and "
+            f"--price {group.instance_type}=USD for its costs"
         )
     return count
 

@@ -143,7 +143,7 @@ class Catalogue:
         info = self.find(instance_type)
         if info is None:
             raise ConfigError(
-                f"instance type {instance_type!r} is not in the catalogue{self._suggestion(instance_type)}\n"
+                f"instance type {instance_type!r} is not in the catalogue{self.suggestion(instance_type)}\n"
                 "  hetero prices list shows what is; --price TYPE=USD or --price-file FILE adds one"
             )
         return info
@@ -153,10 +153,11 @@ class Catalogue:
         info = self.find(instance_type)
         if info is not None and info.price is not None:
             return None
-        hint = self._suggestion(instance_type) if info is None else ""
+        hint = self.suggestion(instance_type) if info is None else ""
         return f"no price for {instance_type}; pass --price {instance_type}=USD{hint}"
 
-    def _suggestion(self, instance_type: str) -> str:
+    def suggestion(self, instance_type: str) -> str:
+        """Return the types whose names are close to an unknown one, for an error: `` (did you mean ...?)``, or none."""
         close = difflib.get_close_matches(instance_type.lower(), self._infos, n=2, cutoff=0.75)
         return f" (did you mean {' or '.join(close)}?)" if close else ""
 

@@ -11,9 +11,10 @@ import pytest
 
 from hetero import cli
 from hetero.cluster import parse_cluster
+from hetero.config import LaunchOptions
 from hetero.errors import ConfigError, ExitCode
 from hetero.launch.launchers import HostCommand
-from hetero.launch.simulate import locked_folder, parse_group, run_hosts
+from hetero.launch.simulate import emulated_vcpus, locked_folder, parse_group, run_hosts
 
 
 @pytest.fixture
@@ -84,7 +85,35 @@ def test_unknown_type_with_emulation_asks_for_its_vcpus(
 ) -> None:
     flags = ["--group", "dnn=ml.p99.huge:1", "--role", "dnn=trainer", "--emulate-sample-seconds", "0.1"]
     assert simulate(tmp_path, *flags, script) == ExitCode.CLUSTER
-    assert "--vcpus ml.p99.huge=N" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--vcpus ml.p99.huge=N" in error
+    assert "did you mean" not in error
+
+
+def test_mistyped_type_with_emulation_is_an_error_with_the_type_that_is_meant(
+    tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--group", "data=ml.c5.9xlarg:1", "--group", "dnn=ml.p3.2xlarge:1", "--emulate-sample-seconds", "0.1"]
+    assert simulate(tmp_path, *flags, script) == ExitCode.CLUSTER
+    error = capsys.readouterr().err
+    assert "group data: the vCPUs of instance type 'ml.c5.9xlarg' are not known (did you mean ml.c5.9xlarge" in error
+    assert "--vcpus ml.c5.9xlarg=N, and --price ml.c5.9xlarg=USD" in error
+
+
+def test_vcpus_of_a_type_that_no_group_has_are_refused(
+    tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--group", "dnn=ml.p3.2xlarge:1", "--vcpus", "ml.p3.2xlarg=8"]
+    assert simulate(tmp_path, *flags, script) == ExitCode.USAGE
+    assert "--vcpus ml.p3.2xlarg=8: no group has that type; there is ml.p3.2xlarge" in capsys.readouterr().err
+
+
+def test_type_with_a_price_of_the_users_is_not_said_to_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    group = parse_group("dnn=ml.p99.huge:1")
+    assert emulated_vcpus(LaunchOptions(script="x", prices=("ml.p99.huge=1.5",)), group, {}) is None
+    assert caplog.messages == []
+    assert emulated_vcpus(LaunchOptions(script="x"), group, {}) is None
+    assert "no price for ml.p99.huge" in caplog.messages[0]
 
 
 def test_unknown_flag_suggests_the_right_one(tmp_path: Path, script: str, capsys: pytest.CaptureFixture[str]) -> None:
