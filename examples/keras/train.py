@@ -104,7 +104,7 @@ def bend(pixels: MatLike, *, strength: float = 120.0, smoothness: float = 10.0) 
 
 
 @hetero.dataset
-def digits(split: str, batch_size: int, rounds: int) -> DigitBatches:
+def digit_batches(split: str, batch_size: int, rounds: int) -> DigitBatches:
     """Build the data set wherever it is needed."""
     return DigitBatches(split, batch_size, rounds)
 
@@ -135,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     keras.utils.set_random_seed(args.seed)
     options: dict[str, Any] = {"batch_size": None, "seed": args.seed, "num_workers": args.num_workers}
-    train_set = hetero.tf.from_dataset(digits("train", args.batch_size, args.rounds), shuffle=True, **options)
-    validation_set = hetero.tf.from_dataset(digits("validation", args.batch_size, args.rounds), **options)
+    train_set = hetero.tf.from_dataset(digit_batches("train", args.batch_size, args.rounds), shuffle=True, **options)
+    validation_set = hetero.tf.from_dataset(digit_batches("validation", args.batch_size, args.rounds), **options)
     model = make_model(args.lr)
     callbacks = [train_set.callback(), LossLines(args.log_every)]
     model.fit(train_set, epochs=args.epochs, verbose=0, shuffle=False, callbacks=callbacks)

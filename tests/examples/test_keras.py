@@ -12,9 +12,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
+    ),
+    pytest.mark.timeout(400),  # every process that fetches imports it
+]
 
 Script = Callable[[str], ModuleType]
 FLAGS = ["--rounds=0", "--epochs=1", "--batch-size=128", "--log-every=1", "--num-workers=1"]

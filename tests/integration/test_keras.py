@@ -21,9 +21,12 @@ from hetero.loaders.sampling import BuiltInOrder, Shard
 SCRIPT = Path(__file__).parent / "scripts" / "keras_chain.py"
 NUM_SAMPLES = 44
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install 'tensorflow>=2.16'"
+    ),
+    pytest.mark.timeout(400),  # every process that fetches imports it
+]
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def script() -> Iterator[Any]:
 
 def wanted(script: Any) -> list[str]:
     """Return what two epochs must consist of."""
-    spec = script.keras_photos(NUM_SAMPLES)
+    spec = script.keras_chain_photos(NUM_SAMPLES)
     built = BuiltDataset.build(spec)
     order = BuiltInOrder(num_samples=len(built), batch_size=1, seed=17, shuffle=True)
     found = []

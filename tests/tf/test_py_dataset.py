@@ -21,7 +21,7 @@ from hetero.control import session as control  # noqa: E402
 from hetero.errors import ConfigError, DatasetError  # noqa: E402
 from hetero.loaders.sampling import BuiltInOrder, Shard  # noqa: E402
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SCRIPT = """
     import random

@@ -40,7 +40,7 @@ class Photos(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 @hetero.dataset
-def keras_photos(num_samples: int) -> Photos:
+def keras_chain_photos(num_samples: int) -> Photos:
     """Return the data set."""
     return Photos(num_samples, batch_size=8)
 
@@ -59,7 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     import tensorflow as tf
 
-    data = hetero.tf.from_dataset(keras_photos(args.num_samples), batch_size=None, shuffle=True, seed=17)
+    data = hetero.tf.from_dataset(keras_chain_photos(args.num_samples), batch_size=None, shuffle=True, seed=17)
     taken: list[str] = []
     state_path = args.output / "state.json"
 
