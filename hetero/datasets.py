@@ -144,8 +144,8 @@ class DatasetFactory:
     """The registered name."""
     function: Callable[..., Any]
     """Builds the map-style data set; runs where the data is needed."""
-    seeding: Seeding = "sample"
-    """Seed the generators for every sample, or once per batch."""
+    seeding: Seeding | None = None
+    """Seed the generators for every sample, or once per batch; None: see `dataset`."""
     collate_fn: Callable[[Any], Any] | None = None
     """Makes a batch of a list of samples; None is torch's ``default_collate``."""
     worker_init_fn: Callable[[int], object] | None = None
@@ -186,7 +186,7 @@ def dataset(function: Callable[..., Any], /) -> DatasetFactory: ...
 def dataset(
     *,
     name: str | None = None,
-    seeding: Seeding = "sample",
+    seeding: Seeding | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
@@ -198,7 +198,7 @@ def dataset(
     /,
     *,
     name: str | None = None,
-    seeding: Seeding = "sample",
+    seeding: Seeding | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
@@ -218,7 +218,8 @@ def dataset(
         name: Registered name; the function's own by default.
         seeding: ``"sample"`` seeds `random`, NumPy's and torch's global generators for
             every sample; ``"batch"`` once per batch, for samples cheaper than that (7 us)
-            and for data sets with torch's ``__getitems__``.
+            and for data sets with torch's ``__getitems__``. None: ``"batch"`` if the data set
+            has ``__getitems__`` and its samples draw nothing, which a few probes show, else ``"sample"``.
         collate_fn: As torch's; None is ``default_collate``.
         worker_init_fn: As torch's.
         fingerprint: A text, or a function of the data set, that identifies the data on
@@ -278,7 +279,7 @@ def _register(
     function: Callable[..., Any],
     *,
     name: str | None = None,
-    seeding: Seeding = "sample",
+    seeding: Seeding | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
@@ -289,7 +290,7 @@ def _register(
             f"@hetero.dataset decorates a function that returns the data set, not {function!r:.80}\n"
             "  Write a function next to it: def photos(root: str): return PhotoDataset(root)"
         )
-    if seeding not in ("sample", "batch"):
+    if seeding not in (None, "sample", "batch"):
         raise ConfigError(f"seeding is {seeding!r}, expected 'sample' or 'batch'")
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f"{os.path.realpath(code.co_filename)}:{code.co_firstlineno}" if code else repr(function)

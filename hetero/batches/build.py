@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import Any
 
+from hetero.batches.batched import choose_seeding, has_getitems
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
 from hetero.batches.keras import (
@@ -117,6 +118,7 @@ class BuiltDataset:
             try:
                 dataset = _run_seeded(functools.partial(factory.function, **arguments), BUILD_KEY)
                 problem = _not_map_style(dataset, factory.seeding) or keras_problem(dataset)
+                seeding, warning = choose_seeding(dataset, "sample" if problem else factory.seeding)
             except Exception as exc:
                 raise dataset_error(exc, dataset=spec.name, host=host, stage="build") from exc
         if problem:
@@ -127,23 +129,28 @@ class BuiltDataset:
             dataset,
             name=spec.name,
             collate_fn=factory.collate_fn,
-            seeding=factory.seeding,
+            seeding=seeding,
             fingerprint=factory.fingerprint,
             worker_init_fn=factory.worker_init_fn,
             info_seed=BUILD_KEY >> 1,
         )
-        built.warnings = _overlaps.add(spec, dataset)
+        built.warnings = (*_overlaps.add(spec, dataset), *([f"data set {spec}: {warning}"] if warning else []))
         return built
 
     @classmethod
     def from_object(
-        cls, dataset: Any, *, collate_fn: Callable[[Any], Any] | None = None, seeding: Seeding = "sample"
+        cls, dataset: Any, *, collate_fn: Callable[[Any], Any] | None = None, seeding: Seeding | None = None
     ) -> BuiltDataset:
         """Wrap a data set object that no factory built; it can be used in this process only.
+
+        Without ``seeding`` there is one seed for a batch if the data set has ``__getitems__``, which is then called as
+        torch's loader calls it, else one for each sample.
 
         Raises:
             ConfigError: If it is no map-style data set.
         """
+        if seeding is None:
+            seeding = "batch" if has_getitems(dataset) else "sample"
         if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
         hooks = overridden_hooks(dataset)
@@ -361,7 +368,7 @@ def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
     return factory()
 
 
-def _not_map_style(dataset: object, seeding: Seeding) -> str:
+def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
     """Return what is wrong with the object as a map-style data set; empty if nothing is."""
     kind = type(dataset)
     name = type_name(kind)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-
+from hetero.batches.batched import has_getitems
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error, with_note
 from hetero.batches.imported import imported
-from hetero.batches.request import BatchRequest, Indices, plain_indices
+from hetero.batches.request import BatchRequest, plain_indices
 from hetero.batches.seeds import batch_key, sample_keys
 from hetero.batches.skips import FailedSamples
 from hetero.datasets import Index
+from hetero.errors import DatasetError
 
 __all__ = ["Cancelled", "compute_samples"]
 
@@ -39,7 +39,6 @@ def compute_samples(
     """Return the samples in order; with ``failed``, others stand in for those that raise."""
     indices = plain_indices(request.indices)
     built.enter_epoch(request.seed, request.epoch, host=host)
-    _check_range(built, request.indices, indices, host)
     compute = _compute_together if built.seeding == "batch" else _compute_each
     with built.worker_info():
         return compute(built, request, indices, host, cancelled, failed)
@@ -66,11 +65,9 @@ def _compute_each(
             seed(key)
             samples.append(dataset[index])
         except Exception as exc:
-            if failed is None:
-                to_do = _MAY_SKIP if request.collate else ""
-                raise dataset_error(
-                    exc, dataset=built.name, host=host, stage="sample", sample_index=index, to_do=to_do
-                ) from exc
+            note = _note_on(exc, index, built)
+            if failed is None or note:
+                raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(len(samples), exc)
             samples.append(None)
     if failed:
@@ -104,7 +101,7 @@ def _compute_together(
     try:
         built.seed(key)
         dataset, inner_indices = _unwrap_subset(built.dataset, indices)
-        is_batched = request.collate and hasattr(dataset, "__getitems__")
+        is_batched = request.collate and has_getitems(dataset)
     except Exception as exc:
         raise dataset_error(exc, dataset=built.name, host=host, stage="sample") from exc
     if is_batched:
@@ -121,12 +118,10 @@ def _compute_together(
         except Cancelled:
             raise
         except Exception as exc:
-            if failed is None:
-                index = indices[len(samples)]
-                to_do = _MAY_SKIP if request.collate else ""
-                raise dataset_error(
-                    exc, dataset=built.name, host=host, stage="sample", sample_index=index, to_do=to_do
-                ) from exc
+            index = indices[len(samples)]
+            note = _note_on(exc, index, built)
+            if failed is None or note:
+                raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(len(samples), exc)
             samples.append(None)
     if failed:  # what stands in goes on drawing: its draws are not those of the sample that it repeats
@@ -229,25 +224,26 @@ def _index_of_subset(indices: Any, index: Any) -> Any:
     return [indices[part] for part in index] if isinstance(index, list) else indices[index]
 
 
-def _check_range(built: BuiltDataset, indices: Indices, plain: Sequence[Index], host: str) -> None:
-    """Raise for the first integer outside of the data set; keys of other types pass."""
+def _note_on(error: Exception, index: Index, built: BuiltDataset) -> str:
+    """Return what to add to an error about an index that is outside of the data set; empty for all others.
+
+    Only what the data set refuses is outside: it may take keys that are integers.
+    """
+    if not isinstance(error, IndexError) or not isinstance(index, int):
+        return ""
     try:
         num_samples = built.num_samples
-    except Exception as exc:
-        raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
-    if num_samples is None:
-        return
-    is_array = isinstance(indices, np.ndarray)
-    integers = cast("list[int]", plain) if is_array else [index for index in plain if isinstance(index, int)]
-    # Not NumPy's reductions, though they take 4 us in a loop: between two batches their code has left the caches
-    # and they take 50 to 90.
-    if integers and not (min(integers) >= 0 and max(integers) < num_samples):
-        wrong = next(index for index in integers if not 0 <= index < num_samples)
-        raise dataset_error(
-            f"IndexError: index {wrong} is out of range: the data set has {num_samples} samples, "
-            f"expected 0 <= index < {num_samples}",
-            dataset=built.name,
-            host=host,
-            stage="sample",
-            sample_index=wrong,
-        )
+    except Exception:  # noqa: BLE001 - of the user's: what the sample raised says more
+        return ""
+    if num_samples is None or -num_samples <= index < num_samples:
+        return ""
+    return f" (index {index} is out of range: the data set has {num_samples} samples)"
+
+
+def _sample_error(
+    error: Exception, index: Index, note: str, built: BuiltDataset, request: BatchRequest, host: str
+) -> DatasetError:
+    to_do = _MAY_SKIP if request.collate and not note else ""
+    return dataset_error(
+        error, dataset=built.name, host=host, stage="sample", sample_index=index, note=note, to_do=to_do
+    )

@@ -101,11 +101,61 @@ def test_build_with_getitems_alone_needs_batch_seeding() -> None:
             return indices
 
     with pytest.raises(ConfigError, match=r"cannot be seeded for every sample: .*\(seeding=\"batch\"\)"):
-        BuiltDataset.from_object(Together())
+        BuiltDataset.from_object(Together(), seeding="sample")
     with pytest.raises(DatasetError, match="in build: .*cannot be seeded for every sample"):
-        BuiltDataset.build(dataset(name="each")(lambda: Together())())
-    built = BuiltDataset.build(dataset(name="together", seeding="batch")(lambda: Together())())
-    assert fetch(built, request((2, 0))).tolist() == [2, 0]
+        BuiltDataset.build(dataset(name="each", seeding="sample")(lambda: Together())())
+    for built in (
+        BuiltDataset.build(dataset(name="together")(lambda: Together())()),
+        BuiltDataset.from_object(Together()),
+    ):
+        assert built.seeding == "batch"
+        assert fetch(built, request((2, 0))).tolist() == [2, 0]
+
+
+class Table(torch.utils.data.Dataset[Any]):
+    def __init__(self, *, draws: bool = False) -> None:
+        self.draws = draws
+        self.calls: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(1) if self.draws else torch.zeros(1)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.calls.append(indices)
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["itself", "subset"])
+@pytest.mark.parametrize("draws", [False, True], ids=["plain", "drawing"])
+def test_build_uses_getitems_of_a_registered_set_if_its_samples_draw_nothing(draws: bool, wrapped: bool) -> None:
+    def table() -> Any:
+        made = Table(draws=draws)
+        return torch.utils.data.Subset(made, range(50, 100)) if wrapped else made
+
+    built = BuiltDataset.build(dataset(name=f"table-{draws}-{wrapped}")(table)())
+    inner = built.dataset.dataset if wrapped else built.dataset
+    inner.calls.clear()
+    assert fetch(built, request((2, 0)))[0].tolist() == ([52, 50] if wrapped else [2, 0])
+    assert built.seeding == ("sample" if draws else "batch")
+    assert len(inner.calls) == (0 if draws else 1)
+    assert [("has __getitems__, and its samples draw" in text) for text in built.warnings] == [True] * draws
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["plain", "drawing"])
+def test_build_of_an_object_uses_getitems_as_torchs_loader_does(draws: bool) -> None:
+    table = Table(draws=draws)
+    built = BuiltDataset.from_object(table)
+    batches = [fetch(built, request((2, 0))) for _ in range(2)]
+    assert table.calls == [[2, 0], [2, 0]]
+    assert torch.equal(batches[0][1], batches[1][1])  # one seed for the batch
+
+
+def test_build_that_states_seeding_per_sample_is_not_told_of_getitems() -> None:
+    built = BuiltDataset.build(dataset(name="stated", seeding="sample")(lambda: Table(draws=True))())
+    assert (built.seeding, built.warnings) == ("sample", ())
 
 
 def test_fetch_with_batch_seeding_without_collation_takes_one_item() -> None:

@@ -159,10 +159,11 @@ def test_fetch_inside_torchs_worker_keeps_its_shared_memory(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("options", "collate", "expected"),
     [
-        ({}, True, True),
-        ({}, False, False),
-        ({"collate_fn": list}, True, False),
+        ({"seeding": "sample"}, True, True),
+        ({"seeding": "sample"}, False, False),
+        ({"seeding": "sample", "collate_fn": list}, True, False),
         ({"seeding": "batch"}, True, False),
+        ({}, True, False),  # it has __getitems__
     ],
 )
 def test_batches_of_torchs_collation_alone_are_new_memory(options: Any, collate: bool, expected: bool) -> None:

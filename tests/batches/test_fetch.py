@@ -143,19 +143,20 @@ def test_fetch_with_keys_passes_them_through() -> None:
     assert fetch(built, request(["a", (1, 2), 1])) == ["'a'", "(1, 2)", "1"]
 
 
-@pytest.mark.parametrize("index", [-1, 20, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("index", [20, -21, 2**63 - 1, -(2**63)])
 def test_fetch_with_index_out_of_range_names_it_and_the_length(index: int) -> None:
-    with pytest.raises(
-        DatasetError, match=f"IndexError: index {index} .*20 samples, expected 0 <= index < 20"
-    ) as raised:
-        fetch(BuiltDataset.from_object(Augmented()), request((0, index)))
+    expected = f"IndexError: list .*index {index} is out of range: the data set has 20 samples"
+    with pytest.raises(DatasetError, match=expected) as raised:
+        fetch(BuiltDataset.from_object(list(range(20))), request((0, index)))
     assert (failure(raised).stage, failure(raised).sample_index) == ("sample", str(index))
 
 
-def test_fetch_with_keys_and_index_out_of_range_names_the_first_such() -> None:
-    built = BuiltDataset.from_object(list(range(20)), collate_fn=list)
-    with pytest.raises(DatasetError, match="IndexError: index 20 "):
-        fetch(built, request(["a", 3, 20, -1]))
+def test_fetch_leaves_to_the_data_set_which_indices_it_takes() -> None:
+    assert fetch(BuiltDataset.from_object(list(range(20))), request((-1, -20))).tolist() == [19, 0]
+    keyed = BuiltDataset.from_object({7: "seven", -3: "minus three", 2.5: "a half", None: "none"}, collate_fn=list)
+    assert fetch(keyed, request([7, -3, 2.5, None])) == ["seven", "minus three", "a half", "none"]
+    with pytest.raises(DatasetError, match="KeyError: 5"):
+        fetch(keyed, request((5,)))
 
 
 def test_fetch_of_no_samples_checks_no_range() -> None:

@@ -59,6 +59,8 @@ SCRIPT = '''
             return self.length
 
         def __getitem__(self, index):
+            if index >= self.length:
+                raise IndexError("no such sample")
             if index == self.raise_at:
                 raise ValueError(f"sample {index} is broken")
             if index == self.kill_at and (not self.kill_flag or not os.path.exists(self.kill_flag)):

@@ -1,0 +1,81 @@
+"""Data sets with torch's ``__getitems__``, which returns several samples at once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from hetero.batches.imported import imported
+from hetero.batches.seeds import BUILD_KEY, seed_generators
+from hetero.datasets import Seeding
+
+__all__ = ["choose_seeding", "has_getitems", "innermost"]
+
+_NUM_PROBES = 8
+
+
+def innermost(dataset: Any) -> Any:
+    """Return what a chain of torch's ``Subset`` wraps: a Subset always has ``__getitems__``."""
+    torch_data = imported("torch.utils.data")
+    while torch_data is not None and type(dataset) is torch_data.Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def has_getitems(dataset: Any) -> bool:
+    """Return whether torch's loader would ask a data set for a whole batch at once."""
+    return bool(getattr(innermost(dataset), "__getitems__", None))
+
+
+def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
+    """Return how often to seed, and what the user should know of it; empty if nothing.
+
+    Where nothing is stated, and the data set has ``__getitems__``, and samples draw nothing, one seed for a batch does
+    as well as one for each sample, and ``__getitems__`` can be used. Probes a few samples. Changes the global
+    generators.
+
+    Args:
+        dataset: What the factory returned.
+        stated: The factory's ``seeding=``.
+    """
+    if stated is not None:
+        return stated, ""
+    if not has_getitems(dataset):
+        return "sample", ""
+    if not hasattr(type(innermost(dataset)), "__getitem__"):
+        return "batch", ""
+    if not _draws(dataset):
+        return "batch", ""
+    return "sample", (
+        f"{type(innermost(dataset)).__name__} has __getitems__, and its samples draw random numbers: each is seeded "
+        'and fetched by itself. @hetero.dataset(seeding="batch") seeds once for a batch and uses __getitems__, which '
+        "may be faster"
+    )
+
+
+def _draws(dataset: Any) -> bool:
+    """Return whether a sample draws from a global generator, has a generator of its own, or cannot be probed."""
+    try:
+        if hasattr(innermost(dataset), "on_seed"):
+            return True
+        count = len(dataset)
+        probes = {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else set()
+        for probe in sorted(probes):
+            dataset.__getitems__([probe])  # it may import torch: then there is one generator more
+            seed_generators(BUILD_KEY)
+            before = _states()
+            dataset.__getitems__([probe])
+            if _states() != before:
+                return True
+    except Exception:  # noqa: BLE001 - of the user's code: it will raise again where it can be named
+        return True
+    return False
+
+
+def _states() -> tuple[Any, ...]:
+    numpy_state: Any = np.random.get_state()
+    torch = imported("torch")
+    torch_state = b"" if torch is None else torch.default_generator.get_state().numpy().tobytes()
+    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2:], torch_state
