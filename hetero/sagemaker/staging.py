@@ -71,7 +71,8 @@ def prepare(
 
     Args:
         estimator: An estimator of SageMaker's SDK 2 or a ``ModelTrainer`` of SDK 3; it is changed and returned.
-        script: The training script, relative to the source folder; by default what was the entry point.
+        script: The training script, relative to the source folder; by default what was the entry point. With the
+            option ``module=True``, the name of a module in that folder.
         token: Whether the job gets a new secret of its own, or the file of mode 0600 that has one.
         wheels: Folder with wheels of what the job's image lacks. pip looks there too, and under network isolation
             nowhere else; what the image has in a version that will do stays as it is.
@@ -86,7 +87,9 @@ def prepare(
     _check_python(adapter.image())
     origin = _origin(adapter, script)
     code = origin.code
-    script_path = _script_path(origin)
+    module = options.get("module", adapter.hyperparameters().get("hetero_module", False))
+    is_module = str(module).strip('"').lower() in ("true", "yes", "on", "1")
+    script_path = _module_path(origin) if is_module else _script_path(origin)
     ours = _parameters(script_path.name if code.folder is None else origin.script, adapter, options)
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(private_folder("hetero-staged-")) / "source"
@@ -136,6 +139,22 @@ def _script_path(origin: _Origin) -> Path:
     if inside.is_absolute() or ".." in inside.parts or not (folder / name).is_file():
         raise ConfigError(f"the training script {name!r} is not in {folder}; give its path relative to that")
     return folder / name
+
+
+def _module_path(origin: _Origin) -> Path:
+    """Return the file of a module in the source folder, once it is known to be there."""
+    folder, name = origin.code.folder, origin.script
+    if folder is None:
+        raise ConfigError(
+            f"the module {name!r} has no source folder; give the estimator the one that holds its package"
+        )
+    path = folder.joinpath(*name.split("."))
+    for file in (path.with_suffix(".py"), path / "__main__.py"):
+        if all(part.isidentifier() for part in name.split(".")) and file.is_file():
+            return file
+    raise ConfigError(
+        f"there is no module {name!r} in {folder}; expected for example package.train, of package/train.py"
+    )
 
 
 def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,6 +201,20 @@ def test_another_script_can_be_chosen_the_second_time(code_dir: Path) -> None:
     assert parameter(estimator, "hetero_script") == "lib/model.py"
 
 
+def test_module_of_the_source_folder_can_be_the_script(code_dir: Path) -> None:
+    estimator = prepare(make(code_dir), script="lib.model", module=True)
+    assert estimator.hyperparameters()["hetero_script"] == '"lib.model"'
+    assert estimator.hyperparameters()["hetero_module"] == "true"
+    assert (Path(estimator.source_dir) / "lib" / "model.py").is_file()
+    prepare(estimator)
+    assert estimator.hyperparameters()["hetero_script"] == '"lib.model"'
+    for script in ("lib.absent", "lib/model.py"):
+        with pytest.raises(ConfigError, match=f"there is no module '{script}' in"):
+            prepare(make(code_dir), script=script, module=True)
+    with pytest.raises(ConfigError, match="has no source folder"):
+        prepare(make(None, entry_point=str(code_dir / "train.py")), script="lib.model", module=True)
+
+
 def test_script_that_the_hyperparameters_name_is_kept(code_dir: Path) -> None:
     estimator = make(code_dir, entry_point="launcher.py", hyperparameters={"hetero_script": "train.py"})
     assert parameter(prepare(estimator), "hetero_script") == "train.py"
