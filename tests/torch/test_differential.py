@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,13 @@ EXAMPLES = int(os.environ.get("HETERO_TEST_EXAMPLES", "0"))
 """Cases of each test below; 0: those that every run of the suite can afford."""
 
 _MAX_STEPS = 60
-"""More than two passes have; where a loader raises without end, a trace does."""
+"""More than any pass has: a trace ends where a loader raises without end."""
 
 pytestmark = pytest.mark.timeout(0 if EXAMPLES else 600)
 
 Trace = list[tuple[str, Any]]
-"""What one pass did: ``("len", n)``, ``("batch", batch)``, ``("raise", exception)``, ``("end", None)``."""
+"""What passes did: ``("len", n)``, ``("batch", batch)``, ``("raise", exception)``, ``("end", None)``, and
+``("generator", hash)``, the state in which each left torch's global generator."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,11 +139,26 @@ def recipes(*, drawing: bool = False) -> st.SearchStrategy[list[Any]]:
     )
 
 
+_DATASETS = ["plain"] * 4 + ["keyed"]
+_PLAIN_KEYS = st.one_of(
+    st.integers(0, 3),
+    st.text(max_size=3),
+    st.floats(allow_nan=False),
+    st.binary(max_size=3),
+    st.booleans(),
+    st.none(),
+)
+_KEYS = st.one_of(_PLAIN_KEYS, st.lists(_PLAIN_KEYS, max_size=3).map(tuple))
+
+
 @st.composite
 def cases(draw: st.DrawFn, *, max_workers: int = 0, drawing: bool = False) -> Case:
-    length = draw(st.integers(0, 9))
-    some = st.integers(0, length - 1) if length else st.nothing()
+    kind = draw(st.sampled_from(_DATASETS))
+    length = 4 if kind == "keyed" else draw(st.integers(0, 9))
+    some: st.SearchStrategy[Any] = st.integers(0, length - 1) if length else st.nothing()
     order = draw(st.sampled_from(["own", "indices", "unsized", "batches"]))
+    if kind == "keyed":
+        some = _KEYS
     indices: list[Any] = []
     if length and order in ("indices", "unsized"):
         indices = draw(st.lists(some, max_size=12))
@@ -156,7 +172,7 @@ def cases(draw: st.DrawFn, *, max_workers: int = 0, drawing: bool = False) -> Ca
         recipe=draw(recipes(drawing=drawing)),
         length=length,
         raises=raises,
-        kind="plain",
+        kind=kind,
         order=order,
         indices=indices,
         batch_size=batch_size,
@@ -210,16 +226,19 @@ def array_difference(expected: Any, actual: Any, path: str) -> str | None:
     return None if is_same else f"{path}: {actual}, expected {expected}"
 
 
-def trace(loader: Any, *, passes: int = 1) -> Trace:
-    """Iterate, and go on after exceptions as a loop may that logs them."""
+def trace(loader: Any, *, stops: Sequence[int | None] = (None,)) -> Trace:
+    """Iterate, and go on after exceptions as a loop may that logs them.
+
+    Args:
+        loader: What is iterated over.
+        stops: For each pass, after how many batches and exceptions it is left, None to take them all.
+    """
     done: Trace = []
-    for _ in range(passes):
+    torch.manual_seed(1)
+    for stop in stops:
         iterator = iter(loader)
-        try:
-            done.append(("len", len(loader)))
-        except TypeError:
-            done.append(("len", None))
-        while True:
+        done += [("len", length_of(loader)), ("len", length_of(iterator))]
+        for _ in range(_MAX_STEPS if stop is None else stop):
             try:
                 done.append(("batch", next(iterator)))
             except StopIteration:
@@ -227,9 +246,15 @@ def trace(loader: Any, *, passes: int = 1) -> Trace:
                 break
             except Exception as exc:  # noqa: BLE001 - of any type, which is compared
                 done.append(("raise", exc))
-                if len(done) > _MAX_STEPS:
-                    break
+        done.append(("generator", hash(bytes(torch.get_rng_state().tolist()))))
     return done
+
+
+def length_of(batches: Any) -> int | None:
+    try:
+        return len(batches)
+    except TypeError:
+        return None
 
 
 def check_same(expected: Trace, actual: Trace) -> None:
@@ -262,15 +287,20 @@ def of_torch(case: Case) -> Any:
 
 
 @examples(200)
-@given(cases(max_workers=1), st.booleans())
-def test_loader_without_endpoints_delivers_what_torchs_delivers(case: Case, is_registered: bool) -> None:
-    expected = trace(of_torch(case), passes=2)
+@given(cases(max_workers=1), st.booleans(), st.integers(1, 4))
+def test_loader_without_endpoints_delivers_what_torchs_delivers(case: Case, is_registered: bool, stop: int) -> None:
+    expected = trace(of_torch(case), stops=(None, stop, None))
     event(f"raises: {any(kind == 'raise' for kind, _ in expected)}")
+    arguments = case.arguments()
     if is_registered:
-        ours: Any = DataLoader(case.spec(), **case.arguments())
+        ours: Any = DataLoader(case.spec(), **arguments)
     else:
-        ours = DataLoader(case.dataset(), collate_fn=COLLATE[case.collate], **case.arguments())
-    check_same(expected, trace(ours, passes=2))
+        arguments |= {"dataset": case.dataset(), "collate_fn": COLLATE[case.collate]}
+        ours = DataLoader(**arguments)
+    for name, value in arguments.items():
+        if value is not None:
+            assert getattr(ours, name) is value
+    check_same(expected, trace(ours, stops=(None, stop, None)))
 
 
 @pytest.fixture(scope="module")
@@ -304,18 +334,26 @@ def fetching_from(job: ServedJob | None) -> Iterator[None]:
 
 @pytest.mark.integration
 @examples(100)
-@given(case=cases(drawing=True), shuffle=st.booleans(), seed=st.integers(-3, 3), taken=st.integers(0, 4))
+@given(
+    case=cases(drawing=True),
+    shuffle=st.booleans(),
+    seed=st.integers(-3, 3),
+    taken=st.integers(0, 4),
+    policy=st.sampled_from(["raise", "raise", "skip"]),
+)
 def test_loader_with_endpoints_delivers_and_resumes_what_it_delivers_without(
-    served: ServedJob, case: Case, shuffle: bool, seed: int, taken: int
+    served: ServedJob, case: Case, shuffle: bool, seed: int, taken: int, policy: str
 ) -> None:
     options = case.arguments() | {"seed": seed}
     if case.order == "own":
-        options["shuffle"] = shuffle
+        options["shuffle"] = shuffle and case.length > 0  # of no samples it is an error, as with torch
+    if policy == "skip" and options.get("batch_size", 1) is not None:
+        options["on_sample_error"] = policy
 
     def run(job: ServedJob | None) -> tuple[Trace, Trace, str]:
         """Return two passes, the rest of a third that was resumed, and the state in its middle."""
         with fetching_from(job):
-            whole = trace(DataLoader(case.spec(), **options), passes=2)
+            whole = trace(DataLoader(case.spec(), **options), stops=(None, taken, None))
             loader: Any = DataLoader(case.spec(), **options)
             with contextlib.suppress(Exception):
                 list(itertools.islice(loader, taken))
