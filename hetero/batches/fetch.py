@@ -8,6 +8,7 @@ import platform
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -194,12 +195,35 @@ def _collate(
         if key is not None:
             built.seed(key)
         if request.collate:
-            return function(samples)
+            batch = function(samples)
+            return _contiguous(batch) if request.contiguous and built.collate_fn is None else batch
         return function(to_arrays(samples[0]) if built.makes_batches else samples[0])
     except Exception as exc:
         raise dataset_error(
             exc, dataset=built.name, host=host, stage="collate", note=_compare_outlines(samples, request)
         ) from exc
+
+
+def _contiguous(batch: Any) -> Any:
+    """Return what torch's own collation made as torch's workers make it.
+
+    There it puts tensors into new shared memory in C order. Elsewhere those made of channels-last samples of four
+    dimensions or more keep that order.
+    """
+    torch = imported("torch")
+    if torch is not None and type(batch) is torch.Tensor:
+        return batch if batch.ndim < 5 or batch.layout is not torch.strided else batch.contiguous()
+    if isinstance(batch, dict | list):
+        for key, value in batch.items() if isinstance(batch, dict) else enumerate(batch):
+            if (made := _contiguous(value)) is not value:
+                with suppress(TypeError):  # of a class that takes no assignment
+                    batch[key] = made
+        return batch
+    if type(batch) is tuple:
+        return tuple([_contiguous(value) for value in batch])
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return tuple.__new__(type(batch), [_contiguous(value) for value in batch])
+    return batch
 
 
 def _default_function(request: BatchRequest) -> Callable[[Any], Any]:

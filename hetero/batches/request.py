@@ -46,6 +46,8 @@ class BatchRequest:
     """False: exactly one index, and the sample itself, as torch's ``batch_size=None``."""
     as_is: bool = False
     """Without collation and without a ``collate_fn``: the sample itself, not torch's ``default_convert`` of it."""
+    contiguous: bool = False
+    """Whether torch's own collation makes contiguous tensors, as it does in torch's workers and nowhere else."""
     step: int = 0
     """Of the rank that asks; lower ones are served first. No part of the batch."""
     verify: bool = False

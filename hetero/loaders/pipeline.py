@@ -85,6 +85,11 @@ class LoaderPipeline(LoaderTiming):
         """Whether samples are made into batches."""
         return self.options.batch_size is not None
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether torch's loader with the same arguments would fetch in worker processes."""
+        return False
+
     def num_samples(self) -> int:
         """Return the length of the data set; may ask for it."""
         raise NotImplementedError
@@ -184,6 +189,7 @@ class LoaderPipeline(LoaderTiming):
             epoch=epoch,
             position=planned.position,
             collate=self.collate,
+            contiguous=self.has_workers,
             step=self._num_requested,
             verify=_wants_purity_check(),
             on_sample_error=self.options.on_sample_error,

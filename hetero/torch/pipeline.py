@@ -83,6 +83,11 @@ class Pipeline(LoaderPipeline):
         """Whether samples are made into batches."""
         return super().collate or (self.sampler_order is not None and self.sampler_order.is_batch_sampler)
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether torch's loader with the same arguments would fetch in worker processes."""
+        return self.workers.num_workers > 0
+
     def shard(self) -> Shard:
         """Return this process's place among those that share an epoch: as passed, else the process group's."""
         if self.options.shard is not None:

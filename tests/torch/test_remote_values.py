@@ -171,14 +171,15 @@ def served(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.fixture
-def connect(served: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make loaders fetch from the endpoints from now on."""
+def connect(served: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Make loaders fetch from the endpoints from now on. The next test may fork: no channel is left."""
 
     def call() -> None:
         monkeypatch.setattr(control, "_session", served)
         monkeypatch.setattr(pipeline, "_num_verified", 0)
 
-    return call
+    yield call
+    served.disconnect()
 
 
 def strides(value: Any) -> Any:
@@ -223,6 +224,23 @@ def test_batch_of_odd_samples_that_is_plain_comes_from_endpoints(script: Any, co
     local = list(DataLoader(script.values_test_odd(kind), batch_size=3))
     connect()
     assert compare(local, list(DataLoader(script.values_test_odd(kind), batch_size=3))) is None
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_strides_of_stacked_samples_are_those_that_torch_makes_with_as_many_workers(
+    script: Any, connect: Any, num_workers: int
+) -> None:
+    """Torch's workers stack into shared memory, in C order; torch without workers keeps channels last."""
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 4}
+    if num_workers:
+        options["multiprocessing_context"] = "fork"
+    name = "channels last"
+    torchs = [batch[name].stride() for batch in torch.utils.data.DataLoader(script.Layouts(), **options)]
+    local = [batch[name].stride() for batch in DataLoader(script.values_test_layouts(), **options)]
+    connect()
+    remote = [batch[name].stride() for batch in DataLoader(script.values_test_layouts(), **options)]
+    assert torchs == local == remote
+    assert (torchs[0][-1] == 1) == bool(num_workers)
 
 
 KEYS = [None, 2.5, b"b", True, 2**70, -(2**63), "text", ("a", (1, None)), [1, 2], [1, [2.5, "x"]], float("inf")]

@@ -181,7 +181,7 @@ class IntegerTuple(_message.Message):
     def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is")
+    __slots__ = ("protocol", "dataset", "indices", "keys", "occurrences", "seed", "epoch", "position", "collate", "step", "verify", "max_batch_bytes", "compression", "on_sample_error", "as_is", "contiguous")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,7 @@ class FetchRequest(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     ON_SAMPLE_ERROR_FIELD_NUMBER: _ClassVar[int]
     AS_IS_FIELD_NUMBER: _ClassVar[int]
+    CONTIGUOUS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     dataset: DatasetSpec
     indices: _containers.RepeatedScalarFieldContainer[int]
@@ -212,7 +213,8 @@ class FetchRequest(_message.Message):
     compression: Compression
     on_sample_error: OnSampleError
     as_is: bool
-    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ...) -> None: ...
+    contiguous: bool
+    def __init__(self, protocol: _Optional[int] = ..., dataset: _Optional[_Union[DatasetSpec, _Mapping]] = ..., indices: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[_Union[Key, _Mapping]]] = ..., occurrences: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., collate: bool = ..., step: _Optional[int] = ..., verify: bool = ..., max_batch_bytes: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., on_sample_error: _Optional[_Union[OnSampleError, str]] = ..., as_is: bool = ..., contiguous: bool = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("protocol",)
