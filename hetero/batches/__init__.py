@@ -7,6 +7,9 @@
     fetch.py      the pure function, and what a data set looks like on this host
     samples.py    its samples: one by one, or together
     skips.py      samples that raise, and those that stand in for them
+    reach.py      which code and which globals a data set uses
+    writes.py     where the user's source assigns or changes globals
+    globals.py    those globals compared between processes
     purity.py     bit-exact comparison and digest of nested batches
     keras.py      Keras' PyDataset and Sequence: items that are batches, and what they are in each epoch
     overlaps.py   subsets of one data set that share samples

@@ -29,7 +29,7 @@ from hetero.batches.skips import FailedSamples, Skips
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
 
-__all__ = ["Description", "describe", "fetch"]
+__all__ = ["Description", "describe", "describe_environment", "fetch"]
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         except Exception as exc:
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(
-        num_samples=num_samples, fingerprint=fingerprint, environment=_environment(), warnings=built.warnings
+        num_samples=num_samples, fingerprint=fingerprint, environment=describe_environment(), warnings=built.warnings
     )
 
 
@@ -280,7 +280,7 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     return hasher.hexdigest()
 
 
-def _environment() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """Return versions of what is imported here, and settings that change bytes."""
     facts = {
         "python": platform.python_version(),

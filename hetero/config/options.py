@@ -121,7 +121,7 @@ class LaunchOptions:
     tls_dir: Path | None = _option(None, metavar="DIR")
     """Folder with ca.pem, HOST.pem and HOST.key from hetero certs: all connections of hetero under mutual TLS."""
     purity_checks: int = _option(2, low=0, high=1_000_000, metavar="N")
-    """Batches per job that are computed twice and compared, 0 or more."""
+    """First batches of each loader that are computed twice and compared, 0 or more."""
     warmup_steps: int = _option(10, low=0, high=1_000_000, metavar="N")
     """First steps that measurements leave out, 0 or more."""
     audit: bool = _option(False)

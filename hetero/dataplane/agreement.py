@@ -43,6 +43,10 @@ class Agreement:
         """An endpoint was ready for it once."""
         self.has_settled = False
         """Whoever waited for the reference once need not do so again."""
+        self.descriptions: dict[str, Description] = {}
+        """What endpoints said, by endpoint."""
+        self.build_s = 0.0
+        """The longest time that an endpoint took to prepare."""
         self._reference_name = ""
         self._initial: set[tuple[str, str]] = set()
         self._has_warned = False
@@ -59,6 +63,8 @@ class Agreement:
             return
         for connection in connections:
             description = connection.descriptions.get(self.spec)
+            if description is not None:
+                self.descriptions[connection.record.endpoint_id] = description
             if (
                 description is not None
                 and connection.state is ConnectionState.READY

@@ -383,8 +383,10 @@ class Fleet:
             if connection.state is ConnectionState.DOWN:
                 connection.state = ConnectionState.CONNECTING
         outcome: Description | Exception
+        begin_s = self.clock()
         try:
             connection.prepare(spec, timeout_s=self.prepare_timeout_s)
+            agreement.build_s = max(agreement.build_s, self.clock() - begin_s)
             outcome = connection.describe(spec)
         except Exception as error:  # noqa: BLE001 - concluded below
             outcome = error

@@ -20,13 +20,14 @@ from google.protobuf.message import Message
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import Description, describe, fetch
+from hetero.batches.globals import GlobalsReader
 from hetero.batches.request import BatchRequest
 from hetero.batches.samples import Cancelled
 from hetero.batches.skips import Skips
 from hetero.control.security import Policy
 from hetero.dataplane.compute import Compute, Task
 from hetero.dataplane.delivery import Delivery
-from hetero.datasets import DatasetSpec
+from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
 from hetero.process import limit_threads
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
@@ -70,6 +71,8 @@ class _Served:
         self.build: Task | None = None
         self.built: BuiltDataset | None = None
         self.description: Task | None = None
+        self.globals: dict[str, str] = {}
+        """Digests of the globals that its code reads, before any of it ran here."""
 
 
 class DataService:
@@ -172,6 +175,7 @@ class DataService:
         begin_s = time.monotonic()
         self._on_build(False)
         try:
+            served.globals = GlobalsReader(get_factory(spec.name)).digests()
             served.built = BuiltDataset.build(
                 spec, host=self._name, worker_index=self._worker_index, num_workers=self._num_workers
             )
@@ -209,7 +213,7 @@ class DataService:
             num_samples=description.num_samples,
             fingerprint=description.fingerprint,
             environment=description.environment,
-            globals=description.globals,
+            globals=served.globals,
             warnings=description.warnings,
         ).SerializeToString()
 

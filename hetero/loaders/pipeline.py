@@ -24,7 +24,7 @@ __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "sh
 logger = logging.getLogger(__name__)
 
 _OBJECT_SPEC = DatasetSpec("object")  # what a request names where the data set is an object at hand
-_num_verified = 0  # purity checks asked for by this process
+_num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks of this process, by loader
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +191,25 @@ class LoaderPipeline(LoaderTiming):
             collate=self.collate,
             contiguous=self.has_workers,
             step=self._num_requested,
-            verify=_wants_purity_check(),
+            verify=self._wants_purity_check(),
             on_sample_error=self.options.on_sample_error,
             compression=self.options.compression,
         )
+
+    def _wants_purity_check(self) -> bool:
+        """Whether the next request belongs to the first ones of this loader, which are computed twice.
+
+        A loader that the script makes anew for every epoch counts as one.
+        """
+        session = control.current()
+        if session is None or session.rank != 0:
+            return False
+        key = self.name, self.subject if isinstance(self.subject, DatasetSpec) else None
+        num_verified = _num_verified.get(key, 0)
+        if num_verified >= session.options.purity_checks:
+            return False
+        _num_verified[key] = num_verified + 1
+        return True
 
     def _make_timer(self) -> StepTimer:
         timer = super()._make_timer()
@@ -226,13 +241,3 @@ def answer_lengths() -> None:
     from hetero.loaders import remote
 
     set_describer(remote.num_samples)
-
-
-def _wants_purity_check() -> bool:
-    """Whether the next request belongs to the few of the job that are computed twice."""
-    global _num_verified
-    session = control.current()
-    if session is None or session.rank != 0 or _num_verified >= session.options.purity_checks:
-        return False
-    _num_verified += 1
-    return True

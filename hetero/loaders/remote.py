@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
@@ -15,6 +15,7 @@ from hetero.control.session import RankSession
 from hetero.dataplane.fleet import Fleet
 from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
+from hetero.loaders.crosscheck import CheckedReader
 from hetero.wire.limits import Limits
 
 __all__ = ["fingerprint", "fleet_for", "num_samples", "open_reader"]
@@ -75,7 +76,7 @@ def open_reader(
     allocate: Callable[[int], memoryview] | None,
     on_skips: Callable[[Skips], object],
     on_received: Callable[[int, int], object],
-) -> Iterator[Any]:
+) -> CheckedReader:
     """Return an iterator over the batches of ``requests``, in order; it has ``close``.
 
     Args:
@@ -86,12 +87,15 @@ def open_reader(
         on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
         on_received: Given the bytes of a batch before compression, and of them those that it saved, at the same time.
     """
-    return Reader(
-        fleet_for(session),
-        requests,
+    fleet = fleet_for(session)
+    open_reader = functools.partial(
+        Reader,
+        fleet,
         prefetch_factor=prefetch_factor,
         allocate=allocate,
         on_skips=on_skips,
         on_received=on_received,
         on_wait=session.check_wait,
     )
+    is_wanted = session.options.purity_checks > 0
+    return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=is_wanted)

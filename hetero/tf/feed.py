@@ -7,6 +7,7 @@ guards what both touch; nobody waits for an endpoint, or for the user's code, wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from hetero.dataplane.reader import Reader
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
+from hetero.loaders.crosscheck import CheckedReader
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
@@ -159,7 +161,7 @@ class Feed(LoaderPipeline):
         order, shard = self.order(), self.shard()
         found = self.passes.begin(order, shard)
         planned: deque[PlannedBatch] = deque()
-        reader: Reader | None = None
+        reader: CheckedReader | None = None
         try:
             requests = self._requests(found, order, shard, planned)
             reader = self._open(requests, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
@@ -210,15 +212,20 @@ class Feed(LoaderPipeline):
         *,
         on_skips: Callable[[Any], object] | None,
         on_wait: Callable[[bool], None],
-    ) -> Reader:
-        return Reader(
-            self._fleet(),
-            requests,
+    ) -> CheckedReader:
+        fleet = self._fleet()
+        open_reader = functools.partial(
+            Reader,
+            fleet,
             prefetch_factor=self.prefetch_factor,
             on_skips=on_skips,
             on_received=self.traffic.add,
             on_wait=on_wait if is_remote() else local_endpoints(self.num_workers).check,
         )
+        # Not its batches: TensorFlow asks for them in a thread of its own, beside whatever draws here.
+        session = control.current()
+        is_wanted = session is None or session.options.purity_checks > 0
+        return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=False)
 
     def _fleet(self) -> Fleet:
         session = control.current()

@@ -17,11 +17,14 @@ import torch.utils.data
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
+from hetero.batches.globals import GlobalsReader, GlobalValue, check_globals
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
 from hetero.batches.skips import Skips
-from hetero.datasets import DatasetSpec
-from hetero.errors import DatasetError, ResourcesError
+from hetero.batches.structure import type_name
+from hetero.control import session as control
+from hetero.datasets import DatasetSpec, get_factory
+from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.torch.copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
@@ -50,7 +53,9 @@ class LocalDataset:
         self.subject = subject
         self._collate_fn = collate_fn
         self._worker_init_fn = worker_init_fn
-        self._start_failure: object = None
+        self._start_failure: _Failure | _Mismatch | None = None
+        self.globals: dict[str, GlobalValue] = {}
+        """Those that the data set's code reads, in the process that starts workers which import the script anew."""
         self.num_ahead = 0
         """Batches that torch's workers have ready at once; 0 where a worker need not look whether they fit."""
 
@@ -87,9 +92,24 @@ class LocalDataset:
     def start_own_worker(self, worker_index: int) -> None:
         """Do the same for `LocalFetcher`; a failure is kept, to be returned for every batch."""
         try:
+            if self.globals:  # before any code of the data set runs, which may fill caches
+                reader, name, there = (
+                    self.globals_reader(),
+                    type_name(type(self.subject)),
+                    f"loader worker {worker_index}",
+                )
+                name = self.subject.name if isinstance(self.subject, DatasetSpec) else name
+                check_globals(reader, self.globals, reader.digests(), dataset=name, there=there)
             self.start_worker(worker_index)
         except DatasetError as exc:
-            self._start_failure = exc.record
+            self._start_failure = _Failure(exc.record)
+        except DatasetMismatchError as exc:
+            self._start_failure = _Mismatch(str(exc))
+
+    def globals_reader(self) -> GlobalsReader:
+        """Return what reads the globals that the data set's code reads in this process."""
+        root = get_factory(self.subject.name) if isinstance(self.subject, DatasetSpec) else self.subject
+        return GlobalsReader(root, self._collate_fn, self._worker_init_fn)
 
     def fetch(self, request: BatchRequest, *, on_skips: Callable[[Skips], object] | None = None) -> Any:
         """Compute a batch; leave the generators and the thread count of this process as they were.
@@ -111,7 +131,7 @@ class LocalDataset:
             batch = self.fetch(request, on_skips=told.append)
             return _WithSkips(batch, told[0]) if told else batch
         if self._start_failure is not None:
-            return _Failure(self._start_failure)
+            return self._start_failure
         try:
             # In a worker too: torch sends from another thread, and tensors by sharing their memory.
             batch = self._fetch_own(request, told.append)
@@ -206,7 +226,10 @@ class LocalFetcher:
         Raises:
             DatasetError: More samples were skipped than are allowed.
             ResourcesError: Shared memory is too small.
+            DatasetMismatchError: A global has another value in the worker than here.
         """
+        if isinstance(answer, _Mismatch):
+            raise DatasetMismatchError(answer.text)
         if isinstance(answer, _NoRoom):
             raise ResourcesError(answer.text)
         batch = answer
@@ -233,6 +256,8 @@ class LocalFetcher:
         options = self._options
         if options.num_workers and _forks(options):
             _ = self._dataset.built  # once, and shared with the workers
+        elif options.num_workers and _compares_globals():
+            self._dataset.globals = self._dataset.globals_reader().read()
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
             batch_size=None,
@@ -344,6 +369,13 @@ class _Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class _Mismatch:
+    """That the data set is another in a worker, on its way from there."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class _NoRoom:
     """That batches do not fit into shared memory, on its way from a worker."""
 
@@ -366,6 +398,11 @@ def accelerator_is_available() -> bool:
 def builds_here(options: WorkerOptions) -> bool:
     """Return whether this process builds the data set that it fetches from, or that its workers are forked with."""
     return not options.num_workers or _forks(options)
+
+
+def _compares_globals() -> bool:
+    session = control.current()
+    return session is None or session.options.purity_checks > 0
 
 
 def _forks(options: WorkerOptions) -> bool:

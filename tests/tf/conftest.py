@@ -109,7 +109,7 @@ def served(script: Any, num_endpoints: int) -> Iterator[StoppingJob]:
 def job(served: StoppingJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoppingJob]:
     """This process is the only rank of a job with endpoints."""
     monkeypatch.setattr(control, "_session", served)
-    monkeypatch.setattr(pipeline, "_num_verified", 0)
+    monkeypatch.setattr(pipeline, "_num_verified", {})
     monkeypatch.setattr(served, "rank", 0)
     monkeypatch.setattr(served, "world_size", 1)
     served.timers.clear()

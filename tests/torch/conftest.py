@@ -24,7 +24,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
 def join(monkeypatch: pytest.MonkeyPatch) -> Any:
     def choose(session: FakeSession) -> FakeSession:
         monkeypatch.setattr(control, "_session", session)
-        monkeypatch.setattr(pipeline, "_num_verified", 0)
+        monkeypatch.setattr(pipeline, "_num_verified", {})
         return session
 
     yield choose

@@ -325,7 +325,7 @@ def fetching_from(job: ServedJob | None) -> Iterator[None]:
     """Make loaders fetch from the endpoints of a job, or here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control, "_session", job)
-        patch.setattr(pipeline, "_num_verified", 0)
+        patch.setattr(pipeline, "_num_verified", {})
         try:
             yield
         finally:

@@ -94,7 +94,7 @@ def session(script: Any) -> Iterator[ServedJob]:
 @pytest.fixture
 def job(session: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(control, "_session", session)
-    monkeypatch.setattr(pipeline, "_num_verified", 0)
+    monkeypatch.setattr(pipeline, "_num_verified", {})
     yield
     ServedJob.disconnect()
     hetero.datasets.set_describer(None)

@@ -76,7 +76,7 @@ def job(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         jobs.append(job)
         job.start(num_endpoints)
         monkeypatch.setattr(control, "_session", job)
-        monkeypatch.setattr(pipeline, "_num_verified", 0)
+        monkeypatch.setattr(pipeline, "_num_verified", {})
         return job
 
     yield start

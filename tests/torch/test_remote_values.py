@@ -176,7 +176,7 @@ def connect(served: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
 
     def call() -> None:
         monkeypatch.setattr(control, "_session", served)
-        monkeypatch.setattr(pipeline, "_num_verified", 0)
+        monkeypatch.setattr(pipeline, "_num_verified", {})
 
     yield call
     served.disconnect()

@@ -1,0 +1,282 @@
+"""Compares what endpoints use and deliver with what this process would use and make.
+
+Data hosts only import the script, so whatever ``main()`` changes is another there. Two things are compared at the
+beginning of a pass: the globals that the data set's code reads (`hetero.batches.globals`), and the loader's first
+batches, those of its purity check, where this process can build the data set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import describe_environment, fetch
+from hetero.batches.globals import GlobalsReader, check_globals
+from hetero.batches.imported import imported
+from hetero.batches.purity import compare
+from hetero.batches.request import BatchRequest
+from hetero.batches.samples import Cancelled
+from hetero.batches.seeds import preserved_generators
+from hetero.batches.structure import flatten, unflatten
+from hetero.dataplane.agreement import Agreement
+from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.reader import Reader
+from hetero.datasets import DatasetFactory, DatasetSpec, get_factory
+from hetero.errors import DatasetMismatchError
+
+__all__ = ["CheckedReader"]
+
+MAX_BUILD_S = 10.0
+"""A data set that took an endpoint longer is not built in the rank, whose training would wait for it."""
+MAX_COMPARE_S = 20.0
+"""Time for the comparison of one loader's batches in a pass."""
+
+logger = logging.getLogger(__name__)
+
+_readers: dict[str, tuple[DatasetFactory, GlobalsReader]] = {}
+_skipped: set[DatasetSpec] = set()  # those whose batches are not compared, which was logged
+
+
+class CheckedReader(Iterator[Any]):
+    """A reader whose data set, and first batches, are compared with this process's own. For one consuming thread.
+
+    Args:
+        fleet: The endpoints.
+        requests: What to fetch.
+        open_reader: Makes the reader of these requests.
+        compares_globals: Whether to compare the globals that the data set's code reads.
+        compares_batches: Whether to compute the batches of the purity check here too. They use the global generators
+            of this process, so not beside other threads that draw.
+
+    Raises:
+        DatasetMismatchError: A global that the data set's code reads has another value on an endpoint.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        requests: Iterator[BatchRequest],
+        open_reader: Callable[[Iterator[BatchRequest]], Reader],
+        *,
+        compares_globals: bool,
+        compares_batches: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._compares_globals = compares_globals
+        self._requests = _Requests(requests)
+        self._twin = _Twin() if compares_batches else None
+        self._num_delivered = 0
+        self._reader = open_reader(iter(self._requests))
+        try:
+            self._check_globals()  # known already if somebody asked for the length
+        except BaseException:
+            self.close()
+            raise
+
+    def __next__(self) -> Any:
+        """Return the next batch; blocks.
+
+        Raises:
+            DatasetMismatchError: The data set is another in this process than on endpoints.
+            HeteroError: See `Reader`.
+        """
+        number = self._num_delivered
+        self._num_delivered += 1
+        batch = next(self._reader)
+        request = self._requests.marked.pop(number, None)
+        if number and request is None:
+            return batch
+        try:
+            if not number:
+                self._check_globals()
+            if request is not None and self._twin is not None:
+                self._twin.compare(self._fleet, self._agreement(request.spec), request, batch)
+        except BaseException:
+            self.close()
+            raise
+        if not self._requests.marked:
+            self._twin = self._twin and _Twin()  # lets go of the data set
+        return batch
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another batch may come."""
+        return self._reader.is_open
+
+    def close(self) -> None:
+        """Close the reader; idempotent, blocks as `Reader.close`."""
+        self._twin = None
+        self._reader.close()
+
+    def __enter__(self) -> CheckedReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _agreement(self, spec: DatasetSpec) -> Agreement:
+        with self._fleet.lock:
+            return self._fleet.want(spec)
+
+    def _check_globals(self) -> None:
+        """Compare with every endpoint that has described the data set so far."""
+        spec = self._requests.spec
+        if spec is None or not self._compares_globals:
+            return
+        agreement = self._agreement(spec)
+        with self._fleet.lock:
+            descriptions = dict(agreement.descriptions)
+        if not any(description.globals for description in descriptions.values()):
+            return
+        reader = _globals_reader(spec)
+        own = reader.read()
+        for endpoint, description in sorted(descriptions.items()):
+            check_globals(reader, own, description.globals, dataset=spec.name, there=endpoint)
+
+
+class _Requests:
+    """The requests of one pass, those noted that are to be compared.
+
+    Apart from `CheckedReader`: the reader holds it, and must not hold what holds the reader.
+    """
+
+    def __init__(self, requests: Iterator[BatchRequest]) -> None:
+        self._requests = requests
+        self._num_taken = 0
+        self.spec: DatasetSpec | None = None
+        """Of the first request."""
+        self.marked: dict[int, BatchRequest] = {}
+        """Requests of the purity check that are not delivered yet, by number in the pass."""
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        for request in self._requests:
+            if self.spec is None:  # not `or`: a spec has a length, which would be asked for
+                self.spec = request.spec
+            if request.verify:
+                self.marked[self._num_taken] = request
+            self._num_taken += 1
+            yield request
+
+
+class _Twin:
+    """This process's own copy of a data set, for a few batches."""
+
+    def __init__(self) -> None:
+        self._built: BuiltDataset | None = None
+        self._left_s = MAX_COMPARE_S
+
+    def compare(self, fleet: Fleet, agreement: Agreement, request: BatchRequest, batch: Any) -> None:
+        """Compute a batch here too.
+
+        Raises:
+            DatasetMismatchError: It differs from what an endpoint delivered.
+        """
+        spec = request.spec
+        if spec in _skipped:
+            return
+        begin_s = time.monotonic()
+        try:
+            with preserved_generators(), _single_threaded():
+                reason = self._build(agreement, spec)
+                own = None if reason else self._fetch(request, begin_s + self._left_s)
+                environment = describe_environment()
+            if not reason:
+                own = unflatten(*flatten(own, fleet.limits))  # with the types of what has travelled
+        except Cancelled:
+            reason = f"computing them takes longer than {MAX_COMPARE_S:g} s"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, and a host that needs no data
+            reason = f"here: {error}".partition("\n")[0]
+        self._left_s -= time.monotonic() - begin_s
+        if reason:
+            _skipped.add(spec)
+            logger.info(
+                "first batches of data set %s are not compared with ones computed in the rank: %s", spec, reason
+            )
+            return
+        difference = compare(batch, own)
+        if difference is None:
+            return
+        where = f"epoch {request.epoch}, position {request.position}: {difference}"
+        doubt = _find_doubt(agreement, spec, environment)
+        if doubt:
+            _skipped.add(spec)
+            logger.warning(
+                "data set %r makes another batch in the rank than on data hosts, at %s. That may be because %s.",
+                spec.name,
+                where,
+                doubt,
+            )
+            return
+        raise DatasetMismatchError(
+            f"data set {spec.name!r} makes another batch in the rank than on data hosts\n"
+            f"  At {where} (the data host's against the rank's).\n"
+            "  Data hosts only import the script. Typical causes: a global or class attribute that main() changed, "
+            "files that differ between hosts, environment variables.\n"
+            "  Make it an argument of the factory. --purity-checks 0 switches this comparison off."
+        )
+
+    def _build(self, agreement: Agreement, spec: DatasetSpec) -> str:
+        """Build the data set if it is not built yet; return why not, or an empty text."""
+        if self._built is not None:
+            return ""
+        if agreement.build_s > MAX_BUILD_S:
+            return f"building it took {agreement.build_s:.0f} s on a data host"
+        if get_factory(spec.name).collate_fn is None and "torch" not in sys.modules:
+            return "torch, whose default_collate makes them, is not imported here"
+        built = BuiltDataset.prebuild(spec)
+        expected = agreement.reference
+        if expected is not None and built.num_samples != expected.num_samples:
+            return f"it has {built.num_samples} samples here and {expected.num_samples} there"
+        # Worker info as on endpoints. worker_init_fn is not called: it may change this process.
+        built.num_workers = 1
+        self._built = built
+        return ""
+
+    def _fetch(self, request: BatchRequest, deadline_s: float) -> Any:
+        assert self._built is not None
+        return fetch(
+            self._built,
+            dataclasses.replace(request, verify=False),
+            cancelled=lambda: time.monotonic() > deadline_s,
+        )
+
+
+def _find_doubt(agreement: Agreement, spec: DatasetSpec, environment: dict[str, str]) -> str:
+    """Return why a difference may be no fault of the script; empty if nothing says so."""
+    for endpoint, description in sorted(dict(agreement.descriptions).items()):
+        for name in sorted(environment.keys() & description.environment.keys()):
+            here, there = environment[name], description.environment[name]
+            if here != there:
+                return f"{name} is {here} here and {there} on {endpoint}"
+    if get_factory(spec.name).worker_init_fn is not None:
+        return "worker_init_fn is called on data hosts only"
+    return ""
+
+
+def _globals_reader(spec: DatasetSpec) -> GlobalsReader:
+    factory = get_factory(spec.name)
+    known = _readers.get(spec.name)
+    if known is None or known[0] is not factory:
+        known = _readers[spec.name] = factory, GlobalsReader(factory)
+    return known[1]
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Compute with one thread, as endpoints do: sums may depend on the number."""
+    torch = imported("torch")
+    if torch is None or torch.get_num_threads() == 1:
+        yield
+        return
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
