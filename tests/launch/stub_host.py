@@ -51,7 +51,7 @@ class StubHost:
         self.placement = SimpleNamespace(
             num_endpoints=0, num_ranks=1, framework="torch", data_service="", has_tf_dispatcher=False, tf_workers={}
         )
-        self.options = SimpleNamespace(script="script.py", script_args=(), audit=False)
+        self.options = SimpleNamespace(script="script.py", module=False, script_args=(), audit=False)
         self.child_environment: dict[str, str] = {}
         self.trainers_came = False
         self.interrupted_s: float | None = None
