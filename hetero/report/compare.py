@@ -132,7 +132,11 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
                 "after the warm-up."
             )
     for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
-        yield from (line for line, share in _overruns(which, report, headline) if share > _MANY_OVERRUNS)
+        yield from (
+            f"{line} Emulate longer times, or use a machine that does nothing else."
+            for line, share in _overruns(which, report, headline)
+            if share > _MANY_OVERRUNS
+        )
 
 
 def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:

@@ -65,6 +65,7 @@ def render_comparison(comparison: Comparison) -> str:
     """Return a comparison as Markdown: the answer, the price-performance table, what to mind."""
     reports = (comparison.baseline, comparison.candidate)
     has_same_step = comparison.per == "step"
+    has_costs = not comparison.objections  # the costs of two runs side by side are a verdict, too
     rows = [
         PricePerformance(
             name=f"{report.run.placement} {code(report.run.run_id)}",
@@ -72,8 +73,8 @@ def render_comparison(comparison: Comparison) -> str:
             hourly_usd=_value(report.cost.hourly),
             step_time_s=_value(report.headline.step_time_mean if report.headline else None),
             samples_per_s=_value(report.headline.samples_per_s if report.headline else None),
-            per_1k_steps_usd=_usd_of(report, report.cost.per_1k_steps) if has_same_step else None,
-            per_million_samples_usd=_usd_of(report, report.cost.per_million_samples),
+            per_1k_steps_usd=_value(report.cost.per_1k_steps) if has_costs and has_same_step else None,
+            per_million_samples_usd=_value(report.cost.per_million_samples) if has_costs else None,
             speedup=speedup,
             saving=saving,
             basis=report.run.basis,
@@ -344,11 +345,6 @@ def _answer(comparison: Comparison) -> str:
             f"first ({break_even.basis})."
         )
     return "\n\n".join(sections)
-
-
-def _usd_of(report: Report, figure: Figure | None) -> float | None:
-    """Return a cost if its definition holds: an earlier version wrote it in any case."""
-    return None if cost_objection(report.run) else _value(figure)
 
 
 def _hosts_text(report: Report) -> str:
