@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
 from hetero.control import session as control
 from hetero.dataplane.script import SCRIPT_MODULE
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.wire.compression import compression_to_proto, load_codec
-from hetero.wire.limits import Limits
-from hetero.wire.requests import too_many_samples
 
 __all__ = [
     "check_compression",
@@ -24,8 +20,6 @@ __all__ = [
     "check_sample_errors",
     "check_seed",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 def check_not_importing() -> None:
@@ -61,20 +55,6 @@ def check_not_child_of_rank() -> None:
             "environment.\n"
             f"  To make batches in this process all the same, remove {control.LAUNCHER_VARIABLE} from its environment."
         )
-
-
-def check_batch_size(batch_size: object, subject: object) -> None:
-    """Refuse more samples than a request can ask for; log a warning where batches of a registered set are local.
-
-    Raises:
-        ConfigError: There are more, and batches come from endpoints.
-    """
-    limits = Limits()
-    if type(batch_size) is not int or batch_size <= limits.max_indices or not isinstance(subject, DatasetSpec):
-        return
-    if is_remote():
-        raise ConfigError(too_many_samples(batch_size, limits))
-    logger.warning("%s", too_many_samples(batch_size, limits))
 
 
 def check_compression(compression: str | None) -> None:

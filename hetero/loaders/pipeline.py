@@ -18,6 +18,8 @@ from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import StepTimer
 from hetero.metrics.traffic import Traffic
+from hetero.wire.limits import Limits
+from hetero.wire.requests import too_many_samples
 
 __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
 
@@ -59,9 +61,14 @@ class LoaderPipeline(LoaderTiming):
     Args:
         subject: A spec, or the user's data set object.
         options: What was asked for.
+
+    Raises:
+        ConfigError: If batches come from endpoints and are larger than a request can ask for.
     """
 
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
+        if isinstance(subject, DatasetSpec):
+            _check_batch_size(options.batch_size or 1)
         dataset = subject.name if isinstance(subject, DatasetSpec) else type(subject).__name__
         super().__init__(options.name or dataset)
         self.subject = subject
@@ -216,6 +223,15 @@ class LoaderPipeline(LoaderTiming):
         timer.skips = self.skips
         timer.traffic = self.traffic
         return timer
+
+
+def _check_batch_size(batch_size: int) -> None:
+    """Refuse more samples than a request can ask for; log a warning where fetching is local."""
+    limits = Limits()
+    if batch_size > limits.max_indices:
+        if is_remote():
+            raise ConfigError(too_many_samples(batch_size, limits))
+        logger.warning("%s", too_many_samples(batch_size, limits))
 
 
 def shard_of_environment() -> Shard:

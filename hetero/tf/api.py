@@ -10,7 +10,6 @@ from hetero.control import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import (
-    check_batch_size,
     check_compression,
     check_not_child_of_rank,
     check_not_importing,
@@ -118,7 +117,6 @@ def from_dataset(
     for argument, value in {"batch_size": batch_size, "num_workers": num_workers}.items():
         if (type(value) is not int or value < 1) and (argument, value) != ("batch_size", None):
             raise ConfigError(f"{argument} is {value!r}, expected an integer of at least 1")
-    check_batch_size(batch_size, spec)
     check_prefetch_factor(prefetch_factor)
     check_not_importing()
     check_not_child_of_rank()

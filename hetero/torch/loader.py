@@ -12,7 +12,7 @@ import torch.utils.data
 
 from hetero.datasets import DatasetSpec, get_factory
 from hetero.errors import ConfigError
-from hetero.loaders.checks import check_batch_size, check_compression, check_prefetch_factor, check_sample_errors
+from hetero.loaders.checks import check_compression, check_prefetch_factor, check_sample_errors
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer
@@ -167,7 +167,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         makes_batches = batch_size is not None or batch_sampler is not None
         user_function = user_collate_fn(collate_fn, makes_batches=makes_batches)
         check_functions(subject, user_function, worker_init_fn)
-        check_batch_size(batch_size, subject)
         check_prefetch_factor(prefetch_factor)
         check_compression(compression)
         policy = check_sample_errors(on_sample_error, max_skips, makes_batches=makes_batches)
