@@ -12,6 +12,10 @@ import torch
 import torch.utils.data
 
 import hetero
+from hetero.dataplane import service
+
+if __name__ == "__hetero_script__":  # in an endpoint
+    service.MAX_DATASETS = 2**20  # each case is a data set of its own
 
 Recipe = list[Any]
 """What a sample is made of: the name of a kind, and its options. Plain JSON values, as arguments of factories are."""
