@@ -31,6 +31,7 @@ __all__ = [
     "Seeding",
     "dataset",
     "get_factory",
+    "note_length",
     "registered",
     "set_describer",
 ]
@@ -49,6 +50,8 @@ _NAME = re.compile(r"[\w.\-]{1,128}")
 
 _lock = threading.Lock()
 _factories: dict[str, DatasetFactory] = {}
+_lengths: dict[tuple[DatasetFactory, DatasetSpec], int] = {}
+_MAX_LENGTHS = 256
 _describer: Callable[[DatasetSpec], int] | None = None
 
 
@@ -323,13 +326,23 @@ def _register(
     return factory
 
 
-@functools.lru_cache(maxsize=256)
+def note_length(spec: DatasetSpec, num_samples: int) -> None:
+    """Note the length of a data set that this process has built: ``len(spec)`` need not build it once more."""
+    if len(_lengths) >= _MAX_LENGTHS:
+        _lengths.clear()
+    _lengths[get_factory(spec.name), spec] = num_samples
+
+
 def _local_length(factory: DatasetFactory, spec: DatasetSpec) -> int:
-    """Build the data set here, as every process that fetches from it does, and return its length."""
+    """Return the length of the data set; build it here, as every process that fetches from it does, if need be."""
+    known = _lengths.get((factory, spec))
+    if known is not None:
+        return known
     # By its name: that package is built on this module.
     build: Any = importlib.import_module("hetero.batches.build")
     built = build.BuiltDataset.prebuild(spec)
     built.log_warnings()
+    note_length(spec, len(built))
     return len(built)
 
 

@@ -21,6 +21,7 @@ from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
 from hetero.torch.passes import Pass
 from hetero.torch.pipeline import Pipeline
+from hetero.torch.tools import fetches_for_rebuilt, is_asked_by_tool
 from hetero.torch.views import (
     BatchSamplerView,
     CollateView,
@@ -33,7 +34,6 @@ from hetero.torch.views import (
 __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
-_TOOLS = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"})
 _ARGUMENTS = frozenset(
     {
         *("dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last"),
@@ -274,7 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # torch's loader takes some of these later, too. Here they have gone to other places, and would do nothing.
-        if name in _ARGUMENTS and self.__dict__.get("_is_made") and not _is_asked_by_tool():
+        if name in _ARGUMENTS and self.__dict__.get("_is_made") and not is_asked_by_tool():
             raise ConfigError(
                 f"{name} of a hetero DataLoader cannot be changed; pass it when the loader is made\n"
                 "  Make another loader, and load_state_dict(state_dict()) of this one if it is to go on here."
@@ -283,7 +283,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _as_asked(self, name: str) -> Any:
         """Return what the user passed, or torch made of it; to a tool that rebuilds loaders, the view."""
-        is_shown = not self.__dict__.get("_is_made") or _is_asked_by_tool(depth=3)
+        is_shown = not self.__dict__.get("_is_made") or is_asked_by_tool(depth=3)
         return self.__dict__[name] if is_shown else self._of_user[name]
 
     @property
@@ -389,7 +389,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def num_workers(self) -> int:
         """As torch's; 0 where a loader rebuilt from this one must not start workers of its own."""
-        return 0 if _fetches_for_rebuilt() else self.__dict__["num_workers"]
+        return 0 if fetches_for_rebuilt() else self.__dict__["num_workers"]
 
     @num_workers.setter
     def num_workers(self, value: int) -> None:
@@ -398,7 +398,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def prefetch_factor(self) -> int | None:
         """As torch's; None where `num_workers` is 0."""
-        return None if _fetches_for_rebuilt() else self.__dict__["prefetch_factor"]
+        return None if fetches_for_rebuilt() else self.__dict__["prefetch_factor"]
 
     @prefetch_factor.setter
     def prefetch_factor(self, value: int | None) -> None:
@@ -407,7 +407,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def persistent_workers(self) -> bool:
         """As torch's; False where `num_workers` is 0."""
-        return False if _fetches_for_rebuilt() else self.__dict__["persistent_workers"]
+        return False if fetches_for_rebuilt() else self.__dict__["persistent_workers"]
 
     @persistent_workers.setter
     def persistent_workers(self, value: bool) -> None:
@@ -416,7 +416,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def timeout(self) -> float:
         """As torch's; 0 where `num_workers` is 0."""
-        return 0 if _fetches_for_rebuilt() else self.__dict__["timeout"]
+        return 0 if fetches_for_rebuilt() else self.__dict__["timeout"]
 
     @timeout.setter
     def timeout(self, value: float) -> None:
@@ -425,26 +425,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def multiprocessing_context(self) -> Any:
         """As torch's; None where `num_workers` is 0."""
-        return None if _fetches_for_rebuilt() else super().multiprocessing_context
+        return None if fetches_for_rebuilt() else super().multiprocessing_context
 
     @multiprocessing_context.setter
     def multiprocessing_context(self, value: Any) -> None:
         # torch checks it against num_workers, which may be shown as 0.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
-        stored.fset(self, None if _fetches_for_rebuilt() else value)
-
-
-def _is_asked_by_tool(depth: int = 2) -> bool:
-    """Whether the code that reads or sets an attribute is that of a tool which rebuilds loaders."""
-    module = sys._getframe(depth).f_globals.get("__name__", "")
-    return module.partition(".")[0] in _TOOLS
-
-
-def _fetches_for_rebuilt() -> bool:
-    """Whether a plain loader rebuilt from a hetero one is to leave prefetching to it.
-
-    With endpoints always. Next to an Accelerator too: it rebuilds every loader as torch's own, whose
-    workers would fetch where neither the step timer nor the stop callbacks see it.
-    """
-    accelerate_state: Any = sys.modules.get("accelerate.state")
-    return is_remote() or (accelerate_state is not None and bool(accelerate_state.PartialState._shared_state))
+        stored.fset(self, None if fetches_for_rebuilt() else value)

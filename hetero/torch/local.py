@@ -7,7 +7,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from hetero.batches.seeds import preserved_generators
 from hetero.batches.skips import Skips
 from hetero.batches.structure import type_name
 from hetero.control import session as control
-from hetero.datasets import DatasetSpec, get_factory
+from hetero.datasets import DatasetSpec, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.torch.copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
@@ -75,6 +75,8 @@ class LocalDataset:
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
         built = BuiltDataset.build(self.subject)
         built.log_warnings()
+        with suppress(Exception):  # of the user's, and raised again where the length is needed
+            note_length(self.subject, len(built))
         if self._collate_fn is not None:
             built.collate_fn = self._collate_fn
         return built

@@ -75,3 +75,11 @@ def be_rank(patch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
     patch.setattr(torch.distributed, "get_world_size", lambda: world_size)
     patch.setenv("RANK", str(rank))
     patch.setenv("WORLD_SIZE", str(world_size))
+
+
+def rebuilt_by_tool(loader: Any, **options: Any) -> torch.utils.data.DataLoader[Any]:
+    """Return torch's loader, made of what a tool that rebuilds loaders sees of one."""
+    seen = vars(loader)
+    return torch.utils.data.DataLoader(
+        seen["dataset"], batch_sampler=seen["batch_sampler"], collate_fn=seen["collate_fn"], **options
+    )

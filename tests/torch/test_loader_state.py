@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from loaders import Noisy, be_rank, indices, loader_test_noisy, plain
+from loaders import Noisy, be_rank, indices, loader_test_noisy, plain, rebuilt_by_tool
 from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from hetero.errors import ConfigError
@@ -252,9 +252,7 @@ class Keeping(Stateful):
 def test_loader_left_early_goes_on_from_what_was_delivered(options: dict[str, Any], rebuild: bool) -> None:
     loader: Any = DataLoader(Noisy(10), batch_size=2, sampler=Keeping(), **options)
     if rebuild:  # as a tool does
-        loader = torch.utils.data.DataLoader(
-            loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
-        )
+        loader = rebuilt_by_tool(loader)
     found = [indices(batch for _, batch in zip(range(3), loader, strict=False)) for _ in range(2)]
     assert found == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9], [0, 1]]]
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.utils.data
 from endpoints import ServedJob, imported_script
+from loaders import rebuilt_by_tool
 
 import hetero
 from hetero.batches.leaves import Leaf, _owner, restore
@@ -109,9 +110,7 @@ def pinned(job: None, monkeypatch: pytest.MonkeyPatch) -> Pinned:
 
 
 def plain(wanted: Any) -> Any:
-    return torch.utils.data.DataLoader(
-        wanted.dataset, batch_sampler=wanted.batch_sampler, collate_fn=wanted.collate_fn, num_workers=wanted.num_workers
-    )
+    return rebuilt_by_tool(wanted, num_workers=wanted.num_workers)
 
 
 @pytest.mark.integration
@@ -193,9 +192,7 @@ def test_tensors_on_an_accelerator_host_are_pinned_once(script: Any, job: None) 
         image = batch["image"]
         assert image.is_pinned()
         assert image.pin_memory().data_ptr() == image.data_ptr()  # what torch's own loader would do to it
-    rebuilt: Any = torch.utils.data.DataLoader(
-        wanted.dataset, batch_sampler=wanted.batch_sampler, collate_fn=wanted.collate_fn, pin_memory=wanted.pin_memory
-    )
+    rebuilt: Any = rebuilt_by_tool(wanted, pin_memory=wanted.pin_memory)
     assert all(batch["image"].is_pinned() for batch in rebuilt)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.data
 from endpoints import ServedJob, imported_script
+from loaders import rebuilt_by_tool
 from waiting import wait_for
 
 import hetero
@@ -131,9 +132,7 @@ def everything(script: Any) -> list[str]:
     digests.append(digest(DataLoader(script.remote_test_kept(), batch_size=3)))
     sampler = torch.utils.data.WeightedRandomSampler([1.0, 2.0, 3.0], 20)
     digests.append(digest(DataLoader(script.remote_test_noisy(), batch_size=6, sampler=sampler)))
-    rebuilt: Any = torch.utils.data.DataLoader(
-        validation.dataset, batch_sampler=validation.batch_sampler, collate_fn=validation.collate_fn
-    )
+    rebuilt: Any = rebuilt_by_tool(validation)
     digests.append(digest(rebuilt))
     return digests
 
@@ -157,10 +156,8 @@ def test_loader_with_endpoints_prefetches_names_failures_and_needs_no_data_here(
     assert fleet.limits.max_batch_bytes == running.options.max_batch_bytes
 
     loader = DataLoader(script.remote_test_noisy(), batch_size=4, num_workers=4, persistent_workers=True)
-    rebuilt: Any = torch.utils.data.DataLoader(
-        loader.dataset,
-        batch_sampler=loader.batch_sampler,
-        collate_fn=loader.collate_fn,
+    rebuilt: Any = rebuilt_by_tool(
+        loader,
         num_workers=loader.num_workers,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,

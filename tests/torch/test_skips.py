@@ -11,7 +11,7 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import plain
+from loaders import plain, rebuilt_by_tool
 
 import hetero
 from hetero.errors import ConfigError, DatasetError
@@ -141,9 +141,7 @@ def test_skip_counts_what_was_delivered_only() -> None:
 
 def test_skip_through_a_loader_that_a_tool_rebuilt_is_the_same_and_counted() -> None:
     loader = skipping()
-    rebuilt: Any = torch.utils.data.DataLoader(
-        loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
-    )
+    rebuilt: Any = rebuilt_by_tool(loader)
     assert plain(rebuilt) == plain(skipping())
     assert counted(loader) == sorted((str(index), 0) for index in POISON)
 
@@ -151,9 +149,7 @@ def test_skip_through_a_loader_that_a_tool_rebuilt_is_the_same_and_counted() -> 
 def test_skip_in_a_tools_own_workers_is_bounded_in_each() -> None:
     def rebuilt(max_skips: int) -> Any:
         loader = skipping(max_skips=max_skips)
-        return torch.utils.data.DataLoader(
-            loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn, num_workers=1
-        )
+        return rebuilt_by_tool(loader, num_workers=1)
 
     assert plain(rebuilt(4)) == plain(skipping())
     with pytest.raises(Exception, match="skipped 4 samples, max_skips=3"):
@@ -171,8 +167,8 @@ def test_raise_stays_the_default() -> None:
 def test_skip_survives_being_rebuilt_from_attributes() -> None:
     loader = skipping(max_skips=7)
     again = type(loader)(
-        loader.dataset,
-        batch_sampler=loader.batch_sampler,  # type: ignore[arg-type]
+        vars(loader)["dataset"],
+        batch_sampler=vars(loader)["batch_sampler"],
         seed=loader.seed,
         on_sample_error=loader.on_sample_error,
         max_skips=loader.max_skips,
