@@ -65,6 +65,7 @@ ALLOWED = {
     ("batches/imported.py", "import_module"),
     ("dataplane/script.py", "loader.exec_module"),
     ("doctor/versions.py", "import_module"),
+    ("launch/rank.py", "runpy.run_module"),
     ("launch/rank.py", "runpy.run_path"),
     ("wire/compression.py", "import_module"),
 }
