@@ -50,6 +50,18 @@ class Frozen:
     """As the walk yields them, contents copied."""
 
 
+class _Unreadable(bytes):
+    """The content of an object that cannot be looked at: none."""
+
+    def __new__(cls, error: Exception) -> _Unreadable:
+        """Keep what it raised."""
+        made = super().__new__(cls)
+        made.error = error
+        return made
+
+    error: Exception
+
+
 def freeze(value: object) -> Frozen:
     """Copy what `compare` looks at, so that the value's memory may be used for another one."""
     return Frozen(tuple((path, head, _content(body)) for path, head, body in _walk(value, "", 0)))
@@ -80,9 +92,15 @@ def compare(first: object, second: object) -> Difference | None:
 
 
 def digest(value: object) -> bytes:
-    """Return a 16-byte hash of everything that `compare` looks at: equal exactly if two values are, bit for bit."""
+    """Return a 16-byte hash of everything that `compare` looks at: equal exactly if two values are, bit for bit.
+
+    Raises:
+        Exception: What an object raised that cannot be looked at: a digest without it would call others equal.
+    """
     hasher = blake2b(digest_size=16, person=b"hetero.content")
     for _path, head, body in _walk(value, "", 0):
+        if isinstance(body, _Unreadable):
+            raise body.error
         name = head.encode("utf-8", "surrogatepass")
         hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
         hasher.update(name)
@@ -132,8 +150,8 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
     """Yield (path, type and shape, content) of every part, depth first; of some objects only the type is known."""
     try:
         yield from _walk_inside(value, path, depth)
-    except Exception:  # noqa: BLE001 - an object of the user's, or a tensor that has no content
-        yield path, f"{outline(value)} that cannot be looked at", b""
+    except Exception as error:  # noqa: BLE001 - an object of the user's, or a tensor that has no content
+        yield path, f"{outline(value)} that cannot be looked at", _Unreadable(error)
 
 
 def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
@@ -233,8 +251,8 @@ def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
     except TypeError:  # NumPy has no bfloat16
         # An empty tensor may have any stride, and then no view of another size.
         return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    except (RuntimeError, NotImplementedError):  # of a tensor class that keeps them elsewhere
-        return b""
+    except (RuntimeError, NotImplementedError) as error:  # of a tensor class that keeps them elsewhere
+        return _Unreadable(error)
 
 
 def _sparse_components(torch: Any, value: Any) -> tuple[Any, ...]:
