@@ -139,3 +139,10 @@ def test_import_is_light() -> None:
     heavy = {"boto3", "grpc", "numpy", "sagemaker", "tensorflow", "torch"}
     assert heavy.intersection(runs[0][1]) == set()
     assert min(took for took, _ in runs) < 0.150
+
+
+def test_launcher_needs_no_numpy_and_no_framework() -> None:
+    heavy = {"numpy", "torch", "tensorflow", "hetero.loaders", "hetero.tf"}
+    code = f"import sys, hetero.launch.launcher; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n", "it delays the start of every job"

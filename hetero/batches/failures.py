@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from hetero.batches.structure import find_type, module_name
 from hetero.errors import DatasetError, SampleFailure
 
 __all__ = [
@@ -102,6 +101,8 @@ def with_user_type(error: DatasetError) -> DatasetError:
 
     The class is looked up by its name among imported modules; else its nearest base that is found. Nothing is imported.
     """
+    from hetero.batches.structure import find_type  # NumPy comes with it, which launchers do without
+
     cause = error.__cause__
     if isinstance(cause, Exception):
         return error.typed(type(cause))
@@ -115,6 +116,8 @@ def with_user_type(error: DatasetError) -> DatasetError:
 
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
     """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`."""
+    from hetero.batches.structure import module_name  # see `with_user_type`
+
     bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]
     return tuple(f"{module_name(base)}:{base.__qualname__}" for base in bases)
 

@@ -13,7 +13,6 @@ import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from hetero.batches.leaves import (
     tensor_leaf,
     text_leaf,
 )
+from hetero.batches.limits import StructureLimits
 from hetero.batches.trees import LeafRef, ListTree, MappingTree, RecordTree, SetTree, Tree, TupleTree, is_hashable
 from hetero.errors import ConfigError, ProtocolError
 
@@ -48,28 +48,6 @@ __all__ = [
 
 class UnsupportedBatchError(ConfigError):
     """A batch holds something that cannot be sent; the message starts with the path inside the batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructureLimits:
-    """Bounds of one batch, the same for who sends and who receives."""
-
-    max_batch_bytes: int = 2**30
-    """All leaves together."""
-    max_leaves: int = 1024
-    """Tensors, arrays, NumPy scalars, long lists and strings."""
-    max_nodes: int = 16_384
-    """Containers and values of the tree."""
-    max_depth: int = 8
-    """Containers inside containers."""
-    max_ndim: int = 8
-    """Dimensions of an array."""
-    max_key_bytes: int = 256
-    """UTF-8 of a dictionary key, a field or a type's name."""
-    max_inline_bytes: int = 256
-    """Longer str and bytes become leaves."""
-    max_list_items: int = 2**20
-    """Items of all lists that became leaves: Python objects take many times the bytes that they came in."""
 
 
 _MIN_LEAF_ITEMS = 8

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 from hetero.errors import AuthenticationError, HeteroError
 from hetero.wire.channels import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
+from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
-from hetero.wire.trees import parse
 
 __all__ = ["ADDRESS_PREFIX", "METHODS", "Caller", "HostSocket", "SocketLink"]
 

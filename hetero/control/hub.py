@@ -45,9 +45,9 @@ from hetero.control.status import (
 )
 from hetero.errors import HeteroError
 from hetero.faults import faults_at
+from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
-from hetero.wire.trees import parse
 
 __all__ = ["CONTROL_POLICIES", "Hub"]
 

@@ -27,11 +27,11 @@ from hetero.faults import address_via
 from hetero.wire import channels  # before grpc: channels sets its environment
 from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
 from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.streams import DeadlineError, Stream, connect
 from hetero.wire.tls import Tls
 from hetero.wire.tls_streams import TlsStream
-from hetero.wire.trees import parse
 
 import grpc  # isort: skip
 

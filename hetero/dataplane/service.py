@@ -34,9 +34,9 @@ from hetero.wire import framing, requests  # before grpc: channels sets its envi
 from hetero.wire.compression import is_installed
 from hetero.wire.framing import Refusal
 from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.tls import Tls
-from hetero.wire.trees import parse
 
 import grpc  # isort: skip
 

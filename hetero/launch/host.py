@@ -38,7 +38,6 @@ from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
 from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.scripts import find_script
-from hetero.tf.service_pool import ServicePool
 from hetero.version import __version__
 from hetero.wire.channels import without_proxy
 from hetero.wire.limits import PROTOCOL
@@ -221,6 +220,8 @@ class Host:
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:
         if self.placement.data_service == "tf":
+            from hetero.tf.service_pool import ServicePool  # NumPy comes with it, half a second that other jobs save
+
             service = placement.service_options(
                 self.options,
                 self.placement,

@@ -33,10 +33,11 @@ from hetero.wire.compression import (
     raw_block_sizes,
 )
 from hetero.wire.limits import BLOCK_BYTES, PROTOCOL, Limits
+from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import failure_from_proto, failure_to_proto
 from hetero.wire.skips import decode_skips, encode_skips
-from hetero.wire.trees import decode_structure, encode_structure, parse
+from hetero.wire.trees import decode_structure, encode_structure
 
 __all__ = [
     "BatchDecoder",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from hetero.batches.structure import StructureLimits
+from hetero.batches.limits import StructureLimits
 from hetero.errors import ConfigError
 
 __all__ = ["BLOCK_BYTES", "MAX_FETCH_BYTES", "MAX_KEYED_FETCH_BYTES", "MAX_SKIPS_BYTES", "PROTOCOL", "Limits"]

@@ -12,8 +12,8 @@ from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.wire.compression import compression_from_proto, compression_to_proto
 from hetero.wire.keys import decode_keys, encode_keys
 from hetero.wire.limits import MAX_FETCH_BYTES, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits
+from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
-from hetero.wire.trees import parse
 
 __all__ = [
     "failure_from_proto",

@@ -6,8 +6,8 @@ from hetero.batches.failures import MAX_EXCEPTION_CHARS, MAX_INDEX_CHARS
 from hetero.batches.skips import MAX_LISTED, Skip, Skips
 from hetero.errors import ProtocolError
 from hetero.wire.limits import MAX_SKIPS_BYTES
+from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
-from hetero.wire.trees import parse
 
 __all__ = ["decode_skips", "encode_skips"]
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
-
-from google.protobuf.message import DecodeError, Message
+from typing import Any, cast
 
 from hetero.batches.indices import fits_int64
 from hetero.batches.leaves import Container, Leaf, LeafShape
 from hetero.batches.trees import LeafRef, ListTree, MappingTree, RecordTree, SetTree, Tree, TupleTree, is_hashable
 from hetero.errors import ProtocolError
 from hetero.wire.limits import Limits
+from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
 
-__all__ = ["decode_structure", "encode_structure", "parse"]
-
-_Message = TypeVar("_Message", bound=Message)
+__all__ = ["decode_structure", "encode_structure"]
 
 _DTYPE_CODES = {name.lower(): cast(pb.DType, code) for name, code in pb.DType.items()[1:]}
 _DTYPE_NAMES = {code: name for name, code in _DTYPE_CODES.items()}
@@ -24,21 +21,6 @@ _CONTAINER_CODES = {name.lower(): cast(pb.Container, code) for name, code in pb.
 _CONTAINER_NAMES = {code: name for name, code in _CONTAINER_CODES.items()}
 _CONTAINER_KINDS = ("list", "tuple", "set", "frozen_set", "mapping", "record")
 _VALUE_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", bytes: "binary"}
-
-
-def parse(kind: type[_Message], data: bytes) -> _Message:
-    """Return the message in these bytes.
-
-    Raises:
-        ProtocolError: If they are none.
-    """
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    # The pure-Python implementation raises the others, for text that is not UTF-8 and for deep nesting.
-    except (DecodeError, ValueError, RecursionError) as exc:
-        raise ProtocolError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name} message: {type(exc).__name__}") from None
-    return message
 
 
 def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:

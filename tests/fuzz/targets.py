@@ -22,10 +22,11 @@ from hetero.errors import DatasetError, ProtocolError
 from hetero.wire import framing
 from hetero.wire.framing import BatchDecoder, RefusedError
 from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import failure_from_proto, from_proto, spec_from_proto, to_proto
-from hetero.wire.trees import decode_structure, parse
+from hetero.wire.trees import decode_structure
 
 __all__ = ["LIMITS", "TARGETS", "run", "signed", "split_answer"]
 
