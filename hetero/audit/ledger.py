@@ -110,7 +110,7 @@ class LoaderFacts:
     global_batch: int | None
     """Samples per step over all ranks; None for a user's batch sampler."""
     order: str
-    """``sequential``, ``shuffled`` or ``sampler``."""
+    """``sequential``, ``shuffled``, ``torch`` or ``sampler``."""
 
     @property
     def identity(self) -> tuple[str, ...]:

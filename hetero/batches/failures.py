@@ -68,9 +68,9 @@ def dataset_error(
         text, trace = error, ""
     else:
         types = _type_names(type(error))
-        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        text = _without_script_module("".join(traceback.format_exception_only(type(error), error)).strip())
         frames = _user_frames(error.__traceback__)
-        trace = "".join(traceback.format_exception(type(error), error, frames))
+        trace = _without_script_module("".join(traceback.format_exception(type(error), error, frames)))
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             note += f" (this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files)"
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and host != "local":
@@ -122,9 +122,15 @@ def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
     return tuple(f"{module_name(base)}:{base.__qualname__}" for base in bases)
 
 
+def _without_script_module(text: str) -> str:
+    from hetero.batches.structure import without_script_module  # see `with_user_type`
+
+    return without_script_module(text)
+
+
 def exception_line(error: BaseException) -> str:
     """Return the first line of an exception, its type included: printable, at most 160 characters."""
-    lines = "".join(traceback.format_exception_only(type(error), error)).splitlines()
+    lines = _without_script_module("".join(traceback.format_exception_only(type(error), error))).splitlines()
     # A SyntaxError begins with the place and the code, indented.
     line = next((line for line in lines if line and not line[0].isspace()), type(error).__name__)
     return _short(line.rstrip(), MAX_EXCEPTION_CHARS)

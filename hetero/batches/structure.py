@@ -43,6 +43,7 @@ __all__ = [
     "set_script_module",
     "type_name",
     "unflatten",
+    "without_script_module",
 ]
 
 
@@ -246,6 +247,11 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def without_script_module(text: str) -> str:
+    """Return text without the name that the user's script has where it is imported: as where it is ``__main__``."""
+    return text if _script_module == "__main__" else text.replace(f"{_script_module}.", "")
 
 
 def type_name(kind: type) -> str:

@@ -12,7 +12,7 @@ from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control import session as control
 from hetero.datasets import DatasetSpec, set_describer
 from hetero.errors import ConfigError
-from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
+from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
 from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
@@ -51,6 +51,8 @@ class LoaderOptions:
     """How many of these are borne, at least 0."""
     name: str | None = None
     """For reports; None: the data set's."""
+    order: str = "hetero"
+    """Whose permutation of an epoch, where shuffled: ``hetero``, or ``torch`` for that of torch's samplers."""
     shard: Shard | None = None
     """This process's place among those that share an epoch; None: what the framework's process group says."""
 
@@ -109,6 +111,11 @@ class LoaderPipeline(LoaderTiming):
         """Return this process's rank and world size."""
         return shard_of_environment()
 
+    @property
+    def permute(self) -> Permute | None:
+        """Draws the permutation of an epoch; None: as hetero does."""
+        return None
+
     def order(self) -> BuiltInOrder:
         """Return the loader's own order; asks for the length of the data set.
 
@@ -126,6 +133,7 @@ class LoaderPipeline(LoaderTiming):
             shuffle=options.shuffle,
             drop_last=options.drop_last,
             padding=options.padding,
+            permute=self.permute,
         )
 
     def _tell_empty(self) -> None:
@@ -179,7 +187,7 @@ class LoaderPipeline(LoaderTiming):
         return LoaderState(
             epoch=0,
             batches=0,
-            order="shuffled" if self.options.shuffle else "sequential",
+            order=("torch" if self.options.order == "torch" else "shuffled") if self.options.shuffle else "sequential",
             seed=self.options.seed,
             num_samples=self.num_samples(),
             global_batch=(self.options.batch_size or 1) * self.shard().world_size,

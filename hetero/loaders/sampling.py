@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,15 @@ import numpy.typing as npt
 from hetero.batches.request import Indices
 from hetero.errors import ConfigError
 
-__all__ = ["BuiltInOrder", "PlannedBatch", "Shard", "epoch_permutation"]
+__all__ = ["BuiltInOrder", "Permute", "PlannedBatch", "Shard", "epoch_permutation"]
+
+
+class Permute(Protocol):
+    """A function like `epoch_permutation`."""
+
+    def __call__(self, num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
+
 
 _ORDER_TAG = 0x6865_7465_726F  # "hetero": other users of (seed, epoch) get other streams
 
@@ -72,6 +81,8 @@ class BuiltInOrder:
     """Whether an incomplete global batch is left out."""
     padding: bool = True
     """Whether ranks get equally many samples, with at most world size - 1 repeats."""
+    permute: Permute | None = None
+    """Draws the permutation of an epoch; None: `epoch_permutation`."""
 
     def num_global_batches(self, world_size: int) -> int:
         """Return the global batches of an epoch, an incomplete last one included unless dropped."""
@@ -101,7 +112,7 @@ class BuiltInOrder:
         count = self.num_global_batches(world_size)
         if start >= count:
             return
-        order = epoch_permutation(self.num_samples, seed=self.seed, epoch=epoch) if self.shuffle else None
+        order = self._permutation(epoch)
         global_batch = self.batch_size * world_size
         end = self._end(world_size)
         for position in range(start, count):
@@ -130,7 +141,7 @@ class BuiltInOrder:
         """
         if start >= self.num_global_batches(world_size):
             return
-        order = epoch_permutation(self.num_samples, seed=self.seed, epoch=epoch) if self.shuffle else None
+        order = self._permutation(epoch)
         num_batches = self.num_whole_batches(world_size)
         fills_up = self.drop_last or (self.padding and world_size > 1)
         end = num_batches * self.batch_size if fills_up else self.num_samples
@@ -138,6 +149,11 @@ class BuiltInOrder:
             position, rank = divmod(number, world_size)
             stop = min((number + 1) * self.batch_size, end)
             yield self._planned(np.arange(number * self.batch_size, stop, dtype=np.int64), order, position, rank)
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.int64] | None:
+        if not self.shuffle:
+            return None
+        return (self.permute or epoch_permutation)(self.num_samples, seed=self.seed, epoch=epoch)
 
     def _end(self, world_size: int) -> int:
         """Return the end of the epoch's order, padding included."""

@@ -13,7 +13,7 @@ __all__ = ["LoaderState", "Progress", "Start"]
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
-_ORDERS = ("sequential", "shuffled", "sampler")
+_ORDERS = ("sequential", "shuffled", "torch", "sampler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class LoaderState:
     batches: int
     """Global batches of it that were delivered."""
     order: str
-    """``sequential``, ``shuffled`` or ``sampler``."""
+    """``sequential``, ``shuffled``, ``torch`` (as torch's samplers shuffle) or ``sampler``."""
     seed: int
     """The loader's."""
     num_samples: int | None = None

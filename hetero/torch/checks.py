@@ -66,6 +66,17 @@ def _spec_of(part: Any) -> DatasetSpec | None:
     return part if isinstance(part, DatasetSpec) else _spec_inside(part)
 
 
+def check_order(order: str) -> str:
+    """Return whose permutation an epoch is.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if order not in ("hetero", "torch"):
+        raise ConfigError(f"order is {order!r:.80}, expected 'hetero' or 'torch'")
+    return order
+
+
 def check_shard(shard: tuple[int, int] | None) -> Shard | None:
     """Return the shard that a script passed.
 

@@ -23,7 +23,7 @@ from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.datasets import Index
 from hetero.loaders.sampling import PlannedBatch
 
-__all__ = ["OccurrenceCounter", "SamplerOrder"]
+__all__ = ["OccurrenceCounter", "SamplerOrder", "torch_permutation"]
 
 _TORCHS_SAMPLERS = (
     torch.utils.data.RandomSampler,
@@ -209,6 +209,22 @@ class SamplerOrder:
             return next(elements, None)
         drawn = list(itertools.islice(elements, self.batch_size))
         return None if not drawn or (self.drop_last and len(drawn) < self.batch_size) else drawn
+
+
+def torch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the order of one epoch that torch's samplers draw from a seed.
+
+    It is that of ``DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``; in epoch 0 also that of a
+    ``RandomSampler`` whose generator has this seed. Touches no other generator.
+
+    Args:
+        num_samples: Samples in the data set, >= 0.
+        seed: Signed 64-bit.
+        epoch: >= 0.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(seed + epoch)
+    return torch.randperm(num_samples, generator=generator).numpy()
 
 
 class OccurrenceCounter:

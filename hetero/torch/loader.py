@@ -16,7 +16,14 @@ from hetero.loaders.checks import check_compression, check_prefetch_factor, chec
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer
-from hetero.torch.checks import check_functions, check_shard, check_subject, effective_seed, user_collate_fn
+from hetero.torch.checks import (
+    check_functions,
+    check_order,
+    check_shard,
+    check_subject,
+    effective_seed,
+    user_collate_fn,
+)
 from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
 from hetero.torch.passes import Pass
@@ -38,7 +45,17 @@ _ARGUMENTS = frozenset(
     {
         *("dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last"),
         *("timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor"),
-        *("persistent_workers", "seed", "padding", "name", "compression", "on_sample_error", "max_skips", "shard"),
+        *(
+            "persistent_workers",
+            "seed",
+            "padding",
+            "name",
+            "compression",
+            "on_sample_error",
+            "max_skips",
+            "order",
+            "shard",
+        ),
     }
 )
 _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
@@ -109,6 +126,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
             False gives uneven ends, for validation without collectives.
         name: For reports, at most 200 printable characters; the data set's name by default.
+        order: ``"torch"`` shuffles as ``DistributedSampler(seed=seed)`` does after ``set_epoch``, on any number of
+            ranks; ``"hetero"`` as all earlier versions did.
         shard: This process's rank and the world size, where there is no process group (Horovod, MPI), or where the
             ranks that share the samples are not those of the process group. (0, 1): all samples.
         snapshot_every_n_steps: Without effect, for scripts that used torchdata's StatefulDataLoader: every state is
@@ -151,6 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         compression: str | None = None,
         on_sample_error: str = "raise",
         max_skips: int = DEFAULT_MAX_SKIPS,
+        order: str = "hetero",
         shard: tuple[int, int] | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
@@ -186,6 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 on_sample_error=policy,
                 max_skips=max_skips,
                 name=name,
+                order=check_order(order),
                 shard=check_shard(shard),
             ),
             sampler_order=None
@@ -248,6 +269,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.compression = compression
         self.on_sample_error = on_sample_error
         self.max_skips = max_skips
+        self.order = order
         self.shard = shard
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._has_workers = False

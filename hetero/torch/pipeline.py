@@ -18,9 +18,9 @@ from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
-from hetero.loaders.sampling import PlannedBatch, Shard
+from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
-from hetero.torch.drawing import SamplerOrder
+from hetero.torch.drawing import SamplerOrder, torch_permutation
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
 
 if TYPE_CHECKING:
@@ -96,6 +96,11 @@ class Pipeline(LoaderPipeline):
         if distributed.is_available() and distributed.is_initialized():
             return Shard(distributed.get_rank(), distributed.get_world_size())
         return Shard()
+
+    @property
+    def permute(self) -> Permute | None:
+        """Draws the permutation of an epoch; None: as hetero does."""
+        return torch_permutation if self.options.order == "torch" else None
 
     def num_samples(self) -> int:
         """Return the length of the data set; of the very one that is fetched from, where this process builds it."""

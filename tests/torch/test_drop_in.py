@@ -226,3 +226,33 @@ def test_shard_beats_the_process_group(world: Any) -> None:
 def test_shard_that_is_none_is_refused(shard: Any) -> None:
     with pytest.raises(ConfigError):
         DataLoader(Photos(), shard=shard)
+
+
+# Order
+
+
+@pytest.mark.parametrize("num_samples", [11, 12])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_torchs_order_is_that_of_its_distributed_sampler(num_samples: int, world_size: int) -> None:
+    photos = Photos(num_samples)
+    for rank in range(world_size):
+        sampler = torch.utils.data.DistributedSampler(photos, world_size, rank, seed=5)
+        torchs = TorchLoader(photos, batch_size=2, sampler=sampler)
+        loader = DataLoader(photos, batch_size=2, shuffle=True, order="torch", seed=5, shard=(rank, world_size))
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in torchs]
+    state = loader.state_dict()
+    assert state["order"] == "torch"
+    with pytest.raises(ConfigError, match="order torch, this loader has shuffled"):
+        DataLoader(photos, batch_size=2, shuffle=True, seed=5, shard=(0, world_size)).load_state_dict(state)
+
+
+def test_torchs_order_of_epoch_0_is_that_of_a_random_sampler() -> None:
+    sampler = torch.utils.data.RandomSampler(Photos(), generator=torch.Generator().manual_seed(5))
+    assert [int(index) for index in DataLoader(Photos(), shuffle=True, order="torch", seed=5)] == list(sampler)
+
+
+def test_order_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="order is 'random', expected 'hetero' or 'torch'"):
+        DataLoader(Photos(), order="random")

@@ -100,6 +100,7 @@ def test_exception_is_of_the_users_type_and_says_where(make: Make) -> None:
     assert isinstance(last, DatasetError)
     assert isinstance(last, OSError)
     assert "13 is broken: cut off" in str(last)
+    assert "__hetero_script__" not in str(last)
 
 
 def test_state_after_an_exception_resumes_after_the_batch_that_raised(make: Make) -> None:
