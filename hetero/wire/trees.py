@@ -34,7 +34,7 @@ def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
             shape=leaf.shape,
             nbytes=leaf.nbytes,
         )
-        if made.dtype == pb.TEXT_OR_DATE:
+        if leaf.dtype not in _DTYPE_CODES:
             made.numpy_dtype = leaf.dtype
         if leaf.strides:
             made.strides.extend(leaf.strides)
@@ -184,8 +184,13 @@ class _TreeReader:
         return tuple([self.tree(node, depth) for node in nodes])
 
     def _key(self, node: pb.Node, depth: int) -> Tree:
-        if node.WhichOneof("kind") == "text":
-            self._check_name(node.text)
+        if node.WhichOneof("kind") == "text":  # nearly every key
+            self.num_nodes += 1
+            if self.num_nodes > self.limits.max_nodes:
+                raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")
+            text = node.text
+            self._check_name(text)
+            return text
         key = self.tree(node, depth)
         if not is_hashable(key):
             raise ProtocolError(f"the key of a mapping is of kind {node.WhichOneof('kind')}")
