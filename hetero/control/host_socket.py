@@ -1,12 +1,13 @@
 """Calls from a rank to its launcher without gRPC: protobuf messages over a Unix socket.
 
 For ranks that fork (see `hetero.control.launcher_link`). The socket has an abstract name, so that no file is left,
-and each side accepts only a peer of its own user, or root, as the kernel names it. Such a process can read the job's
-token anyway.
+and each side accepts only a peer of its own user, or root, as the kernel names it. That alone says too little: a
+process in another container that shares the network has the same abstract names, and may be root there without access
+to this job's files. So the first frame of a connection is the job's token, if the job has one.
 
 A frame is one byte, the length of the message, and the message. In a request the byte is the place of the method in
-`METHODS`; in a reply it says whether the message is the answer or the text of a refusal. Calls that have one answer
-follow each other on one connection; a watch has a connection of its own.
+`METHODS`, or says that the message is the token; in a reply it says whether the message is the answer or the text of
+a refusal. Calls that have one answer follow each other on one connection; a watch has a connection of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
+from hetero.control.security import Token
 from hetero.errors import AuthenticationError, HeteroError
 from hetero.wire.channels import MAX_REPLY_BYTES, MAX_REQUEST_BYTES
 from hetero.wire.messages import parse
@@ -35,6 +38,10 @@ METHODS = ("Register", "Report", "Watch")
 _FRAME = struct.Struct("!BI")
 _CREDENTIALS = struct.Struct("3i")
 _ANSWER, _REFUSAL = 0, 1
+_TOKEN = 255
+_MAX_TOKEN_BYTES = 1024
+_TOKEN_S = 5.0
+"""So long may a connection take to show the token."""
 _CALL_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 4096
 """More than two for each rank that a host can have."""
@@ -72,10 +79,20 @@ class HostSocket:
 
     Args:
         call: Given the name of a method, the request and the caller; returns the answers, serialised.
+        token: The job's; None: a peer of this user, or root, is let in without one.
+        on_stranger: Told of each connection that does not show the token.
     """
 
-    def __init__(self, call: Callable[[str, bytes, Caller], Iterable[bytes]]) -> None:
+    def __init__(
+        self,
+        call: Callable[[str, bytes, Caller], Iterable[bytes]],
+        *,
+        token: Token | None = None,
+        on_stranger: Callable[[], object] = lambda: None,
+    ) -> None:
         self._call = call
+        self._token = token
+        self._on_stranger = on_stranger
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._is_closed = False
@@ -128,12 +145,25 @@ class HostSocket:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with contextlib.suppress(OSError, HeteroError):
+                if not self._is_authentic(connection):
+                    self._on_stranger()
+                    return
                 while (frame := _receive(connection, MAX_REQUEST_BYTES)) is not None:
                     self._answer(connection, *frame)
         finally:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
+
+    def _is_authentic(self, connection: socket.socket) -> bool:
+        if self._token is None:
+            return True
+        try:
+            frame = _receive(connection, _MAX_TOKEN_BYTES, deadline_s=time.monotonic() + _TOKEN_S)
+            connection.settimeout(None)
+        except (OSError, HeteroError):
+            return False
+        return frame is not None and self._token.matches(frame[1]) and frame[0] == _TOKEN
 
     def _answer(self, connection: socket.socket, number: int, data: bytes) -> None:
         if number >= len(METHODS):
@@ -150,11 +180,13 @@ class SocketLink:
 
     Args:
         address: A `HostSocket`'s.
+        token: The job's, if it has one.
         rank: This one, for messages.
     """
 
-    def __init__(self, address: str, *, rank: int) -> None:
+    def __init__(self, address: str, token: Token | None = None, *, rank: int) -> None:
         self._address = address
+        self._token = token
         self._rank = rank
         self._calls: socket.socket | None = None
         self._watching: socket.socket | None = None
@@ -228,6 +260,8 @@ class SocketLink:
             connection.connect(f"\0{self._address.removeprefix(ADDRESS_PREFIX)}")
             if not _is_own_user(connection):
                 raise AuthenticationError(f"rank {self._rank}: the launcher at {self._address} is another user's")
+            if self._token is not None:
+                _send(connection, _TOKEN, self._token.reveal().encode("ascii"))
         except BaseException:
             connection.close()
             raise
@@ -244,29 +278,36 @@ def _send(connection: socket.socket, number: int, data: bytes) -> None:
     connection.sendall(_FRAME.pack(number, len(data)) + data)
 
 
-def _receive(connection: socket.socket, max_bytes: int) -> tuple[int, bytes] | None:
+def _receive(connection: socket.socket, max_bytes: int, *, deadline_s: float | None = None) -> tuple[int, bytes] | None:
     """Return the number and the message of the next frame, None if the peer has closed the connection.
+
+    ``deadline_s``, of the monotonic clock, is for the whole frame, and leaves its rest as the connection's timeout.
 
     Raises:
         HeteroError: If it is larger than ``max_bytes``.
         OSError: If the connection breaks, or a timeout passes.
     """
-    head = _read(connection, _FRAME.size)
+    head = _read(connection, _FRAME.size, deadline_s)
     if not head:
         return None
     number, length = _FRAME.unpack(head)
     if length > max_bytes:
         raise HeteroError(f"a message of {length} bytes between a rank and its launcher; at most {max_bytes} may come")
-    data = _read(connection, length)
+    data = _read(connection, length, deadline_s)
     if len(data) < length:
         raise ConnectionError("the connection broke within a message")
     return number, data
 
 
-def _read(connection: socket.socket, num_bytes: int) -> bytes:
+def _read(connection: socket.socket, num_bytes: int, deadline_s: float | None) -> bytes:
     """Return so many bytes; fewer if the connection ends before."""
     data = bytearray()
     while len(data) < num_bytes:
+        if deadline_s is not None:
+            rest_s = deadline_s - time.monotonic()
+            if rest_s <= 0:
+                raise TimeoutError("the peer took too long to send a message")
+            connection.settimeout(rest_s)
         part = connection.recv(num_bytes - len(data))
         if not part:
             break

@@ -110,6 +110,7 @@ class Hub:
         tls: Tls | None = None,
     ) -> None:
         self._membership = membership
+        self._token = token
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
         self._known = membership.news, membership.local_news
@@ -151,7 +152,7 @@ class Hub:
 
     def open_host_socket(self) -> HostSocket:
         """Serve the ranks of this host without gRPC, too; the socket is the caller's to close."""
-        return HostSocket(self._on_call)
+        return HostSocket(self._on_call, token=self._token, on_stranger=self._interceptor.count_failure)
 
     def stop(self, *, grace_s: float = 0.5) -> None:
         """Stop serving and telling; idempotent."""

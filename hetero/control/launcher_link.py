@@ -67,13 +67,13 @@ def open_link(
 
     Args:
         address: ``address:port``, or the address of a `hetero.control.host_socket.HostSocket`.
-        token: The job's; a socket of this host needs none.
+        token: The job's, if it has one.
         job_id: The job's.
         rank: This one, for messages.
         tls: Of this host; None for a job in plaintext.
     """
     if address.startswith(ADDRESS_PREFIX):
-        return SocketLink(address, rank=rank)
+        return SocketLink(address, token, rank=rank)
     return GrpcLink(address, token, job_id=job_id, rank=rank, tls=tls)
 
 

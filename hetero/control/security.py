@@ -272,11 +272,11 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return continuation(handler_call_details)
         metadata = list(handler_call_details.invocation_metadata or ())
         if policy is None or not self._is_authentic(_values(metadata, _AUTHORIZATION)):
-            self._count_failure()
+            self.count_failure()
             return self._unauthenticated
         jobs = _values(metadata, _JOB)
         if len(jobs) != 1 or not hmac.compare_digest(jobs[0], self._job_id):
-            self._count_failure()
+            self.count_failure()
             return self._other_job
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
@@ -291,7 +291,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         scheme, _, candidate = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
         return self._token.matches(candidate) and scheme.lower() == b"bearer"
 
-    def _count_failure(self) -> None:
+    def count_failure(self) -> None:
+        """Count a refusal, and log it unless one was logged just before; of other ways in, too."""
         with self._lock:
             self._auth_failures += 1
             total, now_s = self._auth_failures, self._clock()
