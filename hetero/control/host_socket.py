@@ -46,6 +46,9 @@ _CALL_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 4096
 """More than two for each rank that a host can have."""
 _JOIN_S = 1.0
+_PAUSE_S = 0.05
+"""Between attempts to accept: where descriptors or threads run out, they may be there again soon."""
+_LOG_INTERVAL_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class HostSocket:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._is_closed = False
+        self._next_log_s = float("-inf")
         name = f"hetero-{os.getpid()}-{secrets.token_hex(8)}"
         self.address = f"{ADDRESS_PREFIX}{name}"
         """What `SocketLink` takes."""
@@ -126,11 +130,12 @@ class HostSocket:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
                 if self._is_closed:
                     return
-                logger.exception("cannot accept the connection of a rank")
-                return
+                self._warn(error)
+                time.sleep(_PAUSE_S)
+                continue
             with self._lock:
                 is_taken = (
                     not self._is_closed and len(self._connections) < _MAX_CONNECTIONS and _is_own_user(connection)
@@ -140,7 +145,22 @@ class HostSocket:
             if not is_taken:
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="hetero-rank", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="hetero-rank", daemon=True).start()
+            except RuntimeError as error:
+                self._forget(connection)
+                self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_log_s:
+            self._next_log_s = now_s + _LOG_INTERVAL_S
+            logger.warning("cannot accept the connection of a rank: %s; going on to try", error)
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+        connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -151,9 +171,7 @@ class HostSocket:
                 while (frame := _receive(connection, MAX_REQUEST_BYTES)) is not None:
                     self._answer(connection, *frame)
         finally:
-            with self._lock:
-                self._connections.discard(connection)
-            connection.close()
+            self._forget(connection)
 
     def _is_authentic(self, connection: socket.socket) -> bool:
         if self._token is None:

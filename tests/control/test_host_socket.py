@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import socket
 import struct
@@ -152,6 +154,46 @@ def test_host_socket_of_another_user_is_refused(
     error, text = (HeteroError, "rank 0 cannot reach") if side == "launcher" else (AuthenticationError, "another user")
     with pytest.raises(error, match=text):
         register(SocketLink(rank_socket.address, TOKEN, rank=0))
+
+
+def test_host_socket_goes_on_when_descriptors_run_out_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = socket.socket.accept
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 3
+
+    def scarce(listener: socket.socket) -> object:
+        if errors:
+            raise errors.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(host_socket, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    with caplog.at_level(logging.WARNING), HostSocket(lambda *_: [b""]) as opened:
+        with contextlib.closing(SocketLink(opened.address, rank=0)) as link:
+            assert not register(link).remote
+        assert opened._thread.is_alive()
+    assert [record.message for record in caplog.records] == [
+        "cannot accept the connection of a rank: [Errno 24] Too many open files; going on to try"
+    ]
+
+
+def test_host_socket_goes_on_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    refused: list[threading.Thread] = []
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name == "hetero-rank" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with HostSocket(lambda *_: [b""]) as opened, contextlib.closing(SocketLink(opened.address, rank=0)) as link:
+        with connect(opened.address, None) as unlucky:
+            assert unlucky.recv(1) == b""
+            assert not opened._connections
+        assert not register(link).remote
 
 
 def test_rank_whose_launcher_is_gone_says_so(rank_socket: HostSocket) -> None:
