@@ -241,11 +241,12 @@ class _Output:
 
 
 class _UntilConfigured(logging.Handler):
-    """Writes to standard error as long as the root logger has no handlers, which would get the same records."""
+    """Writes to standard error as long as the root logger has no handlers that would show the same records."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless the script has its own handlers."""
-        if logging.getLogger().handlers:
+        # Libraries put a NullHandler there, which shows nothing, only to silence logging's last resort.
+        if not all(isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers):
             return
         try:
             sys.stderr.write(self.format(record) + "\n")

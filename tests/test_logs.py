@@ -183,6 +183,8 @@ library.addHandler(logging.StreamHandler())
 library.info("of a library")
 if "configured" in sys.argv:
     logging.basicConfig(format="script: %(message)s", level=logging.INFO)
+if "silent" in sys.argv:
+    logging.getLogger().addHandler(logging.NullHandler())
 logging.getLogger("hetero.loader").info("second of hetero")
 logging.getLogger("of.the.script").info("of the script")
 """
@@ -192,6 +194,16 @@ logging.getLogger("of.the.script").info("of the script")
     ("arguments", "expected"),
     [
         ([], ["INFO hetero.loader: first of hetero", "of a library", "INFO hetero.loader: second of hetero"]),
+        (["silent"], ["INFO hetero.loader: first of hetero", "of a library", "INFO hetero.loader: second of hetero"]),
+        (
+            ["silent", "configured"],
+            [
+                "INFO hetero.loader: first of hetero",
+                "of a library",
+                "script: second of hetero",
+                "script: of the script",
+            ],
+        ),
         (
             ["configured"],
             [
@@ -202,7 +214,7 @@ logging.getLogger("of.the.script").info("of the script")
             ],
         ),
     ],
-    ids=["plain", "with basicConfig"],
+    ids=["plain", "with NullHandler", "with both", "with basicConfig"],
 )
 def test_logging_of_a_script_is_its_own_and_no_line_comes_twice(arguments: list[str], expected: list[str]) -> None:
     command = [sys.executable, "-c", SCRIPT, *arguments]
