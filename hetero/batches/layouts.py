@@ -41,7 +41,7 @@ def tensor_strides(torch: Any, tensor: Any) -> tuple[int, ...]:
     """
     shape, strides = tensor.shape, tensor.stride()
     # Of dimensions of at least two elements torch knows it, five times as fast.
-    if (tensor.is_contiguous() and min(shape, default=0) > 1) or is_c_order(shape, strides):
+    if (tensor.is_contiguous() and 1 not in shape and 0 not in shape) or is_c_order(shape, strides):
         return ()
     if not is_dense(shape, strides):
         strides = torch.empty_like(tensor, device="meta").stride()

@@ -71,6 +71,8 @@ NESTED_ADVICE = "a sparse or nested tensor cannot be sent; convert it with .to_d
 """Also of jagged tensors, which are of a class of their own."""
 
 _LENGTH = np.dtype("<u4")
+_ANY_BYTES = frozenset(_ITEM_BYTES) - {"bool"}
+"""Dtypes of which every pattern of bits is an element."""
 _MAX_STRIDE = 2**48
 """In elements: of a dimension of one element it may be anything."""
 
@@ -87,7 +89,7 @@ class UnknownTypeError(ConfigError):
     """A batch arrived whole and holds a type that this process does not have; the text says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, that takes one object.__setattr__ per field; nobody changes one
 class LeafShape:
     """Everything about a leaf but its bytes."""
 
@@ -140,7 +142,7 @@ class LeafShape:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)  # not frozen: see LeafShape
 class Leaf:
     """One large part of a batch.
 
@@ -222,10 +224,11 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     name = _torch_names().get(tensor.dtype)
     if name is None:
         raise Unsendable(f"a tensor of {tensor.dtype} cannot be sent; convert it to one of {', '.join(_ITEM_BYTES)}")
-    if tensor.is_neg() or tensor.is_conj():
+    if tensor.is_neg() or (name[0] == "c" and tensor.is_conj()):
         _check_size(tensor, max_bytes)
         tensor = tensor.resolve_conj().resolve_neg()
-    shape, strides = tuple(tensor.shape), tensor_strides(torch, tensor)
+    shape = tuple(tensor.shape)
+    strides = () if tensor.is_contiguous() and 1 not in shape and 0 not in shape else tensor_strides(torch, tensor)
     if strides:
         if max(strides) > _MAX_STRIDE:
             raise Unsendable(f"a tensor with the strides {strides} cannot be sent; convert it with .contiguous()")
@@ -266,14 +269,15 @@ def _fixed(
         shape: The array's if None.
         strides: In elements; empty for C order.
     """
-    _check_size(array, max_bytes)
     nbytes = array.nbytes
+    if not 0 < nbytes <= max_bytes:
+        _check_size(array, max_bytes)
     if not nbytes:  # which memoryview cannot cast
         data = memoryview(b"")
     else:  # ascontiguousarray turns zero dimensions into one
         whole = np.ascontiguousarray(array)
         data = whole.data.cast("B") if array.dtype.kind in "biuf" else whole.reshape(-1).view(np.uint8).data
-    if problem := _invalid(name, data):
+    if name not in _ANY_BYTES and (problem := _invalid(name, data)):
         raise Unsendable(f"an array has {problem}; it is a view of something else")
     shape = tuple(array.shape) if shape is None else shape
     return Leaf(container=container, dtype=name, shape=shape, nbytes=nbytes, data=data, strides=strides)

@@ -28,13 +28,14 @@ def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
     message = pb.Structure()
     _fill(message.root, tree)
     for leaf in leaves:
+        dtype = _DTYPE_CODES.get(leaf.dtype)
         made = message.leaves.add(
-            dtype=_DTYPE_CODES.get(leaf.dtype, pb.TEXT_OR_DATE),
+            dtype=pb.TEXT_OR_DATE if dtype is None else dtype,
             container=_CONTAINER_CODES[leaf.container],
             shape=leaf.shape,
             nbytes=leaf.nbytes,
         )
-        if leaf.dtype not in _DTYPE_CODES:
+        if dtype is None:
             made.numpy_dtype = leaf.dtype
         if leaf.strides:
             made.strides.extend(leaf.strides)
@@ -47,17 +48,13 @@ def _fill(node: pb.Node, tree: Tree) -> None:
         node.leaf = tree.index
     elif tree is None:
         node.none = True
-    elif isinstance(tree, ListTree | TupleTree | SetTree):
-        children: pb.Children = getattr(node, _sequence_kind(tree))
+    elif isinstance(tree, (ListTree, TupleTree, SetTree)):  # a union would be made anew for every node
+        children = _children(node, tree)
         children.SetInParent()
         for item in tree.items:
             _fill(children.items.add(), item)
     elif isinstance(tree, MappingTree):
-        node.mapping.ordered, node.mapping.read_only = tree.ordered, tree.read_only
-        for key in tree.keys:
-            _fill(node.mapping.keys.add(), key)
-        for value in tree.values:
-            _fill(node.mapping.values.add(), value)
+        _fill_mapping(node.mapping, tree)
     elif isinstance(tree, RecordTree):
         record = node.record
         record.module, record.qualified_name = tree.module, tree.qualified_name
@@ -72,10 +69,21 @@ def _fill(node: pb.Node, tree: Tree) -> None:
         setattr(node, _VALUE_KINDS[type(tree)], tree)
 
 
-def _sequence_kind(tree: ListTree | TupleTree | SetTree) -> str:
+def _fill_mapping(mapping: pb.Mapping, tree: MappingTree) -> None:
+    mapping.ordered = tree.ordered  # assigned in any case, so that the message is there
+    if tree.read_only:
+        mapping.read_only = True
+    keys, values = mapping.keys, mapping.values
+    for key in tree.keys:
+        _fill(keys.add(), key)
+    for value in tree.values:
+        _fill(values.add(), value)
+
+
+def _children(node: pb.Node, tree: ListTree | TupleTree | SetTree) -> pb.Children:
     if isinstance(tree, SetTree):
-        return "frozen_set" if tree.is_frozen else "set"
-    return "list" if isinstance(tree, ListTree) else "tuple"
+        return node.frozen_set if tree.is_frozen else node.set
+    return node.list if isinstance(tree, ListTree) else node.tuple
 
 
 def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]]:
@@ -105,7 +113,7 @@ def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]
 
 
 def _leaf_shape(message: pb.Leaf) -> LeafShape:
-    shape, strides = tuple(message.shape), tuple(message.strides)
+    shape, strides = tuple(message.shape), tuple(message.strides) if message.strides else ()
     if (ndim := max(len(shape), len(strides))) > 64:
         raise ProtocolError(f"a leaf has {ndim} dimensions")
     dtype = _DTYPE_NAMES.get(message.dtype, "an unknown dtype")
