@@ -176,6 +176,13 @@ SCRIPT_LINES = [
     ("--prot 1 train.py", ["--prot", "1"], ["train.py"]),  # as if it had no value; parse says what it may mean
     ("-m package.train -m --port 2", ["-m", "package.train"], ["-m", "--port", "2"]),
     ("-- --epochs 3", [], ["--epochs", "3"]),  # the script is named elsewhere
+    ("-- -- data/ --lr 1", [], ["data/", "--lr", "1"]),
+    ("--port 1 -- -- data/ -- more", ["--port", "1"], ["data/", "--", "more"]),
+    ("-- --", [], []),
+    ("-mpackage.train -m --port 2", ["-m", "package.train"], ["-m", "--port", "2"]),
+    ("--port 1 -mpackage.train -- --port 2", ["--port", "1", "-m", "package.train"], ["--port", "2"]),
+    ("- --port 2", ["-"], ["--port", "2"]),
+    ("-- - --port 2", ["-"], ["--port", "2"]),
     ("--port 1", ["--port", "1"], []),
     ("--port", ["--port"], []),
     ("", [], []),

@@ -41,7 +41,10 @@ def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool
         makes_cluster: Whether the command makes a cluster of its own: what describes one that there is, is left out.
     """
     helps = _attribute_docstrings()
-    script_help = f"{helps['script']} Everything after it belongs to the script, options too."
+    script_help = (
+        f"{helps['script']} Everything after it belongs to the script, options too. If the environment names the "
+        "script, its arguments come after two: -- -- data/ --lr 1."
+    )
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help=script_help)
     parser.add_argument("--config", metavar="FILE", help="options in YAML, by name: endpoints_per_host: 8")
     left_out = (*_NOT_FLAGS, *_OF_A_CLUSTER) if makes_cluster else _NOT_FLAGS
@@ -67,8 +70,9 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     """Separate hetero's arguments from the script's, which are all that follow SCRIPT.
 
     As with ``python`` and ``torchrun``, options of the command come before SCRIPT. One ``--`` right before SCRIPT
-    and one right after it are dropped. If an option follows ``--``, the line names no script: the rest are
-    arguments of a script that the environment or a hyperparameter names.
+    and one right after it are dropped. If an option or a second ``--``, which is dropped, follows the first, the line
+    names no script: the rest are arguments of a script that the environment or a hyperparameter names.
+    ``-mpackage.train`` is ``-m package.train``.
 
     Args:
         parser: The whole command line's.
@@ -85,12 +89,18 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     at, command = chosen
     takes_value = {name: action.nargs is None for action in command._actions for name in action.option_strings}
     at += 1
-    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        if words[at].startswith("-m") and words[at] not in takes_value:
+            words[at : at + 1] = ["-m", words[at].removeprefix("-m")]
+            at += 1
+            break
         at += 2 if takes_value.get(words[at], False) else 1
     own, rest = words[:at], words[at:]
     if rest[:1] == ["--"]:
         rest = rest[1:]
-        if rest[:1] and rest[0].startswith("-"):
+        if rest[:1] == ["--"]:
+            return own, rest[1:]
+        if rest[:1] and rest[0].startswith("-") and rest[0] != "-":
             return own, rest
     script, script_args = rest[:1], rest[1:]
     return [*own, *script], script_args[1:] if script_args[:1] == ["--"] else script_args
