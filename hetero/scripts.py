@@ -54,28 +54,51 @@ def _find_module(name: str, base: Path, place: str) -> Path:
         hint = f"; {name} is a file: leave out -m" if (base / name).is_file() else ""
         raise ConfigError(f"{name!r} is not the name of a module; expected for example package.train{hint}")
     origin = _origin(name, base)
+    if origin is None and (base / name).is_file():
+        raise ConfigError(f"there is no module {name!r} {place}; {name} is a file: leave out -m")
+    if origin is None and _is_package(name, base):
+        raise ConfigError(
+            f"{name} is a package without __main__.py; name a module in it, for example {name}.{_example(name, base)}"
+        )
     if origin is None:
         raise ConfigError(
             f"there is no module {name!r} with Python source {place} or on Python's path\n"
-            f"  to do: start hetero in the folder that holds {name.partition('.')[0]}, or set PYTHONPATH; "
-            "a package needs a __main__.py"
+            f"  to do: start hetero in the folder that holds {name.partition('.')[0]}, or set PYTHONPATH"
         )
     return origin
 
 
 def _origin(name: str, base: Path) -> Path | None:
     """Return the source file of a module, or of the ``__main__`` of a package."""
+    found = _spec(name, base)
+    if found is not None and found.submodule_search_locations is not None:
+        found = _inside(found, "__main__")
+    if found is None or not str(found.origin).endswith(".py"):
+        return None
+    return Path(str(found.origin))
+
+
+def _is_package(name: str, base: Path) -> bool:
+    found = _spec(name, base)
+    return found is not None and found.submodule_search_locations is not None and _inside(found, "__main__") is None
+
+
+def _example(package: str, base: Path) -> str:
+    """Return a module of a package by its last name: ``train``, or what there is."""
+    found = _spec(package, base)
+    folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
+    names = sorted(path.stem for folder in folders for path in folder.glob("[!_]*.py") if path.stem.isidentifier())
+    return names[0] if names and "train" not in names else "train"
+
+
+def _spec(name: str, base: Path) -> ModuleSpec | None:
     top, *rest = name.split(".")
     found = PathFinder.find_spec(top, [str(base)])
     if found is None or _is_bare(found):
         found = _installed(top) or found
     for part in rest:
         found = _inside(found, part)
-    if found is not None and found.submodule_search_locations is not None:
-        found = _inside(found, "__main__")
-    if found is None or not str(found.origin).endswith(".py"):
-        return None
-    return Path(str(found.origin))
+    return found
 
 
 def _is_bare(spec: ModuleSpec) -> bool:

@@ -40,7 +40,7 @@ def test_module_on_pythons_path_is_found() -> None:
     assert find_script("json.tool", is_module=True).name == "tool.py"
 
 
-@pytest.mark.parametrize("name", ["absent", "package.absent", "alone.train", "folder", "sys"])
+@pytest.mark.parametrize("name", ["absent", "package.absent", "alone.train", "sys"])
 def test_module_that_is_not_there_says_where_it_was_looked_for(here: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"there is no module '{name}' with Python source in {here}"):
         find_script(name, is_module=True)
@@ -51,6 +51,21 @@ def test_module_that_is_not_there_says_where_it_was_looked_for(here: Path, name:
 def test_path_after_the_flag_of_a_module_is_said_to_be_a_file() -> None:
     with pytest.raises(ConfigError, match=r"is not the name of a module; .*leave out -m"):
         find_script("package/train.py", is_module=True)
+
+
+def test_file_after_the_flag_of_a_module_is_said_to_be_one(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no module 'alone.py' in .*; alone.py is a file: leave out -m"):
+        find_script("alone.py", is_module=True)
+
+
+@pytest.mark.parametrize(
+    ("package", "module"), [("bare", "bare.train"), ("bare.inner", "bare.inner.train"), ("folder", "folder.fit")]
+)
+def test_package_without_a_main_names_a_module_in_it(package: str, module: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_script(package, is_module=True)
+    hint = f"{package} is a package without __main__.py; name a module in it, for example {module}"
+    assert str(caught.value) == hint
 
 
 def test_script_is_its_path(here: Path) -> None:
