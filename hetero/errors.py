@@ -241,7 +241,7 @@ class BatchTimeoutError(DataPlaneError, TimeoutError):
 
 
 class DatasetMismatchError(DataPlaneError):
-    """Two data hosts hold different data sets under one specification."""
+    """One specification is another data set elsewhere: on two data hosts, or there and in a rank or loader worker."""
 
     exit_code = ExitCode.DISAGREEMENT
 

@@ -48,7 +48,6 @@ class BuiltDataset:
         dataset: The user's object; a copy of it where it is a Keras data set that changes between epochs.
         makes_batches: Whether its items are batches: a Keras data set that a factory built.
         collate_fn: The user's, or None for torch's ``default_collate``.
-        seeding: ``"sample"`` or ``"batch"``.
         fingerprint: The factory's ``fingerprint=``.
         worker_index: What ``torch.utils.data.get_worker_info().id`` says inside the data set.
         num_workers: Of this host; 0 in the trainer itself, where there is no worker info.
@@ -61,7 +60,7 @@ class BuiltDataset:
         *,
         name: str,
         collate_fn: Callable[[Any], Any] | None = None,
-        seeding: Seeding = "sample",
+        seeding: Seeding | None = None,
         fingerprint: Callable[[Any], str] | str | None = None,
         worker_init_fn: Callable[[int], object] | None = None,
         info_seed: int = 0,
@@ -70,7 +69,7 @@ class BuiltDataset:
         self.name = name
         self.dataset = dataset
         self.collate_fn = collate_fn
-        self.seeding: Seeding = seeding
+        self._stated_seeding = seeding
         self.fingerprint = fingerprint
         self.worker_index = 0
         self.num_workers = 0
@@ -118,7 +117,6 @@ class BuiltDataset:
             try:
                 dataset = _run_seeded(functools.partial(factory.function, **arguments), BUILD_KEY)
                 problem = _not_map_style(dataset, factory.seeding) or keras_problem(dataset)
-                seeding, warning = choose_seeding(dataset, "sample" if problem else factory.seeding)
             except Exception as exc:
                 raise dataset_error(exc, dataset=spec.name, host=host, stage="build") from exc
         if problem:
@@ -129,12 +127,12 @@ class BuiltDataset:
             dataset,
             name=spec.name,
             collate_fn=factory.collate_fn,
-            seeding=seeding,
+            seeding=factory.seeding,
             fingerprint=factory.fingerprint,
             worker_init_fn=factory.worker_init_fn,
             info_seed=BUILD_KEY >> 1,
         )
-        built.warnings = (*_overlaps.add(spec, dataset), *([f"data set {spec}: {warning}"] if warning else []))
+        built.warnings = _overlaps.add(spec, dataset)
         return built
 
     @classmethod
@@ -163,9 +161,28 @@ class BuiltDataset:
             )
         return cls(dataset, name=type(dataset).__name__, collate_fn=collate_fn, seeding=seeding, may_grow=True)
 
+    @functools.cached_property
+    def seeding(self) -> Seeding:
+        """How often to seed: ``"sample"`` or ``"batch"``.
+
+        Where the factory does not state it, samples are probed: at the first use, in the process that fetches. Before
+        workers are forked no sample must be computed, because they would share the files that it opens.
+        """
+        with preserved_generators():
+            chosen, warning = choose_seeding(self.dataset, self._stated_seeding)
+        if warning:
+            self.warnings += (f"data set {self.name!r}: {warning}",)
+        return chosen
+
+    @property
+    def seeding_was_probed(self) -> bool:
+        """Whether `seeding` is ``"batch"`` because of what samples did here: other hosts have to find the same."""
+        return self._stated_seeding is None and self.seeding == "batch"
+
     def log_warnings(self) -> None:
-        """Log what the user should know of the data set: for a process that no rank asks for a description."""
-        for warning in self.warnings:
+        """Log what the user should know of the data set, once: where no rank asks for a description."""
+        warnings, self.warnings = self.warnings, ()
+        for warning in warnings:
             logger.warning("%s", warning)
 
     def enter_epoch(self, seed: int, epoch: int, *, host: str = "local") -> None:

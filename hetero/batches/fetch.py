@@ -143,6 +143,8 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
                 fingerprint = str(built.fingerprint(built.dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
+            if built.seeding_was_probed:
+                fingerprint += "+getitems"  # a host where samples draw would make other batches
         except Exception as exc:
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(

@@ -128,6 +128,8 @@ class GlobalsReader:
         for module in user_modules():
             file = getattr(module, "__file__", None)
             for write in writes_in(file) if isinstance(file, str) else ():
+                if write.is_store and len(write.path) > 1 and write.path[-1] not in self._reach.attributes:
+                    continue  # such as args.rank, of which the data set reads another attribute
                 keys = set(changed_objects(write, vars(module)))
                 for place, value in places:
                     by_name = place.key in keys or (place.key[0], "*") in keys
@@ -261,6 +263,8 @@ def _show(name: str, value: Any) -> str:
         return f"a {kind} (not shown)"
     if isinstance(value, enum.Enum | PurePath):
         text = str(value)
+    elif isinstance(value, str) and ("://" in value or _SECRET.search(value)):
+        text = ""
     elif value is None or type(value) in (bool, int, float, complex, str):
         text = ascii(value) if not isinstance(value, int) or abs(value) < 10**_MAX_SHOWN_CHARS else ""
     elif isinstance(value, tuple) and all(type(item) in (bool, int, float) for item in value):

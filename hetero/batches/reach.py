@@ -73,6 +73,8 @@ class Reach:
     """File and first line of every function."""
     namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The modules that have these functions, by identity."""
+    attributes: set[str] = field(default_factory=set)
+    """Every name in that code: the attributes that it may read of an object."""
     stored: set[Key] = field(default_factory=set)
     """The globals that it assigns."""
 
@@ -194,6 +196,7 @@ class _Walk:
     def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Mapping[str, ModuleType]) -> None:
         """Note what compiled code reads; ``modules`` are those that the functions around it import."""
         self.found.codes.add((os.path.realpath(code.co_filename), code.co_firstlineno))
+        self.found.attributes.update(code.co_names)
         imports = _Imports(namespace, dict(modules))
         value: Any = None  # what the instruction before left on the stack, if it is known
         for instruction in dis.get_instructions(code):

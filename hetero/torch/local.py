@@ -148,6 +148,8 @@ class LocalDataset:
 
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
         batch = fetch(self.built, request, on_skips=on_skips)
+        if self.built.warnings and not self.built.worker_index:
+            self.built.log_warnings()  # of what the first batch has shown
         return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 
     def warn_if_only_local(self, batch: Any) -> None:
@@ -303,6 +305,8 @@ class LocalBatches(Iterator[Any]):
         """
         if not self.is_open:
             raise StopIteration
+        failure: Exception
+        is_planned = True  # the batch that failed, if one did
         try:
             if self._answers is None:
                 self._slot, self._answers = self._fetcher.begin(iter(self._plan))
@@ -313,7 +317,8 @@ class LocalBatches(Iterator[Any]):
             except StopIteration:
                 if self._plan.failure is None:
                     raise
-                raise self._plan.failure from None
+                failure, self._plan.failure = self._plan.failure, None
+                is_planned = False
             else:
                 if not isinstance(answer, _Failure):
                     return self._fetcher.unwrap(answer)
@@ -321,7 +326,13 @@ class LocalBatches(Iterator[Any]):
         except BaseException:
             self.close()
             raise
-        raise failure from failure.__cause__
+        stage = getattr(getattr(failure, "record", None), "stage", "")
+        if not is_planned or stage in ("build", "describe"):
+            self.close()  # it is not one batch's
+        try:
+            raise failure from failure.__cause__
+        finally:
+            del failure  # its traceback holds this frame, and the script's
 
     def close(self) -> None:
         """End the workers, or free them for the next pass; idempotent."""

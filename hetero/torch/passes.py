@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -135,7 +136,10 @@ class Pass(Iterator[Any]):
                 self._pipeline.end_timing(self._feed)
             else:
                 self._fail(typed)
-            raise typed from error.__cause__
+            try:
+                raise typed from error.__cause__
+            finally:
+                del typed  # its traceback holds this frame, and the script's
         except BaseException as error:
             self._fail(error)
             raise
@@ -144,7 +148,11 @@ class Pass(Iterator[Any]):
 
     def _fail(self, error: BaseException) -> None:
         self.close()
-        self._failure = error
+        try:  # without its frames: they hold this pass, and what the training function holds
+            self._failure = copy.copy(error).with_traceback(None)
+            self._failure.__cause__ = error.__cause__
+        except Exception:  # noqa: BLE001 - an exception of the user's that cannot be copied
+            self._failure = error
 
     def close(self) -> None:
         """Give up what is in flight; idempotent."""

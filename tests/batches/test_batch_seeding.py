@@ -137,11 +137,13 @@ def test_build_uses_getitems_of_a_registered_set_if_its_samples_draw_nothing(dra
 
     built = BuiltDataset.build(dataset(name=f"table-{draws}-{wrapped}")(table)())
     inner = built.dataset.dataset if wrapped else built.dataset
+    assert inner.calls == []  # no sample is computed before workers are forked
+    assert built.seeding == ("sample" if draws else "batch")
     inner.calls.clear()
     assert fetch(built, request((2, 0)))[0].tolist() == ([52, 50] if wrapped else [2, 0])
     assert built.seeding == ("sample" if draws else "batch")
     assert len(inner.calls) == (0 if draws else 1)
-    assert [("has __getitems__, and its samples draw" in text) for text in built.warnings] == [True] * draws
+    assert sum("has __getitems__, and its samples draw" in text for text in built.warnings) == draws
 
 
 @pytest.mark.parametrize("draws", [False, True], ids=["plain", "drawing"])
@@ -191,3 +193,10 @@ def test_fetch_with_batch_seeding_asks_at_most_64_times_whether_it_is_cancelled(
         fetch(built, request(range(num_samples)), cancelled=lambda: bool(asked.append(None)))  # noqa: B023
         assert num_samples // 2 < len(asked) <= 64 or num_samples > 128
         assert len(asked) <= 64
+
+
+def test_describe_tells_apart_hosts_that_probed_other_samples() -> None:
+    marks = {describe(BuiltDataset.build(dataset(name=f"d{n}")(lambda: Table())())).fingerprint for n in range(2)}
+    stated = BuiltDataset.build(dataset(name="stated", seeding="batch")(lambda: Table())())
+    assert {mark.removesuffix("+getitems") for mark in marks} == {describe(stated).fingerprint}
+    assert all(mark.endswith("+getitems") for mark in marks)

@@ -492,3 +492,27 @@ def test_reader_of_a_script_that_does_not_let_itself_be_looked_at_returns_nothin
 
     monkeypatch.setattr("hetero.batches.globals.reach", fail)
     assert GlobalsReader(get_factory("photos")).digests() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_error"), [("config.OPTIONS.rank = 1", False), ("config.OPTIONS.crop = 5", True)]
+)
+def test_changed_attribute_of_a_shared_object_is_an_error_only_if_the_data_set_may_read_it(
+    change: str, is_error: bool, imported: Imported
+) -> None:
+    script = imported(INNOCENT_SCRIPT.replace("READ", "return config.OPTIONS.crop").replace("CHANGE", change))
+    if not is_error:
+        compare_after_main(script)
+        return
+    with pytest.raises(DatasetMismatchError, match="OPTIONS"):
+        compare_after_main(script)
+
+
+def test_text_that_may_hold_a_password_is_not_shown(imported: Imported) -> None:
+    script = imported(
+        INNOCENT_SCRIPT.replace("READ", "return DB").replace("CHANGE", "global DB; DB = 'postgres://me:hunter2@db/x'")
+        + "\n    DB = ''"
+    )
+    with pytest.raises(DatasetMismatchError) as raised:
+        compare_after_main(script)
+    assert "hunter2" not in str(raised.value)

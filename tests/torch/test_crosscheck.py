@@ -199,3 +199,26 @@ def test_no_purity_checks_compare_nothing(job: ServedJob, script: Any, monkeypat
     monkeypatch.setattr(script.Scaled, "scale", 0.5)
     assert len(list(DataLoader(script.scaled(), batch_size=4))) == 3
     assert script.Scaled.num_built == 0
+
+
+def test_batches_that_may_skip_samples_are_not_compared(
+    job: ServedJob, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script.Scaled, "scale", 0.5)
+    assert len(list(DataLoader(script.scaled(), batch_size=4, on_sample_error="skip"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (np.float32(1) + np.float32(1e-6), True),
+        (np.float32(0.5), False),
+        (np.float64(1), False),
+    ],
+    ids=["rounding", "value", "dtype"],
+)
+def test_difference_in_the_last_bits_alone_is_rounding(other: Any, expected: bool) -> None:
+    batch = {"x": np.ones(3, np.float32), "index": np.arange(3), "name": "a"}
+    assert crosscheck._is_rounding(batch, {**batch, "x": np.full(3, other)}) is expected
+    assert not crosscheck._is_rounding(batch, {**batch, "index": np.arange(1, 4)})
+    assert not crosscheck._is_rounding(batch, {**batch, "name": "b"})

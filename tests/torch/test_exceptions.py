@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 import torch.utils.data
 from endpoints import ServedJob, imported_script
 
+import hetero
 from hetero.batches.failures import dataset_error, with_user_type
 from hetero.control import session as control
 from hetero.datasets import set_describer
@@ -141,7 +144,27 @@ def test_exception_of_the_sampler_is_raised_again_by_every_call(make: Make) -> N
             next(iterator)
 
 
-def test_factory_that_raises_is_raised_again_by_every_call() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_factory_that_raises_is_raised_again_by_every_call(num_workers: int, tmp_path: Path) -> None:
+    builds = tmp_path / "builds"
+
+    def exceptions_unbuildable() -> Any:
+        with builds.open("a") as file:
+            file.write("x")
+        raise PermissionError("not yours")
+
+    spec = hetero.dataset(exceptions_unbuildable)()
+    try:
+        iterator = iter(DataLoader(spec, sampler=range(5), num_workers=num_workers))
+        for _ in range(7):
+            with pytest.raises(PermissionError, match="not yours"):
+                next(iterator)
+    finally:
+        del hetero.datasets._factories["exceptions_unbuildable"]
+    assert builds.read_text() == "x"
+
+
+def test_length_that_raises_is_raised_again_by_every_call() -> None:
     class Grown(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             raise PermissionError("not yours")
@@ -153,6 +176,38 @@ def test_factory_that_raises_is_raised_again_by_every_call() -> None:
     for _ in range(2):
         with pytest.raises(PermissionError, match="not yours"):
             next(iterator)
+
+
+def test_exception_that_ended_a_pass_holds_no_frames() -> None:
+    class Held:
+        pass
+
+    def train() -> Any:
+        held = Held()
+        seen = weakref.ref(held)
+        iterator = iter(DataLoader(list(range(4)), sampler=_broken_sampler()))
+        with pytest.raises(LookupError):
+            list(iterator)
+        return seen, iterator
+
+    gc.collect()
+    gc.disable()
+    try:
+        seen, iterator = train()
+        assert seen() is None
+        with pytest.raises(LookupError):
+            next(iterator)
+    finally:
+        gc.enable()
+
+
+def _broken_sampler() -> Any:
+    class Sampler(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 0
+            raise LookupError("the sampler is broken")
+
+    return Sampler()
 
 
 class Coded(Exception):
