@@ -75,6 +75,8 @@ _ANY_BYTES = frozenset(_ITEM_BYTES) - {"bool"}
 """Dtypes of which every pattern of bits is an element."""
 _MAX_STRIDE = 2**48
 """In elements: of a dimension of one element it may be anything."""
+_MAX_STRIDE_BYTES = 2**62 - 1
+"""NumPy and torch count in 63 bits; elements of text have megabytes."""
 
 
 class Unsendable(Exception):
@@ -129,14 +131,15 @@ class LeafShape:
         if self.nbytes < size or (self.dtype not in ("bytes", "utf8") and self.nbytes != size):
             raise ProtocolError(f"a {self.dtype} leaf of shape {self.shape} has {self.nbytes} bytes, expected {size}")
         if self.strides:
-            self._check_strides()
+            self._check_strides(item_bytes)
 
-    def _check_strides(self) -> None:
+    def _check_strides(self, item_bytes: int) -> None:
         if self.container not in ("tensor", "array") or len(self.strides) != len(self.shape):
             raise ProtocolError(
                 f"a {self.container} leaf of {len(self.shape)} dimensions has {len(self.strides)} strides"
             )
-        if not all(0 <= stride <= _MAX_STRIDE for stride in self.strides) or not is_dense(self.shape, self.strides):
+        max_stride = min(_MAX_STRIDE, _MAX_STRIDE_BYTES // item_bytes)
+        if not all(0 <= stride <= max_stride for stride in self.strides) or not is_dense(self.shape, self.strides):
             raise ProtocolError(
                 f"a leaf of shape {self.shape} has the strides {self.strides}, which leave gaps or overlap"
             )

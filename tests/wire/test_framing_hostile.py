@@ -292,6 +292,14 @@ def test_decoder_malformed_frames_are_a_protocol_error(name: str) -> None:
 
 
 @pytest.mark.attack("A5")
+def test_decoder_absurd_strides_of_long_text_are_refused() -> None:
+    text = {"dtype": pb.TEXT_OR_DATE, "container": pb.ARRAY, "numpy_dtype": "<U1000000", "nbytes": 4_000_000}
+    answer = of_leaf(bytes(4_000_000), **text, shape=[1, 1], strides=[2**48, 1])
+    with pytest.raises(ProtocolError, match="leave gaps or overlap"):
+        BatchDecoder(Limits()).take_message(answer[0])
+
+
+@pytest.mark.attack("A5")
 def test_decoder_sizes_that_disagree_are_refused_before_allocation() -> None:
     answer = pb.Answer.FromString(of_leaf(b"1234")[0])
     answer.header.payload_bytes = 5
