@@ -22,7 +22,7 @@ from hetero.launch.placement import Placement
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
-from hetero.report.build import build_report, idle_data_hosts
+from hetero.report.build import COMPUTED_ON_DATA_HOSTS, build_report, idle_data_hosts
 from hetero.report.markdown import code, render_report
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, RankFacts, RunFacts
 from hetero.version import __version__
@@ -146,7 +146,7 @@ def run_facts(
         ),
         ranks=tuple(_rank_facts(statuses)),
         hosts=tuple(_usages(statuses)),
-        events=_events(statuses),
+        events=_events(statuses, [host.name for host in cluster.data_hosts]),
         simulated=tuple(_simulated(options, cluster, placement)),
         versions={"hetero": __version__, "python": platform.python_version()},
         options={
@@ -195,11 +195,16 @@ def _usages(statuses: Sequence[HostStatus]) -> list[HostUsage]:
     return [usage for usage in usages if usage is not None]
 
 
-def _events(statuses: Sequence[HostStatus]) -> dict[str, int]:
+def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str]) -> dict[str, int]:
     events: collections.Counter[str] = collections.Counter()
     for status in statuses:
         for counters in (status.counters, *(report.counters for report in status.ranks)):
             events.update(counters)
+    computed = {
+        status.host: status.counters["batches computed"] for status in statuses if "batches computed" in status.counters
+    }
+    if data_hosts and computed.keys() >= set(data_hosts):
+        events[COMPUTED_ON_DATA_HOSTS] = sum(computed[host] for host in data_hosts)
     return dict(sorted(events.items()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -20,10 +21,12 @@ from hetero.report.model import (
 )
 from hetero.report.validity import cost_objection, missing_emulation
 
-__all__ = ["BUSY_UTILISATION", "build_report", "idle_data_hosts"]
+__all__ = ["BUSY_UTILISATION", "COMPUTED_ON_DATA_HOSTS", "build_report", "idle_data_hosts"]
 
 BUSY_UTILISATION = 0.9
 """Accelerators this busy count as fed (the pass mark of MLPerf Storage)."""
+COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
+"""The event with the part of ``batches computed`` that data hosts have; missing if one did not say."""
 _MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1
@@ -40,12 +43,16 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
         The report; figures whose definition does not hold are None.
     """
     headline = _headline(facts)
+    verdict = _verdict(facts, headline, catalogue)
+    idle = idle_data_hosts(facts)
+    if idle is not None and not verdict.advice.startswith(idle):
+        verdict = dataclasses.replace(verdict, advice=f"{idle} {verdict.advice}")
     return Report(
         schema_version=SCHEMA_VERSION,
         run=facts,
         headline=headline,
         cost=_cost(facts, headline, catalogue),
-        verdict=_verdict(facts, headline, catalogue),
+        verdict=verdict,
     )
 
 
@@ -160,10 +167,20 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
     Only endpoints count their batches: of tf.data.service it is not known.
     """
     num_hosts = sum(group.count for group in facts.groups if group.role == "data")
-    has_batches = any(facts.events.get(name) for name in ("batches", "batches computed"))
+    num_received, num_computed = facts.events.get("batches", 0), facts.events.get("batches computed", 0)
+    num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
+    if num_on_data_hosts is None:
+        has_batches = bool(num_received or num_computed)
+    else:  # a batch that nobody has counted may have come from a data host
+        has_batches = num_on_data_hosts > 0 or num_received > num_computed
     if not num_hosts or has_batches or facts.exit_code or facts.options.get("data service") != "grpc":
         return None
     hosts = "The data host" if num_hosts == 1 else f"The {num_hosts} data hosts"
+    if num_computed:
+        return (
+            f"{hosts} computed no batch: idle, and billed. The endpoints on trainer hosts made all of them. Look in "
+            "the log whether ranks could not reach the data hosts. Or leave the data group out."
+        )
     return (
         f"{hosts} computed no batch: idle, and billed. Iterate over hetero's DataLoader in the ranks themselves, "
         "because torch's own loader does not use data hosts. Or leave the data group out."

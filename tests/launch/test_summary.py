@@ -8,9 +8,11 @@ import pytest
 from clusters import cluster
 
 from hetero.config import LaunchOptions
+from hetero.control.status import HostStatus
 from hetero.errors import ExitCode
 from hetero.launch import placement
 from hetero.launch.summary import run_facts
+from hetero.report.build import COMPUTED_ON_DATA_HOSTS
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,29 @@ def test_options_name_what_preprocessed(options: dict[str, Any], expected: dict[
     ).options
     assert expected.items() <= found.items()
     assert other not in found
+
+
+@pytest.mark.parametrize(
+    ("computed", "expected"),
+    [({"algo-9": 7, "algo-1": 0}, 0), ({"algo-9": 7, "algo-1": 3}, 3), ({"algo-9": 7}, None)],
+    ids=["idle", "busy", "not known"],
+)
+def test_batches_of_data_hosts_are_counted_apart(computed: dict[str, int], expected: int | None) -> None:
+    hosts = cluster("algo-9")
+    launched = LaunchOptions(script="train.py", trainer_endpoints=2)
+    statuses = [
+        HostStatus(host=host, incarnation="i", version="1", script_digest="d", counters={"batches computed": count})
+        for host, count in computed.items()
+    ]
+    events = run_facts(
+        launched,
+        hosts,
+        placement.plan(launched, hosts),
+        statuses,
+        job_id="job",
+        started_epoch_s=0.0,
+        wall_s=1.0,
+        exit_code=ExitCode.OK,
+    ).events
+    assert events["batches computed"] == sum(computed.values())
+    assert events.get(COMPUTED_ON_DATA_HOSTS) == expected

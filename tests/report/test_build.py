@@ -11,6 +11,7 @@ import pytest
 from hetero.metrics import HostUsage, StepSummary
 from hetero.pricing import Catalogue
 from hetero.report import GroupFacts, RankFacts, Report, RunFacts, build_report, render_report
+from hetero.report.build import COMPUTED_ON_DATA_HOSTS
 
 PRICED = Catalogue.load("seed-2022")
 FactsMaker = Callable[..., RunFacts]
@@ -270,16 +271,37 @@ IDLE = {"ranks": (), "options": {"data service": "grpc"}}
         ({"events": {"batches": 0, "batches computed": 0, "job restarts": 1}}, True),
         ({"events": {"batches": 1}}, False),
         ({"events": {"batches computed": 1}}, False),
+        ({"events": {"batches": 2, "batches computed": 3, COMPUTED_ON_DATA_HOSTS: 0}}, True),
+        ({"events": {"batches": 2, "batches computed": 3, COMPUTED_ON_DATA_HOSTS: 1}}, False),
+        ({"events": {"batches": 2, "batches computed": 1, COMPUTED_ON_DATA_HOSTS: 0}}, False),
         ({"exit_code": 30}, False),
         ({"options": {"data service": "tf"}}, False),
     ],
-    ids=["no counts", "zeros", "received", "computed", "failed", "tf.data service"],
+    ids=[
+        "no counts",
+        "zeros",
+        "received",
+        "computed",
+        "all on trainer hosts",
+        "one on data hosts",
+        "one not counted",
+        "failed",
+        "tf.data service",
+    ],
 )
 def test_verdict_says_first_that_data_hosts_were_idle(
     make_facts: FactsMaker, changes: dict[str, Any], is_idle: bool
 ) -> None:
     advice = build_report(make_facts(is_heterogeneous=True, **IDLE | changes), PRICED).verdict.advice
     assert advice.startswith("The data host computed no batch: idle, and billed.") == is_idle
+
+
+def test_verdict_of_a_measured_run_says_first_that_trainer_hosts_made_all_batches(make_facts: FactsMaker) -> None:
+    events = {"batches": 9, "batches computed": 9, COMPUTED_ON_DATA_HOSTS: 0}
+    facts = make_facts(is_heterogeneous=True, options={"data service": "grpc"}, events=events)
+    advice = build_report(facts, PRICED).verdict.advice
+    assert advice.startswith("The data host computed no batch: idle, and billed. The endpoints on trainer hosts made")
+    assert "of the time" in advice
 
 
 def test_verdict_of_a_homogeneous_run_without_steps_names_processes_that_ranks_start(make_facts: FactsMaker) -> None:
