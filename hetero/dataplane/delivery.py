@@ -41,6 +41,7 @@ _TLS_BYTES = 2**14  # of a handshake, at once
 _MAX_STRANGERS = 128
 _MAX_CONNECTIONS = 1024  # each has a thread, also while its reader wants nothing: readers keep few that are idle
 _TURN_AWAY_S = 5.0  # for a connection beyond them to ask, and hear that it has to come back
+_TURN_AWAY_BYTES = 2**20  # who asks for more finds the connection closed
 _ACCEPT_AGAIN_S = 0.05  # nothing tells when a descriptor is free again
 _LOG_INTERVAL_S = 10.0
 _POLL_S = 0.5
@@ -292,7 +293,8 @@ class Delivery:
         try:
             if is_full:
                 # Closing before would look like a failed connection.
-                asked = stream.receive_message(MAX_FETCH_BYTES, deadline_s=time.monotonic() + _TURN_AWAY_S) or b""
+                deadline_s = time.monotonic() + _TURN_AWAY_S
+                asked = stream.receive_message(_TURN_AWAY_BYTES, deadline_s=deadline_s) or b""
                 why_not = f"{_MAX_CONNECTIONS} connections are open already"
                 stream.send(encode_refusal(Refusal.BUSY, why_not, request=asked))
                 return

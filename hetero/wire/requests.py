@@ -34,6 +34,12 @@ _MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
 _MAX_TYPES = 16
 _MAX_TYPE_BYTES = 400
 _LENGTH_DELIMITED = 2
+_MAX_BYTES_BY_NUMBER = {
+    pb.FetchRequest.INDICES_FIELD_NUMBER: 8 * 2**20,
+    pb.FetchRequest.OCCURRENCES_FIELD_NUMBER: 5 * 2**20,
+}
+"""Of a request's field, all of its parts together; the others may have `MAX_KEYED_FETCH_BYTES` each."""
+_MAX_OCCURRENCES = 2**20
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
 
 
@@ -118,33 +124,44 @@ def parse_request(data: bytes) -> pb.FetchRequest:
     """Return the message of a request.
 
     Raises:
-        ProtocolError: If it is none; or large, and not made of few fields: every key is one, and takes many times its
-            bytes once it is parsed.
+        ProtocolError: If it is none; or large, and not made of few fields, none with more elements than a batch may
+            have: every key is a field, and keys and occurrences take many times their bytes once they are parsed.
     """
     if len(data) > MAX_FETCH_BYTES:
         raise ProtocolError(f"a request has {len(data)} bytes, at most {MAX_FETCH_BYTES} are allowed")
     if len(data) > MAX_KEYED_FETCH_BYTES and not _has_few_fields(data):
-        raise ProtocolError(f"a request with keys has {len(data)} bytes, at most {MAX_KEYED_FETCH_BYTES} are allowed")
+        raise ProtocolError(
+            f"a request of {len(data)} bytes has keys, too many fields or too large ones; "
+            f"at most {MAX_KEYED_FETCH_BYTES} bytes are allowed for such a request"
+        )
     return parse(pb.FetchRequest, data)
 
 
 def _has_few_fields(data: bytes) -> bool:
-    """Return whether a message has no more fields than a request, and no key."""
-    position = 0
+    """Return whether a message has no more fields than a request, none too large, and no key."""
+    position = num_occurrences = 0
+    sizes: dict[int, int] = {}
     for _ in range(len(pb.FetchRequest.DESCRIPTOR.fields)):
         if position == len(data):
             return True
         tag, position = _varint(data, position)
-        if tag >> 3 == pb.FetchRequest.KEYS_FIELD_NUMBER:
+        number = tag >> 3
+        if number == pb.FetchRequest.KEYS_FIELD_NUMBER:
             return False
         if tag & 7 == _LENGTH_DELIMITED:
             size, position = _varint(data, position)
+            sizes[number] = sizes.get(number, 0) + size
+            if position + size > len(data) or sizes[number] > _MAX_BYTES_BY_NUMBER.get(number, MAX_KEYED_FETCH_BYTES):
+                return False
+            if number == pb.FetchRequest.OCCURRENCES_FIELD_NUMBER:
+                # Only the last byte of each number is below 0x80.
+                num_occurrences += int(np.count_nonzero(np.frombuffer(data, np.uint8, size, position) < 0x80))
             position += size
         elif tag & 7 == 0:
             _, position = _varint(data, position)
         else:
             return False
-        if position > len(data):
+        if position > len(data) or num_occurrences > _MAX_OCCURRENCES:
             return False
     return position == len(data)
 

@@ -193,6 +193,22 @@ def test_connection_beyond_the_bound_is_told_to_come_back_and_closed(
     assert is_served(served, streams)
 
 
+def test_connection_beyond_the_bound_that_asks_for_much_is_closed_without_being_read(
+    serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_MAX_CONNECTIONS", 1)
+    served = serve()
+    first = admitted(served, streams)
+    ask(first)
+    second = admitted(served, streams)
+    answer = None
+    with contextlib.suppress(OSError):  # it is closed while this sends, or before the answer
+        second.send(bytes(2**20 + 1))
+        answer = second.receive_message(1000)
+    assert answer is None
+    assert echoed(first) == b"request"
+
+
 def test_connection_beyond_the_bound_that_asks_nothing_is_closed(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

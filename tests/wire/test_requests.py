@@ -210,8 +210,17 @@ def test_request_with_many_keys_is_refused_by_who_sends_it() -> None:
         b"\x1a" + b"\xff" * 2**20,
         b"\x19" + bytes(2**21),
         bytes(2**24 + 1),
+        pb.FetchRequest(occurrences=[1] * (2**20 + 1)).SerializeToString(),
+        pb.FetchRequest(occurrences=[1] * 2**20).SerializeToString() * 2,
+        pb.FetchRequest(occurrences=[2**32 - 1] * (2**20 + 1)).SerializeToString(),
+        pb.FetchRequest(indices=[1] * (2**20 + 1)).SerializeToString(),
+        pb.FetchRequest(indices=[1] * 2**19).SerializeToString() * 3,
+        pb.FetchRequest(dataset=pb.DatasetSpec(arguments_json="x" * 2**20)).SerializeToString(),
     ],
-    ids=["keys", "fields", "list", "key", "length", "varint", "unpacked", "size"],
+    ids=[
+        *("keys", "fields", "list", "key", "length", "varint", "unpacked", "size"),
+        *("occurrences", "two of occurrences", "long occurrences", "indices", "three of indices", "dataset"),
+    ],
 )
 def test_large_request_that_is_not_of_few_fields_is_refused_before_it_is_parsed(data: bytes) -> None:
     assert len(data) > 2**20
