@@ -31,7 +31,18 @@ from hetero.batches.leaves import (
     text_leaf,
 )
 from hetero.batches.limits import StructureLimits
-from hetero.batches.trees import LeafRef, ListTree, MappingTree, RecordTree, SetTree, Tree, TupleTree, is_hashable
+from hetero.batches.trees import (
+    MAX_EQUAL_HASHES,
+    LeafRef,
+    ListTree,
+    MappingTree,
+    RecordTree,
+    SetTree,
+    Tree,
+    TupleTree,
+    collide,
+    is_hashable,
+)
 from hetero.errors import ConfigError, ProtocolError
 
 __all__ = [
@@ -163,11 +174,11 @@ class _Flattener:
                 raise Unsendable(
                     f"a {kind.__name__} can be sent of numbers, short str and bytes, and tuples of these only"
                 )
-            return SetTree(items, kind is frozenset)
+            return SetTree(self._apart(items, kind), kind is frozenset)
         return self._record(value, kind, depth)
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> MappingTree:
-        keys = tuple([self._key(key, depth) for key in value])
+        keys = self._apart(tuple([self._key(key, depth) for key in value]), type(value))
         return MappingTree(keys, self._children(value.items(), depth), type(value) is collections.OrderedDict)
 
     def _record(self, value: Any, kind: type, depth: int) -> RecordTree:
@@ -206,6 +217,14 @@ class _Flattener:
                 "or tuples of these"
             )
         return tree
+
+    def _apart(self, items: tuple[Tree, ...], kind: type) -> tuple[Tree, ...]:
+        if collide(items):
+            raise Unsendable(
+                f"more than {MAX_EQUAL_HASHES} keys or items of a {kind.__name__} have the same hash, as integers of "
+                "over 64 bits and complex numbers may; a data host does not send that: use str instead"
+            )
+        return items
 
     def _check_name(self, name: str) -> None:
         self.nodes_left -= 1

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["LeafRef", "ListTree", "MappingTree", "RecordTree", "SetTree", "Tree", "TupleTree", "is_hashable"]
+__all__ = [
+    "MAX_EQUAL_HASHES",
+    "LeafRef",
+    "ListTree",
+    "MappingTree",
+    "RecordTree",
+    "SetTree",
+    "Tree",
+    "TupleTree",
+    "collide",
+    "is_hashable",
+]
+
+MAX_EQUAL_HASHES = 64
+"""Of keys or items: a table of which all have the same hash takes time that grows with their number's square.
+
+Powers of two up to the longest integer that can be sent have 34 in common.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +102,12 @@ def is_hashable(tree: Tree) -> bool:
     if isinstance(tree, TupleTree) or (isinstance(tree, SetTree) and tree.is_frozen):
         return all(map(is_hashable, tree.items))
     return not isinstance(tree, LeafRef | ListTree | SetTree | MappingTree | RecordTree)
+
+
+def collide(items: Sequence[Tree]) -> bool:
+    """Return whether too many keys or items, all of which `is_hashable`, have the same hash.
+
+    Whoever makes a batch chooses the hashes of numbers and of tuples of numbers: of integers that are equal modulo
+    2**61 - 1, for one.
+    """
+    return len(items) > MAX_EQUAL_HASHES and max(Counter(map(hash, items)).values()) > MAX_EQUAL_HASHES

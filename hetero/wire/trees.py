@@ -7,7 +7,17 @@ from typing import Any, cast
 
 from hetero.batches.indices import fits_int64
 from hetero.batches.leaves import Container, Leaf, LeafShape
-from hetero.batches.trees import LeafRef, ListTree, MappingTree, RecordTree, SetTree, Tree, TupleTree, is_hashable
+from hetero.batches.trees import (
+    LeafRef,
+    ListTree,
+    MappingTree,
+    RecordTree,
+    SetTree,
+    Tree,
+    TupleTree,
+    collide,
+    is_hashable,
+)
 from hetero.errors import ProtocolError
 from hetero.wire.limits import Limits
 from hetero.wire.messages import parse
@@ -171,14 +181,14 @@ class _TreeReader:
         if kind in ("set", "frozen_set"):
             children = node.set if kind == "set" else node.frozen_set
             items = self._trees(children.items, depth)
-            if not all(map(is_hashable, items)) or len(set(items)) != len(items):
-                raise ProtocolError("the items of a set repeat or cannot be in one")
+            if not all(map(is_hashable, items)) or collide(items) or len(set(items)) != len(items):
+                raise ProtocolError("the items of a set repeat, have the same hash or cannot be in one")
             return SetTree(items, kind == "frozen_set")
         if kind == "mapping":
             mapping = node.mapping
             keys = tuple([self._key(key, depth) for key in mapping.keys])
-            if len(keys) != len(mapping.values) or len(set(keys)) != len(keys):
-                raise ProtocolError("the keys of a mapping repeat or do not match its values")
+            if len(keys) != len(mapping.values) or collide(keys) or len(set(keys)) != len(keys):
+                raise ProtocolError("the keys of a mapping repeat, have the same hash or do not match its values")
             return MappingTree(keys, self._trees(mapping.values, depth), mapping.ordered, mapping.read_only)
         record = node.record
         names = tuple(record.fields)

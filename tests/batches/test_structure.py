@@ -407,3 +407,16 @@ def test_tree_values_stand_for_themselves() -> None:
     tree, leaves = flatten({"a": [1, None], "b": (True, np.zeros(1))})
     assert tree == MappingTree(("a", "b"), (ListTree((1, None)), TupleTree((True, LeafRef(0)))), ordered=False)
     assert [leaf.dtype for leaf in leaves] == ["f64"]
+
+
+@pytest.mark.parametrize("make", [set, frozenset, dict.fromkeys], ids=["set", "frozenset", "dict"])
+def test_flatten_more_than_64_equal_hashes_are_refused(make: Any) -> None:
+    colliding = [1 + number * (2**61 - 1) for number in range(9, 74)]
+    with pytest.raises(UnsupportedBatchError, match=r"^batch\[0\]: more than 64 keys or items .* have the same hash"):
+        flatten([make(colliding)])
+    flatten(make(colliding[1:]))
+
+
+def test_flatten_powers_of_two_and_many_long_integers_are_kept() -> None:
+    for batch in ({1 << power for power in range(2040)}, dict.fromkeys(3**200 + number for number in range(3000))):
+        assert unflatten(*flatten(batch)) == batch

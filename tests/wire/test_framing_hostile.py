@@ -89,6 +89,16 @@ def of_root(root: pb.Node, num_leaves: int = 0) -> Answer:
     return signed(pb.Structure(root=root, leaves=leaves).SerializeToString())
 
 
+COLLIDING = [1 + number * (2**61 - 1) for number in range(9, 74)]
+COLLIDING_COMPLEX = [
+    pb.Node(complex=pb.Complex(real=2**40 - 1_000_003 * number, imaginary=number)) for number in range(65)
+]
+
+
+def big_node(number: int) -> pb.Node:
+    return pb.Node(big_integer=number.to_bytes(16, "little", signed=True))
+
+
 def node_list(*items: pb.Node) -> pb.Node:
     return pb.Node(list=pb.Children(items=items))
 
@@ -262,6 +272,28 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "item twice": (
         lambda: of_root(pb.Node(frozen_set=pb.Children(items=[pb.Node(integer=1), pb.Node(real=1)]))),
         "repeat",
+    ),
+    "items that collide": (
+        lambda: of_root(pb.Node(set=pb.Children(items=[big_node(number) for number in COLLIDING]))),
+        "same hash",
+    ),
+    "complex items that collide": (
+        lambda: of_root(pb.Node(frozen_set=pb.Children(items=COLLIDING_COMPLEX))),
+        "same hash",
+    ),
+    "tuples that collide": (
+        lambda: of_root(
+            pb.Node(set=pb.Children(items=[pb.Node(tuple=pb.Children(items=[big_node(n)])) for n in COLLIDING]))
+        ),
+        "same hash",
+    ),
+    "keys that collide": (
+        lambda: of_root(
+            pb.Node(
+                mapping=pb.Mapping(keys=[big_node(n) for n in COLLIDING], values=[pb.Node(none=True)] * len(COLLIDING))
+            )
+        ),
+        "same hash",
     ),
     "9 sets": (lambda: of_root(nested_set(9)), "deeper than 8"),
     "integer too long": (lambda: of_root(pb.Node(big_integer=b"x" * 257)), "exceeds 256"),
