@@ -93,9 +93,11 @@ class _Encoder:
             raise ConfigError(f"the indices of a batch have more than {self._limits.max_index_parts} parts")
 
     def _check_size(self, index: int | str | bytes, size: int) -> None:
-        if size > self._limits.max_index_bytes:
+        is_integer = isinstance(index, int)
+        max_bytes = self._limits.max_index_integer_bytes if is_integer else self._limits.max_index_bytes
+        if size > max_bytes:
             text = f"of {size} bytes" if isinstance(index, int) else repr(index[:60])
-            raise ConfigError(f"the index {text} exceeds {self._limits.max_index_bytes} bytes")
+            raise ConfigError(f"the index {text} exceeds {max_bytes} bytes")
 
 
 class _Decoder:
@@ -122,9 +124,11 @@ class _Decoder:
         if kind == "none":
             return None
         value: int | float | str | bytes | bool = getattr(message, kind)
-        if isinstance(value, str | bytes) and _num_bytes(value) > self._limits.max_index_bytes:
-            raise ProtocolError(f"an index exceeds {self._limits.max_index_bytes} bytes")
-        return int.from_bytes(message.big_integer, "little", signed=True) if kind == "big_integer" else value
+        is_integer = kind == "big_integer"
+        max_bytes = self._limits.max_index_integer_bytes if is_integer else self._limits.max_index_bytes
+        if isinstance(value, str | bytes) and _num_bytes(value) > max_bytes:
+            raise ProtocolError(f"an index exceeds {max_bytes} bytes")
+        return int.from_bytes(message.big_integer, "little", signed=True) if is_integer else value
 
     def _count(self, number: int) -> None:
         self._num_parts += number

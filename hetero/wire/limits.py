@@ -37,7 +37,9 @@ class Limits(StructureLimits):
     max_indices: int = 2**20
     """Samples per batch."""
     max_index_bytes: int = 4096
-    """Of a str, in UTF-8, of bytes, or of an integer beyond 64 bits in an index."""
+    """Of a str, in UTF-8, or of bytes in an index."""
+    max_index_integer_bytes: int = 1024
+    """Of an integer in an index. Python does not write one of over 4,300 digits, 1,786 bytes, into an error message."""
     max_index_parts: int = 65_536
     """All indices of a request, and what those that are tuples and lists hold."""
 
