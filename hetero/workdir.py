@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +38,8 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
         OSError: If it cannot be made.
     """
     base = Path(parent if parent is not None else tempfile.gettempdir())
-    _remove_stale(base, prefix)
     path, descriptor = _make(base, prefix)
+    _remove_stale(base, prefix, path.lstat().st_mtime)
     owner = os.getpid()
     try:
         yield path
@@ -89,9 +88,16 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
     raise OSError(f"could not keep a folder {prefix}* in {base}: another process removes them")
 
 
-def _remove_stale(base: Path, prefix: str) -> None:
+def _remove_stale(base: Path, prefix: str, now_s: float) -> None:
+    """Remove what owners that were killed have left.
+
+    Args:
+        base: Where the folders are.
+        prefix: Of their names.
+        now_s: When a folder was made just now, by the clock of the file system.
+    """
     # A folder without its name may belong to a process that is about to lock it: launchers of a job start together.
-    unnamed = [path for path in base.glob(f".{prefix}*") if _age_s(path) > _NAMED_AFTER_S]
+    unnamed = [path for path in base.glob(f".{prefix}*") if now_s - _changed_s(path, now_s) > _NAMED_AFTER_S]
     for path in (*base.glob(f"{prefix}*"), *unnamed):
         try:
             descriptor = _lock(path)
@@ -104,12 +110,12 @@ def _remove_stale(base: Path, prefix: str) -> None:
             os.close(descriptor)
 
 
-def _age_s(path: Path) -> float:
-    """Return how long ago a folder was last changed, 0 if it is gone."""
+def _changed_s(path: Path, now_s: float) -> float:
+    """Return when a folder was last changed; now if it is gone."""
     try:
-        return time.time() - path.lstat().st_mtime
+        return path.lstat().st_mtime
     except OSError:
-        return 0.0
+        return now_s
 
 
 def _lock(path: Path, *, is_new: bool = False) -> int:
