@@ -39,7 +39,7 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
     """
     base = Path(parent if parent is not None else tempfile.gettempdir())
     path, descriptor = _make(base, prefix)
-    _remove_stale(base, prefix, path.lstat().st_mtime)
+    _remove_stale(base, prefix, own=path)
     owner = os.getpid()
     try:
         yield path
@@ -88,17 +88,20 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
     raise OSError(f"could not keep a folder {prefix}* in {base}: another process removes them")
 
 
-def _remove_stale(base: Path, prefix: str, now_s: float) -> None:
+def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
     """Remove what owners that were killed have left.
 
     Args:
         base: Where the folders are.
         prefix: Of their names.
-        now_s: When a folder was made just now, by the clock of the file system.
+        own: The folder that was made just now: it is kept, and tells the time by the clock of the file system.
     """
+    now_s = own.lstat().st_mtime
     # A folder without its name may belong to a process that is about to lock it: launchers of a job start together.
     unnamed = [path for path in base.glob(f".{prefix}*") if now_s - _changed_s(path, now_s) > _NAMED_AFTER_S]
     for path in (*base.glob(f"{prefix}*"), *unnamed):
+        if path == own:
+            continue
         try:
             descriptor = _lock(path)
         except OSError:
