@@ -229,7 +229,7 @@ class Pipeline(LoaderPipeline):
             num_drawn=position.num_drawn if stateful else 0,
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             # Without padding one rank's pass may have ended while another is in its last step; states are the same.
-            completed=position.completed or self._may_end_unevenly(),
+            completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
             order=facts.order,
             seed=facts.seed,
             num_samples=facts.num_samples if position.num_samples is None else position.num_samples,

@@ -31,6 +31,8 @@ class Augmented(torch.utils.data.Dataset):
         return self.num_samples
 
     def __getitem__(self, index: int) -> dict[str, object]:
+        if index >= len(self):
+            raise IndexError("no such sample")
         if str(index) in self.faults.get("poison", "").split(";"):
             raise ValueError(f"sample {index} is poison, says {random.random():.2f}")
         if int(self.faults.get("raise_at", -1)) == index:

@@ -37,9 +37,9 @@ def noisy(num_samples: int, sleep_s: float = 0.0) -> torch.utils.data.Dataset:
     return Noisy(num_samples, sleep_s)
 
 
-def make_loader(args: argparse.Namespace) -> DataLoader:
+def make_loader(args: argparse.Namespace, shard: tuple[int, int] | None = None) -> DataLoader:
     """Return the loader of every form of this run."""
-    return DataLoader(noisy(args.num_samples, args.sleep_s), batch_size=8, shuffle=True, seed=5)
+    return DataLoader(noisy(args.num_samples, args.sleep_s), batch_size=8, shuffle=True, seed=5, shard=shard)
 
 
 def next_link(link: bytes, batch: dict[str, torch.Tensor]) -> bytes:
@@ -49,8 +49,7 @@ def next_link(link: bytes, batch: dict[str, torch.Tensor]) -> bytes:
 
 def undisturbed(rank: int, args: argparse.Namespace) -> str:
     """Return the last link of one of two ranks, without a job."""
-    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), "2"
-    loader, link = make_loader(args), bytes(32)
+    loader, link = make_loader(args, (rank, 2)), bytes(32)
     for _ in range(args.epochs):
         for batch in loader:
             link = next_link(link, batch)
