@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,10 @@ import numpy as np
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe_environment, fetch
 from hetero.batches.globals import GlobalsReader, check_globals
-from hetero.batches.imported import imported
 from hetero.batches.purity import compare
 from hetero.batches.request import BatchRequest
 from hetero.batches.samples import Cancelled
-from hetero.batches.seeds import preserved_generators
+from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.structure import flatten, unflatten
 from hetero.dataplane.agreement import Agreement
 from hetero.dataplane.fleet import Fleet
@@ -195,7 +193,7 @@ class _Twin:
             return
         begin_s = time.monotonic()
         try:
-            with preserved_generators(), _single_threaded():
+            with preserved_generators(), single_threaded():
                 reason = self._build(agreement, spec)
                 own = None if reason else self._fetch(request, begin_s + self._left_s)
                 environment = describe_environment()
@@ -304,18 +302,3 @@ def _globals_reader(spec: DatasetSpec) -> GlobalsReader:
     if known is None or known[0] is not factory:
         known = _readers[spec.name] = factory, GlobalsReader(factory)
     return known[1]
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Compute with one thread, as endpoints do: sums may depend on the number."""
-    torch = imported("torch")
-    if torch is None or torch.get_num_threads() == 1:
-        yield
-        return
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)

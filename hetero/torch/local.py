@@ -7,7 +7,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.globals import GlobalsReader, GlobalValue, check_globals
 from hetero.batches.request import BatchRequest
-from hetero.batches.seeds import preserved_generators
+from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
 from hetero.batches.structure import type_name
 from hetero.control import session as control
@@ -122,7 +122,7 @@ class LocalDataset:
         Raises:
             DatasetError: If the user's code raises.
         """
-        with preserved_generators(), _single_threaded():
+        with preserved_generators(), single_threaded():
             return self._fetch_own(request, on_skips)
 
     def __getitem__(self, request: BatchRequest) -> Any:
@@ -423,20 +423,6 @@ def _forks(options: WorkerOptions) -> bool:
     if context is None or isinstance(context, str):
         context = torch.multiprocessing.get_context(context)
     return bool(context.get_start_method() == "fork")
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Compute with one thread, as workers and endpoints do: sums may depend on the number. Costs 0.2 us."""
-    num_threads = torch.get_num_threads()
-    if num_threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _as_it_is(batch: Any) -> Any:
