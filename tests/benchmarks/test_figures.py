@@ -43,7 +43,7 @@ def make_row(load: Load, name: str, group: str, rate: int, config: Any = None, *
 def test_all_questions_are_there() -> None:
     expected = (
         *("transport", "pipelines", "scaling", "interference", "memory", "compression", "gpu_feed"),
-        *("strangers", "safeguards", "tf_feed"),
+        *("strangers", "safeguards", "tf_feed", "baseline"),
     )
     assert {f"bench_{name}" for name in expected} <= set(NAMES)
 
@@ -202,6 +202,18 @@ def test_safeguards_are_compared_with_the_same_without(load: Load) -> None:
     assert lines[0] == "- batches/s with TLS / without: 0.40"
     assert lines[3] == "- batches/s with the ledger / without: 0.90"
     assert {trial.competitor for trial in safeguards.make_trials((1,))} == set(rates)
+
+
+def test_baseline_figures_are_the_time_and_the_cpu_of_a_job_over_those_under_torchrun(load: Load) -> None:
+    baseline = load("bench_baseline")
+    rows = [
+        make_row(load, name, "", 1, job_s=job_s, job_cpu_s=job_cpu_s)
+        for name, job_s, job_cpu_s in (("torchrun", 10.0, 8.0), ("hetero", 10.1, 8.4))
+    ]
+    wall, cpu = baseline.figures(rows)
+    assert "1.010, at most 1.02 wanted: met" in wall
+    assert "1.050, at most 1.02 wanted: **MISSED**" in cpu
+    assert {trial.competitor for trial in baseline.make_trials({"passes": 5})} == set(baseline.COMPETITORS)
 
 
 def test_tf_feed_compares_the_launcher_with_servers_started_by_hand(load: Load) -> None:

@@ -1,0 +1,5 @@
+"""A module that takes two seconds to import, as a framework with compiled parts does."""
+
+import time
+
+time.sleep(2.0)
