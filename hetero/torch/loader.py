@@ -64,19 +64,20 @@ _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoa
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Deliver batches in order, exactly once, the same wherever they are computed.
 
-    A ``torch.utils.data.DataLoader`` with its arguments and their meanings; what differs:
+    A ``torch.utils.data.DataLoader`` that takes its arguments. What differs most; docs/data.md has the whole list:
 
     **Where.** In a job with endpoints batches come from them, else from torch's own
-    ``num_workers`` processes (0: this one, whose random generators are left as they were). Order, random draws and
-    bytes are the same.
+    ``num_workers`` processes (0: this one, from whose random generators samples do not draw). Order and random
+    draws are the same, and so are the bytes where library versions and CPU capability are.
 
     **Order.** The order of an epoch depends on ``seed`` and the epoch only. The first pass is epoch 0 and every
     pass, completed or left early, is followed by the next epoch; `set_epoch` chooses another one. A pass begins with
-    its first batch: ``iter(loader)`` alone does nothing. Iterators are independent of each other.
+    its first batch: ``iter(loader)`` alone only draws from the generator what torch's loader draws. Iterators are
+    independent of each other.
 
     **Ranks.** With a process group of ``torch.distributed``, global batch k is elements [k R B, (k + 1) R B) of the
     epoch's order, and rank r takes every R-th of them, so no DistributedSampler is needed. Without a process group
-    pass ``shard``; else every rank gets all samples. A ``sampler`` or ``batch_sampler`` of
+    pass ``shard``; else every rank gets all samples, and a warning says so. A ``sampler`` or ``batch_sampler`` of
     the user's is drawn on every rank as it is, under generators seeded from (seed, epoch), the same on every rank;
     a generator in its ``generator`` attribute is seeded anew for each epoch, and left as it was. A sampler that keeps
     its place (it has ``state_dict`` and ``load_state_dict``) goes on from what was delivered, also after a pass that
@@ -89,9 +90,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     filled up to its full size. ``gather_for_metrics`` therefore returns every sample once, in order. To resume
     under accelerate, load the state into this loader, or use ``skip_first_batches``.
 
-    **Samples that raise.** By default the exception is raised here, with traceback, index and host. With
-    ``on_sample_error="skip"`` the next sample of the same batch that works stands in (after the last comes the first):
-    it is in the batch twice, computed anew from the same seed, so the same bit for bit; with ``seeding="batch"`` it
+    **Samples that raise.** By default a `DatasetError` that is of the exception's type too is raised here, with
+    traceback, index and host. With ``on_sample_error="skip"`` the next sample of the same batch that works stands in
+    (after the last comes the first): it is in the batch twice, computed anew from the same seed, so the same bit for bit; with ``seeding="batch"`` it
     has draws of its own. Batch sizes and step counts stay equal on all ranks, and bytes do not depend on where a batch
     is computed, as long as a sample raises on all hosts or on none. Skips are in the report and, 10 lines in 10 s at
     most, in the log. Still raised are: a batch of which no sample works, more than ``max_skips`` of them, an index
@@ -106,7 +107,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             data set object, which can be served in this process only.
         batch_size: Per rank; None for single samples.
         shuffle: Permute the samples of every epoch.
-        sampler: Yields indices: integers, floats, str, bytes, None, or tuples and lists of these.
+        sampler: Yields indices: integers, floats, bool, str, bytes, None, or tuples and lists of these.
         batch_sampler: Yields lists of indices.
         num_workers: Local processes; without effect where batches come from endpoints.
         collate_fn: As torch's. For a registered data set it belongs into ``@hetero.dataset(collate_fn=...)``:
@@ -120,7 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         generator: Its initial seed is the ``seed``.
         prefetch_factor: Batches in flight per active endpoint, or per local worker.
         persistent_workers: As torch's.
-        pin_memory_device: As torch's.
+        pin_memory_device: Without effect: memory is pinned for the current accelerator.
         in_order: Without effect: batches are always in order.
         seed: Signed 64-bit.
         padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
@@ -375,7 +376,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._pipeline.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the place of this loader: the same on every rank, plain values, under 1 KiB.
+        """Return the place of this loader: the same on every rank, plain values, under 1 KiB but for a sampler's state.
 
         Valid at any time, inside the loop too, and for any world size with the same
         ``batch_size`` x world size. With two iterators alive it is that of the one begun last.
