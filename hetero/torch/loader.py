@@ -92,12 +92,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     **Samples that raise.** By default a `DatasetError` that is of the exception's type too is raised here, with
     traceback, index and host. With ``on_sample_error="skip"`` the next sample of the same batch that works stands in
-    (after the last comes the first): it is in the batch twice, computed anew from the same seed, so the same bit for bit; with ``seeding="batch"`` it
-    has draws of its own. Batch sizes and step counts stay equal on all ranks, and bytes do not depend on where a batch
-    is computed, as long as a sample raises on all hosts or on none. Skips are in the report and, 10 lines in 10 s at
-    most, in the log. Still raised are: a batch of which no sample works, more than ``max_skips`` of them, an index
-    outside of the data set, what collation raises, and a batch that three times ended the process that computed it
-    (out of memory, a crash in native code).
+    (after the last comes the first): it is in the batch twice, computed anew from the same seed, so the same bit for
+    bit; with ``seeding="batch"`` it has draws of its own. Batch sizes and step counts stay equal on all ranks, and
+    bytes do not depend on where a batch is computed, as long as a sample raises on all hosts or on none.
+    Skips are in the report and, 10 lines in 10 s at most, in the log. Still raised are: a batch of which no sample
+    works, more than ``max_skips`` of them, an index outside of the data set, what collation raises, and a batch that
+    three times ended the process that computed it (out of memory, a crash in native code).
 
     **State.** `state_dict` counts the batches that the user received, not those in flight; of skips it
     says nothing: a resumed loader repeats none, and counts from 0.
