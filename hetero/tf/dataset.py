@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from hetero.batches.failures import with_user_type
 from hetero.control import session as control
 from hetero.control.stopping import StopError
-from hetero.errors import ConfigError
+from hetero.errors import ConfigError, DatasetError
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import check_element, check_spec, derive_spec, num_samples_of, to_element
 from hetero.tf.feed import Feed
@@ -211,6 +212,8 @@ def _raise(failure: Exception) -> NoReturn:
         session.hidden_error = None
         if isinstance(failure, StopError):
             session.end()
+    if isinstance(failure, DatasetError):
+        failure = with_user_type(failure)
     try:
         raise failure from None
     finally:
