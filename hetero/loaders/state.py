@@ -40,6 +40,8 @@ class LoaderState:
     """Where such a sampler was left, if the next pass is yet to begin: ``epoch`` of the pass before, and the
     ``sampler``'s state before the batch of it that was delivered last."""
 
+    sampler_epoch: int | None = None
+    """What ``set_epoch`` of a user's sampler was called with last; None: it was not, as far as could be seen."""
     completed: bool = True
     """Whether the pass had ended. A state of the loop's last step is of one that had not: what is left of its epoch is
     an empty pass, so that a script which counts epochs trains as many as without the restart."""
@@ -56,7 +58,7 @@ class LoaderState:
             ConfigError: If it is something else.
         """
         names = {field.name for field in fields(cls)}
-        later = {"left", "completed"}  # which the first states lacked
+        later = {"left", "completed", "sampler_epoch"}  # which the first states lacked
         if not isinstance(value, Mapping) or set(value) | later != names | {"version"}:
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
             raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Expected {sorted(names)}.")
@@ -76,7 +78,11 @@ class LoaderState:
         completed = value.get("completed", True)
         if not isinstance(completed, bool):
             raise ConfigError(f"loader state: completed is {completed!r:.80}, expected true or false")
-        return cls(**{name: value[name] for name in names - later}, left=left, completed=completed)
+        sampler_epoch = value.get("sampler_epoch")
+        if sampler_epoch is not None and type(sampler_epoch) is not int:
+            raise ConfigError(f"loader state: sampler_epoch is {sampler_epoch!r:.80}, expected an integer or None")
+        others = {name: value[name] for name in names - later}
+        return cls(**others, left=left, completed=completed, sampler_epoch=sampler_epoch)
 
     def check_fits(self, here: LoaderState) -> None:
         """Check that this state belongs to a loader whose own state is ``here``.
@@ -116,6 +122,8 @@ class Start:
     """Whether the pass that delivered those batches had ended."""
     num_samples: int | None = None
     """Length of the data set when the epoch began; None for a user's sampler, and for one that is yet to begin."""
+    sampler_epoch: int | None = None
+    """What was set on a user's sampler, of a loaded state only."""
 
 
 class Progress:
@@ -141,6 +149,8 @@ class Progress:
         self._named: int | None = None
         self._completed = False
         self._resume: Start | None = None
+        self._resumed: Start | None = None
+        """Where the latest pass began, if that is in the middle of an epoch, where a state was taken."""
         self._has_warned = False
         self._tool_offset = 0
 
@@ -178,6 +188,7 @@ class Progress:
             state.num_drawn,
             completed=state.completed,
             num_samples=state.num_samples,
+            sampler_epoch=state.sampler_epoch,
         )
         self._has_warned = False
         self._named = None
@@ -187,6 +198,17 @@ class Progress:
     def resumed(self) -> Start | None:
         """Where a loaded state says that the next pass begins; None once one has begun."""
         return self._resume
+
+    @property
+    def is_epoch_named(self) -> bool:
+        """Whether `set_epoch` chose the next pass."""
+        return self._named is not None
+
+    @property
+    def resumes_within_epoch(self) -> bool:
+        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken."""
+        start = self.next_start()
+        return self._resume is not None and start.batches > 0 and not start.completed
 
     @property
     def is_between_passes(self) -> bool:
@@ -208,6 +230,8 @@ class Progress:
 
     def begin_at(self, start: Start) -> int:
         """Begin a pass that was given its start before; return its number."""
+        self._warn_of_probe(start)
+        self._resumed = start if self._resume is not None and start.batches else None
         self._named = self._resume = None
         self._passes += 1
         self._place(start)
@@ -257,6 +281,19 @@ class Progress:
             self._num_drawn,
             completed=self._completed,
             num_samples=self._num_samples,
+        )
+
+    def _warn_of_probe(self, start: Start) -> None:
+        """Say that one look at a first batch was what a loaded state was for."""
+        resumed = self._resumed
+        if resumed is None or self._completed or self._batches > resumed.batches + 1 or start.batches:
+            return
+        logger.warning(
+            "the pass that resumed at epoch %d, batch %d was left at its first batch, and the next one begins at "
+            "epoch %d, batch 0: load the state after the script has looked at a batch, as with next(iter(loader))",
+            resumed.epoch,
+            resumed.batches,
+            start.epoch,
         )
 
     def _place(self, start: Start) -> None:

@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -41,7 +41,10 @@ class SamplerOrder:
     Drawing is reproducible from (seed, epoch) for samplers that use the global
     generators, or a `torch.Generator` in their ``generator`` attribute, whose
     initial seed then counts too: all are seeded at the start of every epoch, and
-    are as the user left them outside of the draw. ``set_epoch`` is forwarded.
+    are as the user left them outside of the draw.
+
+    The epoch of a sampler with ``set_epoch`` is the script's, as with torch's loader. A pass does not change it.
+    The script sets it, on the sampler or on the loader, and so does a loaded state.
 
     A sampler with ``state_dict`` and ``load_state_dict`` may keep its place from
     one pass to the next. How far it was drawn ahead of what was delivered does not
@@ -67,7 +70,10 @@ class SamplerOrder:
         inner = getattr(sampler, "sampler", None) if is_batch_sampler else None
         self._parts: tuple[Any, ...] = (sampler,) if inner is None else (sampler, inner)
         self._generator_seeds = [_generator_seed(part) for part in self._parts]
-        self._forwarded_epoch = 0
+        self.epoch: int | None = None
+        """Of the sampler, as it was set last; None: it was not set, as far as can be seen."""
+        self._marked: set[int] = set()
+        """Those of the parts, by id, whose ``epoch`` is a `_KnownEpoch` until it is set again."""
         self._left: _Left | None = None
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
@@ -85,21 +91,35 @@ class SamplerOrder:
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
     def epoch_set_by_user(self) -> int | None:
-        """Return the epoch that was set on the sampler itself since the last `set_epoch`, else None."""
-        for part in self._parts:
+        """Return the epoch that was set on the sampler itself since `set_epoch` or the last pass began, else None."""
+        for part in self._settable():
             epoch = getattr(part, "epoch", None)
-            if isinstance(epoch, int) and callable(getattr(part, "set_epoch", None)) and epoch != self._forwarded_epoch:
+            if type(epoch) is int and (id(part) in self._marked or epoch != (self.epoch or 0)):
                 return epoch
         return None
 
+    def note_epoch(self, epoch: int | None) -> None:
+        """Note the epoch that the sampler has. One that is set after this is noticed, even if it is the same."""
+        self.epoch = epoch
+        if self.is_stateful:  # its state may hold the mark, which torch.load would refuse
+            return
+        for part in self._settable():
+            if type(getattr(part, "epoch", None)) is int:
+                with suppress(AttributeError):
+                    part.epoch = _KnownEpoch(part.epoch)
+                    self._marked.add(id(part))
+
     def set_epoch(self, epoch: int) -> None:
-        """Forward to every sampler that has ``set_epoch``, which may draw."""
-        self._forwarded_epoch = epoch
-        settable = [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
+        """Set the epoch of every part that has ``set_epoch``, which may draw."""
+        settable = self._settable()
         if settable:
             with self._own_generators(epoch).swapped_in():
                 for part in settable:
                     part.set_epoch(epoch)
+            self.note_epoch(epoch)
+
+    def _settable(self) -> list[Any]:
+        return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
 
     def delivered(self, planned: PlannedBatch) -> None:
         """Note that the user has received a batch of the latest pass, the next one in order."""
@@ -140,9 +160,8 @@ class SamplerOrder:
                 part.generator = None  # accelerate's; without it the order is the same on every rank too
         if state is None and self._left is not None and not self._left.is_completed:
             self._put_back(self._left)
-        self.set_epoch(epoch)
         if self.is_stateful:
-            self._left = _Left(epoch, (self._snapshot() if state is None else state,))
+            self._left = _Left(epoch, (self._snapshot() if state is None else state,), self.epoch)
         own = self._own_generators(epoch)
         with own.swapped_in():
             elements = self._iterate(state)
@@ -174,7 +193,9 @@ class SamplerOrder:
         iteration starts, though without it they start at the beginning. So that batch is drawn again; the first one
         of the pass if none was delivered.
         """
-        self.set_epoch(left.epoch)
+        current = self.epoch
+        if left.sampler_epoch not in (None, current):
+            self.set_epoch(left.sampler_epoch)
         with self._own_generators(left.epoch).swapped_in():
             elements = self._iterate(left.states[0])
             self._draw(elements)
@@ -182,6 +203,8 @@ class SamplerOrder:
             del elements
             if not is_last:
                 self._draw(self._iterate(left.states[0]))
+        if current not in (None, self.epoch):
+            self.set_epoch(current)
 
     def _iterate(self, state: object) -> Iterator[Any]:
         """Return an iterator over the sampler, from a state if it is not None."""
@@ -283,6 +306,10 @@ class OccurrenceCounter:
         return result if result.any() else None
 
 
+class _KnownEpoch(int):
+    """The ``epoch`` of a sampler that a pass began with. Setting it again, even to the same number, leaves an int."""
+
+
 @dataclass
 class _Left:
     """How far the latest pass of a stateful sampler was delivered."""
@@ -290,6 +317,8 @@ class _Left:
     epoch: int
     states: tuple[object, ...]
     """The sampler's before the batch delivered last, and after it; that of the beginning alone if there is none."""
+    sampler_epoch: int | None = None
+    """What was set on the sampler before that pass, if that is known."""
     is_completed: bool = False
     """Whether nothing was left of it: the sampler is where it belongs."""
 

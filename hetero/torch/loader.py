@@ -284,15 +284,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _draw_as_torch(self) -> None:
         """Draw from the generator what torch's loader draws here: what the script draws next is the same with both.
 
-        That is the base seed of the workers and, where torch would make a RandomSampler, the seed of that.
+        That is the base seed of the workers and, where torch would make a RandomSampler, the seed of that. The rest of
+        an epoch, after `load_state_dict`, draws nothing: the epoch's beginning did, and a script that puts back the
+        generator too goes on with the numbers that it would have drawn.
         """
+        if self._pipeline.progress.resumes_within_epoch:
+            return
         keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
         if not (keeps_workers and self._has_workers):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         self._has_workers = keeps_workers
         options = self._pipeline.options
-        draws_order = options.shuffle and self.generator is None and self._pipeline.shard().world_size == 1
-        if draws_order and self._pipeline.has_own_order:
+        # With order="torch" the order is that of a sampler with a seed of its own.
+        is_drawn = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
+        if is_drawn and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -147,8 +147,8 @@ class Pipeline(LoaderPipeline):
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
         """Begin a pass: return its number, where it starts, and its batches."""
-        if self.sampler_order is not None and (epoch := self.sampler_order.epoch_set_by_user()) is not None:
-            self.set_epoch(epoch)
+        if self.sampler_order is not None:
+            self._take_epoch_of(self.sampler_order)
         number, start = self.progress.begin()
         if self.sampler_order is None:
             return number, *self._begin_own_order(start, plan)
@@ -161,6 +161,19 @@ class Pipeline(LoaderPipeline):
             else:
                 planned = itertools.chain((first,), planned)
         return number, start, planned
+
+    def _take_epoch_of(self, order: SamplerOrder) -> None:
+        """Let an epoch that the script has set on its sampler choose the pass; without one a loaded state's is set."""
+        found, resumed = order.epoch_set_by_user(), self.progress.resumed
+        if resumed is not None and not self.progress.is_epoch_named:
+            if found is None and resumed.sampler_epoch is not None:
+                order.set_epoch(resumed.sampler_epoch)
+            elif found is not None and found == resumed.sampler_epoch != resumed.epoch:  # set once, before all passes
+                found = None
+                order.note_epoch(resumed.sampler_epoch)
+        if found is not None:
+            self.set_epoch(found)
+        order.note_epoch(order.epoch)
 
     def _begin_own_order(
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
@@ -228,6 +241,7 @@ class Pipeline(LoaderPipeline):
             sampler=position.sampler if stateful else None,
             num_drawn=position.num_drawn if stateful else 0,
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
+            sampler_epoch=None if self.sampler_order is None else self.sampler_order.epoch,
             # Without padding one rank's pass may have ended while another is in its last step; states are the same.
             completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
             order=facts.order,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -97,22 +98,27 @@ def test_sampler_generator_with_another_seed_gives_another_order() -> None:
     assert drawn(one) != drawn(other)
 
 
-def test_sampler_distributed_is_drawn_as_it_is_with_the_epoch_forwarded() -> None:
+def test_sampler_distributed_is_drawn_as_it_is_and_its_epoch_is_the_scripts() -> None:
     sampler = DistributedSampler(range(10), num_replicas=2, rank=1)  # type: ignore[arg-type]
     order = order_of(sampler)
     expected = DistributedSampler(range(10), num_replicas=2, rank=1)  # type: ignore[arg-type]
+    assert list(chain(*drawn(order, epoch=4))) == list(expected)
+    order.set_epoch(4)
     expected.set_epoch(4)
     assert list(chain(*drawn(order, epoch=4))) == list(expected)
 
 
-def test_sampler_epoch_set_by_the_user_is_noticed() -> None:
+def test_sampler_epoch_set_by_the_user_is_noticed_also_if_it_is_the_same() -> None:
     sampler = DistributedSampler(range(10), num_replicas=1, rank=0)  # type: ignore[arg-type]
     order = order_of(sampler)
     assert order.epoch_set_by_user() is None
-    sampler.set_epoch(3)
-    assert order.epoch_set_by_user() == 3
-    order.set_epoch(3)
-    assert order.epoch_set_by_user() is None
+    for _ in range(2):
+        sampler.set_epoch(3)
+        assert order.epoch_set_by_user() == 3
+        order.set_epoch(3)
+        assert order.epoch_set_by_user() is None
+    assert sampler.epoch == 3
+    assert pickle.loads(pickle.dumps(sampler)).epoch == 3
 
 
 def test_batch_sampler_batches_are_kept_and_may_differ_in_size() -> None:
@@ -124,7 +130,10 @@ def test_batch_sampler_batches_are_kept_and_may_differ_in_size() -> None:
 def test_batch_sampler_epoch_reaches_the_sampler_inside() -> None:
     inner = DistributedSampler(range(8), num_replicas=1, rank=0)  # type: ignore[arg-type]
     order = order_of(BatchSampler(inner, 3, False), is_batch_sampler=True)
-    assert drawn(order, epoch=1) != drawn(order, epoch=2)
+    order.set_epoch(1)
+    first = drawn(order, epoch=1)
+    order.set_epoch(2)
+    assert drawn(order, epoch=2) != first
     assert inner.epoch == 2
 
 
@@ -232,13 +241,16 @@ def test_sampler_that_shuffles_in_set_epoch_is_reproducible_and_leaves_the_train
         def __iter__(self) -> Iterator[int]:
             return iter(self.order)
 
+    def drawn_in(epoch: int) -> list[Any]:
+        order = order_of(Shuffling())
+        order.set_epoch(epoch)
+        return drawn(order, epoch)
+
     before = random.getstate()
-    order = order_of(Shuffling())
-    order.set_epoch(1)
-    first = drawn(order, 1)
+    first = drawn_in(1)
     assert random.getstate() == before
     random.random()
-    assert drawn(order_of(Shuffling()), 1) == first != drawn(order_of(Shuffling()), 2)
+    assert drawn_in(1) == first != drawn_in(2)
 
 
 class Aliasing(Sampler[int]):

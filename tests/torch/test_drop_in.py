@@ -253,6 +253,115 @@ def test_torchs_order_of_epoch_0_is_that_of_a_random_sampler() -> None:
     assert [int(index) for index in DataLoader(Photos(), shuffle=True, order="torch", seed=5)] == list(sampler)
 
 
+def look_then_set(loader: Any, sampler: Any, epoch: int) -> None:
+    """What a published script does before every epoch."""
+    next(iter(loader))
+    sampler.set_epoch(epoch)
+
+
+EPOCH_HABITS: dict[str, Any] = {
+    "never": lambda loader, sampler, epoch: None,
+    "set": lambda loader, sampler, epoch: sampler.set_epoch(epoch),
+    "same": lambda loader, sampler, epoch: sampler.set_epoch(5),
+    "once": lambda loader, sampler, epoch: sampler.set_epoch(3) if epoch == 0 else None,
+    "late": lambda loader, sampler, epoch: sampler.set_epoch(epoch - 1) if epoch else None,
+    "looks": look_then_set,
+}
+
+
+@pytest.mark.parametrize("is_batch_sampler", [False, True])
+@pytest.mark.parametrize("habit", EPOCH_HABITS)
+def test_scripts_own_distributed_sampler_has_the_epochs_that_the_script_sets(
+    habit: str, is_batch_sampler: bool
+) -> None:
+    def passes_of(kind: Any) -> list[Any]:
+        sampler = torch.utils.data.DistributedSampler(Photos(), 2, 1)
+        order = {"sampler": sampler, "batch_size": 2}
+        if is_batch_sampler:
+            order = {"batch_sampler": torch.utils.data.BatchSampler(sampler, 2, drop_last=False)}
+        loader, found = kind(Photos(), **order), []
+        for epoch in range(4):
+            EPOCH_HABITS[habit](loader, sampler, epoch)
+            found.append([batch.tolist() for batch in loader])
+        return found
+
+    assert passes_of(DataLoader) == passes_of(TorchLoader)
+
+
+# "looks" would use up the state. Naming a finished epoch asks for what is left of it, so not "same" at an epoch's end.
+@pytest.mark.parametrize(
+    ("habit", "epoch", "num_taken"),
+    [
+        *((habit, *place) for habit in ("never", "set", "same", "once", "late") for place in ((0, 1), (2, 2), (2, 3))),
+        *((habit, 3, 0) for habit in ("never", "set", "once", "late")),
+    ],
+)
+def test_scripts_own_distributed_sampler_resumes_with_the_epoch_that_it_had(
+    habit: str, epoch: int, num_taken: int
+) -> None:
+    def loop(loader: Any, sampler: Any, first: int, stop: tuple[int, int] | None) -> tuple[list[Any], Any]:
+        found: list[Any] = []
+        for number in range(first, 5):
+            EPOCH_HABITS[habit](loader, sampler, number)
+            for place, batch in enumerate(loader):
+                found.append(batch.tolist())
+                if (number, place + 1) == stop:
+                    return found, loader.state_dict()
+            if (number + 1, 0) == stop:
+                return found, loader.state_dict()
+        return found, None
+
+    def make() -> tuple[Any, Any]:
+        sampler = torch.utils.data.DistributedSampler(Photos(), 2, 1)
+        return DataLoader(Photos(), sampler=sampler, batch_size=2), sampler
+
+    whole, _ = loop(*make(), 0, None)
+    before, state = loop(*make(), 0, (epoch, num_taken))
+    loader, sampler = make()
+    if habit == "once":  # before the loop, so in the resumed script too
+        sampler.set_epoch(3)
+    loader.load_state_dict(state)
+    after, _ = loop(loader, sampler, epoch, None)
+    assert before + after == whole
+
+
+def test_rest_of_an_epoch_draws_what_the_whole_epoch_would_have_drawn() -> None:
+    loader, noise = DataLoader(Photos(), batch_size=2, shuffle=True), []
+    torch.manual_seed(3)
+    for number, _ in enumerate(itertools.chain(loader, loader)):
+        noise.append(torch.rand(()).item())
+        if number == 1:
+            state, generator = loader.state_dict(), torch.get_rng_state()
+    resumed = DataLoader(Photos(), batch_size=2, shuffle=True)
+    resumed.load_state_dict(state)
+    torch.set_rng_state(generator)
+    assert [torch.rand(()).item() for _ in itertools.chain(resumed, resumed)] == noise[2:]
+
+
+def test_torchs_order_draws_from_the_scripts_generator_what_its_distributed_sampler_draws() -> None:
+    after = []
+    sampler = torch.utils.data.DistributedSampler(Photos(), 1, 0, seed=5)
+    for loader in (
+        TorchLoader(Photos(), sampler=sampler),
+        DataLoader(Photos(), shuffle=True, order="torch", seed=5, shard=(0, 1)),
+    ):
+        torch.manual_seed(1)
+        list(loader)
+        after.append(torch.rand(()).item())
+    assert after[0] == after[1]
+
+
+def test_loaded_state_that_a_look_at_the_first_batch_used_up_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Photos(), batch_size=2)
+    next(iter(loader))
+    resumed = DataLoader(Photos(), batch_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    next(iter(resumed))
+    assert not caplog.text
+    list(resumed)
+    assert "the pass that resumed at epoch 0, batch 1 was left at its first batch, and the next" in caplog.text
+
+
 def test_order_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="order is 'random', expected 'hetero' or 'torch'"):
         DataLoader(Photos(), order="random")

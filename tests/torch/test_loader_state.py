@@ -169,14 +169,14 @@ def test_loader_can_be_pickled_and_continues() -> None:
     assert plain(copy) == expected
 
 
-def test_loader_epoch_is_forwarded_to_the_sampler() -> None:
+def test_loader_epoch_is_forwarded_to_the_sampler_and_stays_until_it_is_set_again() -> None:
     sampler = torch.utils.data.distributed.DistributedSampler(range(8), num_replicas=1, rank=0)  # type: ignore[arg-type]
     loader = DataLoader(range(8), sampler=sampler)
     loader.set_epoch(3)
     assert sampler.epoch == 3
     list(loader)
     list(loader)
-    assert sampler.epoch == 4
+    assert sampler.epoch == 3
 
 
 def test_loader_sampler_with_replacement_draws_repeats_differently() -> None:
