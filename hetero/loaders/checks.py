@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import os
 import sys
+import threading
 from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
@@ -19,7 +23,13 @@ __all__ = [
     "check_prefetch_factor",
     "check_sample_errors",
     "check_seed",
+    "warn_in_process_of_rank",
 ]
+
+logger = logging.getLogger(__name__)
+
+_SPAWNED_S = 2.0
+"""Until a new process has imported the script and knows whether it is a daemon."""
 
 
 def check_not_importing() -> None:
@@ -54,6 +64,31 @@ def check_not_child_of_rank() -> None:
             "then calls its\n  training function itself, and reads RANK, LOCAL_RANK and WORLD_SIZE from the "
             "environment.\n"
             f"  To make batches in this process all the same, remove {control.LAUNCHER_VARIABLE} from its environment."
+        )
+
+
+def warn_in_process_of_rank() -> None:
+    """Log, where a rank started this process as ``mp.spawn`` does, that it is no rank.
+
+    For when the loader is imported. Its first batch may be too late: with torchrun's environment
+    ``init_process_group`` waits for ever at a ``tcp://`` address, for a server that no process starts.
+    """
+    is_spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if is_spawned and control.current() is None and os.environ.get(control.LAUNCHER_VARIABLE):
+        # The process learns what it is only after it has imported the script.
+        timer = threading.Timer(_SPAWNED_S, _warn_unless_daemon)
+        timer.daemon = True
+        timer.start()
+
+
+def _warn_unless_daemon() -> None:
+    process = multiprocessing.current_process()
+    if not process.daemon:  # as torch's loader processes are
+        logger.warning(
+            "a rank of the job started this process (%s), which is no rank: init_process_group with a tcp:// address "
+            "may wait here for ever, and batches of data hosts are for ranks only. Start every trainer as a rank "
+            "(hetero launch --nproc-per-node N) instead of with mp.spawn",
+            process.name,
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 from harness import DNN, StartJob, data
 
 SCRIPT = """
-import os, sys
+import os, sys, time
 
 import torch.multiprocessing
 import torch.utils.data
@@ -25,6 +25,11 @@ def numbers():
 def loaded(index, words):
     assert [batch.tolist() for batch in DataLoader(numbers(), batch_size=20)] == [[*range(20)], [*range(20, 40)]]
     print(f"child {index} {words}", flush=True)
+
+
+def waiting(index, words):
+    list(torch.utils.data.DataLoader(range(4), num_workers=1, multiprocessing_context="spawn"))
+    time.sleep(4)
 
 
 def permitted(index, words):
@@ -55,6 +60,14 @@ def test_child_of_a_rank_that_takes_batches_fails_and_says_how_to_start_it(start
     assert "a process that a rank has started takes batches" in job.output
     assert "--nproc-per-node N" in job.output
     assert "child 0 is done" not in job.output
+
+
+def test_child_of_a_rank_that_waits_for_others_has_said_what_it_is(start_job: StartJob, script: Path) -> None:
+    job = start_job([DNN], script=script, args=["waiting"])
+    assert job.wait() == 0, job.output
+    for process in ("SpawnProcess-1", "SpawnProcess-2"):
+        assert f"a rank of the job started this process ({process}), which is no rank" in job.output
+    assert job.output.count("which is no rank") == 2  # torch's loader processes are not meant
 
 
 def test_job_whose_data_hosts_made_nothing_says_so_at_its_end(start_job: StartJob, script: Path) -> None:
