@@ -123,7 +123,7 @@ def rank(config: Mapping[str, Any]) -> Iterator[Any]:
     import ready_batches
 
     from hetero.batches.request import BatchRequest
-    from hetero.dataplane.reader import Reader
+    from hetero.dataplane.reader.reader import Reader
 
     world_size, batch_size = config["num_ranks"], config["batch_size"]
     spec = ready_batches.tiny_samples()

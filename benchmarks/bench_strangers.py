@@ -36,8 +36,8 @@ from harness import Column, Competitor, Trial
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata, write_token
-from hetero.dataplane.link import Link
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.reader import Reader
+from hetero.dataplane.reader.transport import Link
 from hetero.wire.limits import Limits
 from hetero.wire.requests import to_proto
 

@@ -42,10 +42,10 @@ import yaml
 from harness import HERE, RESULTS, environment, save, say
 
 from hetero.errors import ConfigError
-from hetero.launch.simulate import SimulatedGroup, parse_group
 from hetero.pricing import Catalogue, cost
 from hetero.report import load_report
 from hetero.report.markdown import PricePerformance, price_performance_table
+from hetero.simulate.simulate import SimulatedGroup, parse_group
 
 WARMUP_CYCLES = 2
 PHOTOS = HERE.parent / "data" / "bench-photos-tiny"

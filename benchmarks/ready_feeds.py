@@ -20,9 +20,9 @@ import served
 from harness import Competitor
 
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import DatasetSpec, get_factory
-from hetero.launch.certificates import make_certificates
+from hetero.wire.certificates import make_certificates
 from hetero.wire.tls import Tls
 
 

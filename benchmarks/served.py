@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from hetero.config.options import LaunchOptions
-from hetero.control import session as control
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.facts import SessionOptions
+from hetero.control.rank import session as control
 from hetero.control.security import Token
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.dataplane.reader.fleet import Fleet
 from hetero.errors import EndpointUnavailableError
 from hetero.wire.tls import Tls
 

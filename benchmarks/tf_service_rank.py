@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from hetero.control import session as control
+from hetero.control.rank import session as control
 
 MARK = "tf-servers: "
 """Before the servers' records in JSON, on a line of their own."""

@@ -18,7 +18,7 @@ from hetero.version import __version__
 
 if TYPE_CHECKING:
     from hetero.batches.collation import collate_arrays
-    from hetero.control.session import on_stop
+    from hetero.control.rank.session import on_stop
     from hetero.datasets import DatasetSpec, dataset
     from hetero.errors import (
         AuthenticationError,
@@ -59,7 +59,7 @@ _HOMES = {
     "DatasetSpec": "hetero.datasets",
     "collate_arrays": "hetero.batches.collation",
     "dataset": "hetero.datasets",
-    "on_stop": "hetero.control.session",
+    "on_stop": "hetero.control.rank.session",
 }
 
 

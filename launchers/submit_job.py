@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hetero import logs
 from hetero.errors import ConfigError, ExitCode, HeteroError
-from hetero.launch.simulate import SimulatedGroup, parse_group
+from hetero.simulate.simulate import SimulatedGroup, parse_group
+from hetero.system import logs
 
 logger = logging.getLogger("hetero.submit_job")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cgroups import MemoryUse, cpu_quota, memory_use
+from hetero.system.cgroups import MemoryUse, cpu_quota, memory_use
 
 GIB = 2**30
 UNLIMITED = 9223372036854771712

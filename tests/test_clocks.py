@@ -16,9 +16,9 @@ WALL_CLOCK |= {"time.clock_gettime", "time.clock_gettime_ns"}
 WALL_CLOCK |= {f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")} | {"datetime.date.today"}
 LABELS = {
     "doctor/token.py: time.time",  # a certificate's end is a date
-    "launch/certificates.py: datetime.datetime.now",  # how long certificates are valid
+    "wire/certificates.py: datetime.datetime.now",  # how long certificates are valid
     "launch/host.py: time.time",  # when the job began, for the report
-    "launch/simulate.py: time.strftime",  # part of a job's name
+    "simulate/simulate.py: time.strftime",  # part of a job's name
     "tf/measured.py: time.time",  # TensorFlow's graphs have no other clock; cut to the time that passed
 }
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from hetero import faults
 from hetero.errors import ConfigError
-from hetero.faults import FAULTS_VARIABLE, Strike, address_via, faults_at, parse_faults, permit_faults
+from hetero.system import fault_injection
+from hetero.system.fault_injection import FAULTS_VARIABLE, Strike, address_via, faults_at, parse_faults, permit_faults
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     """Rules count per process: forget those of other tests."""
-    faults._parsed.cache_clear()
+    fault_injection._parsed.cache_clear()
     yield
-    faults._parsed.cache_clear()
+    fault_injection._parsed.cache_clear()
 
 
 def test_rules_are_read() -> None:

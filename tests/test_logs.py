@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetero import logs
+from hetero.system import logs
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ def test_reader_never_sees_half_of_a_line(pipe: tuple[int, int]) -> None:
 
 SCRIPT = """
 import logging, sys
-from hetero import logs
+from hetero.system import logs
 logs.setup_logging_of_script()
 logging.getLogger("hetero.loader").info("first of hetero")
 library = logging.getLogger("library")

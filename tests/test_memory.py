@@ -12,7 +12,7 @@ PROGRAM = """
 import resource
 import threading
 import numpy as np
-from hetero.memory import keep_freed_memory
+from hetero.system.memory import keep_freed_memory
 keeps = keep_freed_memory()
 def page_faults():
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

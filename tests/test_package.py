@@ -21,8 +21,8 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 # Each may import from the lines above it and from itself.
 LAYERS = (
     {"errors", "version"},
-    {"cgroups", "documents", "scripts"},
-    {"config", "cluster", "faults", "logs", "memory", "process", "workdir"},
+    {"system"},
+    {"config", "cluster"},
     {"datasets"},
     {"batches"},
     {"audit", "wire", "pricing", "metrics"},
@@ -31,6 +31,7 @@ LAYERS = (
     {"loaders"},
     {"torch", "tf", "report"},
     {"launch"},
+    {"simulate"},
     {"doctor", "sagemaker"},
     {"cli"},
     {"__main__"},
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "grpc": {"wire", "control", "dataplane"},
     "sagemaker": {"sagemaker"},
     "sagemaker_training": {"sagemaker"},
-    "tensorflow": {"tf"},
+    "tensorflow": {"tf", "dataplane/pool/tf_server.py"},
 }
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "np.load", "numpy.load", "os.popen", "os.system", "torch.load", "yaml.load"}
@@ -109,7 +110,7 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_heavy_libraries_are_imported_only_where_they_belong(path: Path) -> None:
     for name in imported(TREES[path]):
         allowed = MAY_IMPORT.get(name.partition(".")[0])
-        assert allowed is None or part(path) in allowed, f"{path} imports {name}"
+        assert allowed is None or allowed & {part(path), str(path)}, f"{path} imports {name}"
     for node in TREES[path].body:  # module level
         assert part(path) == "torch" or "torch" not in {name.partition(".")[0] for name in imported_here(node)}
 

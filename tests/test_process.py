@@ -8,8 +8,15 @@ import textwrap
 
 import pytest
 
-from hetero.cgroups import MemoryUse
-from hetero.process import SignalWaiter, describe_exit_status, die_with, die_with_parent, limit_threads, thread_limits
+from hetero.system.cgroups import MemoryUse
+from hetero.system.process import (
+    SignalWaiter,
+    describe_exit_status,
+    die_with,
+    die_with_parent,
+    limit_threads,
+    thread_limits,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +53,16 @@ def test_kill_is_described_with_the_figures_of_the_control_group(
     monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, is_own: bool, words: str
 ) -> None:
     use = MemoryUse(peak_bytes=3 * 2**29, limit_bytes=limit_bytes, is_own=is_own)
-    monkeypatch.setattr("hetero.process.memory_use", lambda: use)
+    monkeypatch.setattr("hetero.system.process.memory_use", lambda: use)
     assert describe_exit_status(-signal.SIGKILL) == f"killed by SIGKILL, likely out of memory{words}"
-    monkeypatch.setattr("hetero.process.memory_use", lambda: None)
+    monkeypatch.setattr("hetero.system.process.memory_use", lambda: None)
     assert describe_exit_status(-signal.SIGKILL) == "killed by SIGKILL, likely out of memory"
 
 
 def test_child_dies_with_its_parent() -> None:
     program = textwrap.dedent("""
         import os, sys, time
-        from hetero.process import die_with_parent
+        from hetero.system.process import die_with_parent
         parent = os.getpid()
         if os.fork() == 0:
             die_with_parent(parent)
@@ -74,7 +81,7 @@ def test_child_dies_with_its_parent() -> None:
 def test_process_dies_with_an_ancestor_though_those_between_live() -> None:
     program = textwrap.dedent("""
         import os, sys, time
-        from hetero.process import die_with
+        from hetero.system.process import die_with
         ancestor = os.getpid()
         if os.fork() == 0:
             if os.fork() == 0:
@@ -134,7 +141,7 @@ def test_thread_limits_are_one() -> None:
 
 _LEAVES_AN_ORPHAN = """
 import subprocess, sys
-from hetero import process
+from hetero.system import process
 process.adopt_descendants()
 child = "from subprocess import *; print(Popen(['sleep', '60'], stdout=DEVNULL, start_new_session=True).pid)"
 orphan = int(subprocess.run([sys.executable, "-c", child], stdout=subprocess.PIPE, check=True).stdout)
@@ -153,7 +160,7 @@ def test_end_descendants_finds_an_orphan_in_a_session_of_its_own() -> None:
 
 _REAPS = """
 import os, subprocess, sys, time
-from hetero import process
+from hetero.system import process
 process.adopt_descendants()
 own = process.start_child([sys.executable, "-c", "raise SystemExit(7)"])
 # Its child's child ends after it, and so comes to this process.
@@ -181,7 +188,7 @@ def test_reap_adopted_takes_orphans_and_leaves_own_children() -> None:
 
 _FEW_FILES = """
 import resource, sys
-from hetero import process
+from hetero.system import process
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
 try:
     process.allow_descriptors(100)
@@ -204,7 +211,7 @@ def test_allow_descriptors_raises_the_soft_limit_or_names_the_hard_one() -> None
 _CANNOT_BE_KILLED = """
 import logging, os, subprocess, sys
 import psutil
-from hetero import process
+from hetero.system import process
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 process.adopt_descendants()
 child = subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.scripts import find_script, script_label, script_words
+from hetero.system.scripts import find_script, script_label, script_words
 
 
 @pytest.fixture(autouse=True)

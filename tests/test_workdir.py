@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
-from hetero.workdir import private_folder, stale_folders
+from hetero.system.workdir import private_folder, stale_folders
 
 
 def test_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_folder_is_private_and_gone_afterwards(tmp_path: Path) -> None:
 
 def test_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from hetero.workdir import private_folder\n"
+        "import os, sys; from hetero.system.workdir import private_folder\n"
         f"with private_folder('mine-', parent={str(tmp_path)!r}) as path:\n"
         "    (path / 'file').write_text('x'); os.kill(os.getpid(), 9)"
     )
@@ -41,7 +41,7 @@ def test_folder_of_a_killed_owner_is_removed_by_the_next(tmp_path: Path) -> None
 
 def test_folder_of_an_owner_killed_before_it_was_named_is_removed_by_the_next(tmp_path: Path) -> None:
     program = (
-        "import os; from pathlib import Path; from hetero.workdir import private_folder\n"
+        "import os; from pathlib import Path; from hetero.system.workdir import private_folder\n"
         "Path.rename = lambda path, final: os.kill(os.getpid(), 9)\n"
         f"private_folder('mine-', parent={str(tmp_path)!r}).__enter__()"
     )
@@ -76,7 +76,7 @@ def test_folder_that_is_being_made_is_not_taken_for_one_that_was_left(
 
 def test_folder_outlives_a_forked_child_of_its_owner(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from hetero.workdir import private_folder\n"
+        "import os, sys; from hetero.system.workdir import private_folder\n"
         f"folder = private_folder('mine-', parent={str(tmp_path)!r}); path = folder.__enter__()\n"
         "if os.fork() == 0: sys.exit()\n"
         "os.wait(); print(path.exists())"

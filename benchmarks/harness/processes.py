@@ -15,7 +15,7 @@ from typing import IO, Any
 import psutil
 
 from harness import usage
-from hetero.process import is_resource_tracker, kill_all
+from hetero.system.process import is_resource_tracker, kill_all
 
 HERE = Path(__file__).resolve().parents[1]
 """The folder of the benchmarks."""

@@ -11,9 +11,9 @@ from typing import Any
 import served
 
 from hetero.control.security import Token, write_token
-from hetero.dataplane import reader
-from hetero.dataplane.pool import EndpointPool, PoolOptions
-from hetero.dataplane.window import Window
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.dataplane.reader import reader
+from hetero.dataplane.reader.window import Window
 from hetero.torch import DataLoader
 from peers import NUM_PROCESSES, PipelineCompetitor, endpoint_script
 

@@ -27,7 +27,7 @@ from hetero.datasets import DatasetFactory
 __all__ = ["SCRIPT_NAMES", "Key", "Place", "Reach", "is_user_class", "owner_key", "reach", "user_modules"]
 
 SCRIPT_NAMES = ("__main__", "__mp_main__", "__hetero_script__")
-"""Names of the user's script in ranks, in torch's workers, and on endpoints (`hetero.dataplane.script`)."""
+"""Names of the user's script in ranks, in torch's workers, and on endpoints (`hetero.dataplane.endpoint.script`)."""
 
 _MAX_OBJECTS = 20_000
 _MAX_ITEMS = 1_000

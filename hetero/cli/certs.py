@@ -27,7 +27,7 @@ def add(commands: Subparsers) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     from hetero.cluster import read_host_names
-    from hetero.launch.certificates import make_certificates
+    from hetero.wire.certificates import make_certificates
 
     hosts = list(namespace.host)
     if namespace.cluster_file is not None:

@@ -12,7 +12,7 @@ def bind_to_parent() -> None:
     parent = os.environ.pop("HETERO_PARENT_PID", None)
     if parent is None:
         return
-    from hetero.process import die_with, die_with_parent
+    from hetero.system.process import die_with, die_with_parent
 
     if os.getppid() == int(parent):
         die_with_parent(int(parent))

@@ -9,11 +9,12 @@ import os
 import sys
 from pathlib import Path
 
-from hetero import config, logs
+from hetero import config
 from hetero.cli.arguments import Subparsers, pairs, positive
 from hetero.cli.parent import bind_to_parent
 from hetero.errors import ConfigError
-from hetero.scripts import script_label
+from hetero.system import logs
+from hetero.system.scripts import script_label
 
 __all__ = ["add"]
 
@@ -61,7 +62,7 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from hetero.launch import simulate as simulation
+    from hetero.simulate import simulate as simulation
 
     bind_to_parent()
     if namespace.request is not None:

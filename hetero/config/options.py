@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.scripts import script_words
+from hetero.system.scripts import script_words
 
 __all__ = ["DATA_SERVICES", "FRAMEWORKS", "LOG_LEVELS", "LaunchOptions", "base_type", "framework_of", "kind_text"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from hetero.config.flags import flag_of
 from hetero.config.options import LaunchOptions, base_type, kind_text
-from hetero.documents import MAX_BYTES, parse_yaml
 from hetero.errors import ConfigError
+from hetero.system.documents import MAX_BYTES, parse_yaml
 
 __all__ = ["check_hyperparameters", "resolve_options"]
 

@@ -44,7 +44,7 @@ from hetero.control.status import (
     stop_to_proto,
 )
 from hetero.errors import HeteroError
-from hetero.faults import faults_at
+from hetero.system.fault_injection import faults_at
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls

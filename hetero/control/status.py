@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hetero.control.directory import BATCHES, KINDS, EndpointRecord
 from hetero.errors import ExitCode, ProtocolError
-from hetero.logs import escape_line
+from hetero.system.logs import escape_line
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from hetero.cgroups import cpu_quota
 from hetero.doctor.finding import Finding, ok, warning
 from hetero.doctor.surroundings import Surroundings
 from hetero.pricing import Catalogue
+from hetero.system.cgroups import cpu_quota
 
 __all__ = ["examine"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hetero.doctor.finding import Finding, error, ok, warning
 from hetero.doctor.surroundings import Surroundings
 from hetero.errors import ConfigError
-from hetero.workdir import private_folder
+from hetero.system.workdir import private_folder
 
 __all__ = ["examine"]
 

@@ -22,7 +22,7 @@ from hetero.doctor import (
 from hetero.doctor.finding import Finding, Level, error
 from hetero.doctor.surroundings import Surroundings
 from hetero.doctor.waiting import gather
-from hetero.logs import escape_line
+from hetero.system.logs import escape_line
 from hetero.version import __version__
 
 __all__ = ["SUBJECTS", "examine", "render_text", "to_json"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from hetero.cluster.document import listing
 from hetero.doctor.finding import Finding, ok, warning
 from hetero.doctor.surroundings import Surroundings
-from hetero.workdir import stale_folders
+from hetero.system.workdir import stale_folders
 
 __all__ = ["OwnProcess", "examine", "find_processes"]
 
@@ -21,12 +21,12 @@ _PREFIXES = ("hetero-", "tf-dispatcher-")
 _WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
 _MODULES = {
     "hetero.cli": "launcher",
-    "hetero.dataplane.endpoint": "endpoint",
-    "hetero.dataplane.forker": "endpoint",
-    "hetero.launch.elastic": "ranks",
-    "hetero.launch.plain": "ranks",
-    "hetero.launch.rank": "ranks",
-    "hetero.tf.service_process": "server of tf.data.service",
+    "hetero.dataplane.endpoint.endpoint": "endpoint",
+    "hetero.dataplane.endpoint.fork_server": "endpoint",
+    "hetero.launch.ranks.torchrun_agent": "ranks",
+    "hetero.launch.ranks.tf_agent": "ranks",
+    "hetero.launch.ranks.rank": "ranks",
+    "hetero.dataplane.pool.tf_server": "server of tf.data.service",
 }
 _SEMAPHORES = "sem.mp-*"
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hetero import logs
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
-from hetero.logs import escape_line
+from hetero.system import logs
+from hetero.system.logs import escape_line
 
 __all__ = [
     "MAX_FAILURE_CHARS",

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from hetero import logs
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.control import security
@@ -23,26 +22,27 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.facts import SessionOptions
 from hetero.control.hub import Hub
 from hetero.control.membership import Member, Membership
-from hetero.control.session import HOST_VARIABLE, TLS_VARIABLE
+from hetero.control.rank.session import HOST_VARIABLE, TLS_VARIABLE
 from hetero.control.status import Cause, HostState, HostStatus
-from hetero.dataplane.pool import EndpointPool
+from hetero.dataplane.pool.pool import EndpointPool
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
-from hetero.launch.copies import Copies
 from hetero.launch.job import job_id
-from hetero.launch.relay import LineRelay
+from hetero.launch.ranks.leader import Copies
 from hetero.launch.staged import job_token
 from hetero.launch.summary import output_folder, write_metrics, write_report
 from hetero.launch.watchdog import Watchdog
 from hetero.metrics.hosts import HostSampler
-from hetero.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
-from hetero.scripts import find_script
+from hetero.system import logs
+from hetero.system.line_relay import LineRelay
+from hetero.system.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
+from hetero.system.scripts import find_script
+from hetero.system.workdir import private_folder
 from hetero.version import __version__
 from hetero.wire.channels import without_proxy
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
-from hetero.workdir import private_folder
 
 __all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "StoppedEarlyError", "cause_of"]
 
@@ -220,7 +220,9 @@ class Host:
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:
         if self.placement.data_service == "tf":
-            from hetero.tf.service_pool import ServicePool  # NumPy comes with it, half a second that other jobs save
+            from hetero.dataplane.pool.tf_pool import (
+                ServicePool,  # NumPy comes with it, half a second that other jobs save
+            )
 
             service = placement.service_options(
                 self.options,

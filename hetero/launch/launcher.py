@@ -26,19 +26,19 @@ import signal
 import traceback
 from pathlib import Path
 
-from hetero import logs
 from hetero.cluster import ClusterSpec, Role, platform_variables, several_trainers
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError
-from hetero.faults import permit_faults
-from hetero.launch.copies import Copies, Follower, meeting_name, rank_command
 from hetero.launch.failure import reserved_space, shown_detail, write_failure
 from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyError, cause_of
 from hetero.launch.job import job_id
-from hetero.launch.outer import outer_launcher, take_variables
+from hetero.launch.ranks.leader import Copies, Follower, meeting_name, rank_command
+from hetero.launch.ranks.parent_launcher import outer_launcher, take_variables
 from hetero.launch.roles import serve, train
-from hetero.scripts import find_script
+from hetero.system import logs
+from hetero.system.fault_injection import permit_faults
+from hetero.system.scripts import find_script
 
 __all__ = ["launch"]
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetero.cgroups import cpu_quota
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions, Timings, framework_of
-from hetero.dataplane.pool import PoolOptions
+from hetero.dataplane.pool.pool import PoolOptions
 from hetero.launch.addresses import Addresses
+from hetero.system.cgroups import cpu_quota
 
 if TYPE_CHECKING:
-    from hetero.tf.service_pool import ServiceOptions
+    from hetero.dataplane.pool.tf_pool import ServiceOptions
 
 __all__ = ["Placement", "needed_descriptors", "num_gpus", "plan", "pool_options", "service_options", "usable_cpus"]
 
@@ -110,7 +110,7 @@ def service_options(
     timings: Timings,
 ) -> ServiceOptions:
     """Return the options of this host's servers of tf.data.service."""
-    from hetero.tf.service_pool import ServiceOptions  # see `hetero.launch.host`
+    from hetero.dataplane.pool.tf_pool import ServiceOptions  # see `hetero.launch.host`
 
     return ServiceOptions(
         host=host,

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from hetero.audit.ledger import DIRECTORY_VARIABLE
 from hetero.cluster import Role
 from hetero.control.membership import Membership
-from hetero.control.session import LAUNCHER_VARIABLE
+from hetero.control.rank.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import placement, progress
-from hetero.launch.copies import Copies
-from hetero.launch.given_ranks import GivenRanks
 from hetero.launch.host import Host, RestartError
 from hetero.launch.metric_lines import progress_metrics, say_metrics
-from hetero.launch.ranks import RankProcesses, RanksOptions, free_port
+from hetero.launch.ranks.leader import Copies
+from hetero.launch.ranks.mpi_ranks import GivenRanks
+from hetero.launch.ranks.ranks import RankProcesses, RanksOptions, free_port
 from hetero.launch.service_watch import ServiceWatch
 from hetero.wire.channels import join_address
 

@@ -15,7 +15,6 @@ from typing import Any
 from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions
 from hetero.control.status import Cause, HostStatus
-from hetero.documents import write_text
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.metric_lines import result_metrics, say_metrics
 from hetero.launch.placement import Placement
@@ -25,6 +24,7 @@ from hetero.pricing import Catalogue
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS, build_report, idle_data_hosts
 from hetero.report.markdown import code, render_report
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, RankFacts, RunFacts
+from hetero.system.documents import write_text
 from hetero.version import __version__
 
 __all__ = ["METRICS_FILE_NAME", "output_folder", "run_facts", "write_metrics", "write_report"]

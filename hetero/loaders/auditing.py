@@ -11,7 +11,7 @@ from hetero.audit import ledger as ledgers
 from hetero.audit.indices import indices_digest, samples_sum
 from hetero.audit.ledger import BatchEntry, Ledger, LoaderFacts, Writer
 from hetero.batches.purity import digest
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import HeteroError
 from hetero.loaders.pipeline import LoaderPipeline, shard_of_environment

@@ -10,8 +10,8 @@ import threading
 from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
-from hetero.control import session as control
-from hetero.dataplane.script import SCRIPT_MODULE
+from hetero.control.rank import session as control
+from hetero.dataplane.endpoint.script import SCRIPT_MODULE
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
 from hetero.wire.compression import compression_to_proto, load_codec

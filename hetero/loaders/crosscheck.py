@@ -25,12 +25,12 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.samples import Cancelled
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.structure import flatten, unflatten
-from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.consistency import Agreement
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import DatasetFactory, DatasetSpec, get_factory
 from hetero.errors import DatasetError, DatasetMismatchError
-from hetero.process import thread_limits
+from hetero.system.process import thread_limits
 
 __all__ = ["CheckedReader"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.datasets import DatasetSpec, set_describer
 from hetero.errors import ConfigError
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard

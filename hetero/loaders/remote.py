@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
-from hetero.control import session as control
-from hetero.control.session import RankSession
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.reader import Reader
+from hetero.control.rank import session as control
+from hetero.control.rank.session import RankSession
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import DatasetSpec
 from hetero.loaders.crosscheck import CheckedReader
 from hetero.wire.limits import Limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.metrics.names import check_name
 from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
 

@@ -27,8 +27,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hetero.documents import parse_yaml, read_bounded
 from hetero.errors import ConfigError
+from hetero.system.documents import parse_yaml, read_bounded
 
 __all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price", "parse_prices", "read_price_file"]
 

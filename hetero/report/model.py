@@ -12,11 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetero.documents import read_bounded
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.records import decode, encode, limits
 from hetero.metrics.steps import StepSummary
+from hetero.system.documents import read_bounded
 
 __all__ = [
     "BASES",

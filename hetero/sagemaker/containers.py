@@ -17,11 +17,11 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.launch.entry import platform_arguments
-from hetero.launch.launchers import HostCommand, SimulatedHost
 from hetero.launch.staged import LAUNCHER_NAME
-from hetero.launch.tree import has_trees, platform_environment
 from hetero.sagemaker.request import TrainingRequest
 from hetero.sagemaker.staging import LAUNCHER_FILE
+from hetero.simulate.launchers import HostCommand, SimulatedHost
+from hetero.simulate.opt_ml import has_trees, platform_environment
 
 __all__ = ["THROUGH", "Container", "python_path"]
 

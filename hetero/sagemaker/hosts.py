@@ -21,14 +21,14 @@ from hetero.cluster import ClusterSpec, natural_key, parse_cluster
 from hetero.config import LaunchOptions, resolve_options
 from hetero.config.timings import time_scale
 from hetero.errors import ConfigError, ExitCode
-from hetero.launch.launchers import HostCommand, SimulatedHost
-from hetero.launch.simulate import SimulatedGroup, check_num_hosts, emulated_vcpus, run_hosts
 from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
-from hetero.launch.tree import write_tree
 from hetero.sagemaker.containers import THROUGH, Container
 from hetero.sagemaker.inputs import LocalChannel, local_channels
 from hetero.sagemaker.pipes import PipeFeeder
 from hetero.sagemaker.request import TrainingRequest
+from hetero.simulate.launchers import HostCommand, SimulatedHost
+from hetero.simulate.opt_ml import write_tree
+from hetero.simulate.simulate import SimulatedGroup, check_num_hosts, emulated_vcpus, run_hosts
 
 __all__ = ["check_rehearsal", "host_names", "resource_config", "run_request"]
 

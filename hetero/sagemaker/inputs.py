@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
-from hetero.launch.tree import CHANNEL_NAME, TreeChannel
 from hetero.sagemaker.request import TrainingRequest
+from hetero.simulate.opt_ml import CHANNEL_NAME, TreeChannel
 
 __all__ = ["LocalChannel", "local_channels"]
 

@@ -21,15 +21,15 @@ from typing import Any
 from hetero.config import stated_flags
 from hetero.errors import ConfigError
 from hetero.launch.failure import MAX_FAILURE_CHARS
-from hetero.launch.simulate import locked_folder
-from hetero.process import start_child
 from hetero.report import Report, load_report
 from hetero.sagemaker.archive import unpack
 from hetero.sagemaker.checks import unprepared
 from hetero.sagemaker.containers import python_path
 from hetero.sagemaker.hosts import check_rehearsal
 from hetero.sagemaker.recording import Recording, record
-from hetero.workdir import private_folder
+from hetero.simulate.simulate import locked_folder
+from hetero.system.process import start_child
+from hetero.system.workdir import private_folder
 
 __all__ = ["Rehearsal", "rehearse"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hetero.documents import read_bounded
 from hetero.errors import ConfigError
+from hetero.system.documents import read_bounded
 
 __all__ = ["ONLY_GROUP", "Channel", "InstanceGroup", "TrainingRequest", "read_request"]
 
@@ -98,7 +98,8 @@ def read_request(path: Path) -> TrainingRequest:
     """Read a request from a JSON file.
 
     Raises:
-        ConfigError: If the file cannot be read, is longer than `hetero.documents.MAX_BYTES`, is no JSON or no request.
+        ConfigError: If the file cannot be read, is longer than `hetero.system.documents.MAX_BYTES`, is no JSON or no
+            request.
     """
     content = read_bounded(path, f"the request {path}")
     try:

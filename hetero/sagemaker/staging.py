@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 from hetero.config import check_hyperparameters
 from hetero.errors import ConfigError
 from hetero.launch.staged import LAUNCHER_NAME, STAGED_FOLDER, TOKEN_NAME
-from hetero.launch.tree import has_trees
 from hetero.sagemaker.adapters import Adapter, Code, adapter_of
 from hetero.sagemaker.metrics import METRIC_DEFINITIONS
 from hetero.sagemaker.wheel import build_wheel
-from hetero.workdir import private_folder
+from hetero.simulate.opt_ml import has_trees
+from hetero.system.workdir import private_folder
 
 __all__ = ["LAUNCHER_FILE", "prepare"]
 

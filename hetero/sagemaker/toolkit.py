@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     parent = os.environ.pop("HETERO_PARENT_PID", None)
     if parent is not None:
-        from hetero.process import die_with_parent
+        from hetero.system.process import die_with_parent
 
         die_with_parent(int(parent))
         os.environ["HETERO_PARENT_PID"] = str(os.getpid())  # of what the toolkit starts

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from hetero.batches.failures import with_user_type
-from hetero.control import session as control
-from hetero.control.stopping import StopError
+from hetero.control.rank import session as control
+from hetero.control.rank.stopping import StopError
 from hetero.errors import ConfigError, DatasetError
 from hetero.metrics.steps import StepTimer
 from hetero.tf.elements import check_element, check_spec, derive_spec, num_samples_of, to_element

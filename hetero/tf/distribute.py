@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_importing
 from hetero.metrics.names import check_name

@@ -17,18 +17,18 @@ import numpy as np
 
 from hetero.audit.ledger import BatchEntry
 from hetero.batches.request import BatchRequest
-from hetero.control import session as control
-from hetero.control.stopping import StopError
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.reader import Reader
+from hetero.control.rank import session as control
+from hetero.control.rank.stopping import StopError
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
 from hetero.loaders.crosscheck import CheckedReader
+from hetero.loaders.local_endpoints import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
-from hetero.tf.local import local_endpoints
 from hetero.tf.passes import PassLog, TensorFlowPass
 
 __all__ = ["Feed"]

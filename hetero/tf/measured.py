@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.steps import StepTimer
 from hetero.tf.deliveries import Deliveries, num_samples

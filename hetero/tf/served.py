@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from hetero.control.directory import TF_DISPATCHER
-from hetero.control.session import RankSession
+from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError, EndpointUnavailableError
 from hetero.tf.movable import check_divisible, check_movable, check_whole
 

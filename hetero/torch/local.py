@@ -22,7 +22,7 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
 from hetero.batches.structure import type_name
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.datasets import DatasetSpec, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.torch.copies import copy_leaves

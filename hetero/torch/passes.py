@@ -10,7 +10,7 @@ from typing import Any
 
 from hetero.batches.failures import with_user_type
 from hetero.batches.request import BatchRequest
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.checks import check_not_importing

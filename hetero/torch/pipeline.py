@@ -13,7 +13,7 @@ import torch.utils.data
 
 from hetero.batches.fetch import describe
 from hetero.batches.request import BatchRequest
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank

@@ -11,7 +11,7 @@ import numpy as np
 
 from hetero.batches.failures import with_user_type
 from hetero.batches.request import BatchRequest, as_indices
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.sampling import PlannedBatch

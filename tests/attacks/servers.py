@@ -18,8 +18,8 @@ from hetero.control.facts import SessionOptions
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Member, Membership
 from hetero.control.status import HostStatus
-from hetero.dataplane.endpoint import Endpoint, EndpointOptions
-from hetero.dataplane.service import DATA_POLICIES
+from hetero.dataplane.endpoint.endpoint import Endpoint, EndpointOptions
+from hetero.dataplane.endpoint.service import DATA_POLICIES
 from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.proto import data_pb2 as pb

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import http2
 
-from hetero.dataplane.delivery import GREETING, TICKET_BYTES
+from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
 
 Place = tuple[str, int]
 KINDS = (

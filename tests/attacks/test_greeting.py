@@ -17,7 +17,7 @@ from servers import JOB, Server, attended
 from waiting import wait_for
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.delivery import GREETING, TICKET_BYTES
+from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
 from hetero.wire.framing import BatchDecoder, RefusedError
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb

@@ -19,11 +19,11 @@ from strangers import KINDS, Strangers
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane import delivery
-from hetero.dataplane.delivery import GREETING
-from hetero.dataplane.endpoint import allow_descriptors
-from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.link import Link
+from hetero.dataplane.endpoint import transport
+from hetero.dataplane.endpoint.endpoint import allow_descriptors
+from hetero.dataplane.endpoint.transport import GREETING
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.transport import Link
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits
@@ -41,7 +41,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
     """An endpoint that gives strangers less time than users' do."""
     monkeypatch.setattr(channels, "HANDSHAKE_MS", 2_000)
     monkeypatch.setattr(channels, "MAX_IDLE_MS", 2_000)
-    monkeypatch.setattr(delivery, "_HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(transport, "_HELLO_TIMEOUT_S", 2.0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     allow_descriptors()  # as endpoints do; and both ends of every connection are in this process
     with servers.endpoint(tmp_path) as server:
@@ -75,7 +75,7 @@ def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Serv
         wait_for(lambda: is_served(endpoint), 5.0)
         # Ours are among them: each connection has an end here, too.
         assert num_descriptors() - before <= 2 * NUM + 64
-        assert len(endpoint.running._service.delivery._strangers) <= delivery._MAX_STRANGERS
+        assert len(endpoint.running._service.delivery._strangers) <= transport._MAX_STRANGERS
         # Few threads refuse and tell strangers how the server is; no connection has one of its own.
         assert threading.active_count() - threads <= 16
         # Those who answer gRPC's pings have no calls: they are closed for that. The others answer none.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hetero import logs
 from hetero.control.status import (
     Cause,
     HostStatus,
@@ -23,10 +22,11 @@ from hetero.control.status import (
 from hetero.errors import DatasetError, ExitCode, SampleFailure
 from hetero.launch import progress
 from hetero.launch.failure import failure_text, write_failure
-from hetero.launch.relay import LineRelay
 from hetero.metrics import StepTimer
 from hetero.report.markdown import code
 from hetero.sagemaker.metrics import METRIC_DEFINITIONS
+from hetero.system import logs
+from hetero.system.line_relay import LineRelay
 from hetero.wire.requests import failure_from_proto, failure_to_proto
 
 pytestmark = pytest.mark.attack("A14")

@@ -12,13 +12,13 @@ from hetero.cluster import natural_key, parse_cluster, slug
 from hetero.config import LaunchOptions
 from hetero.control.security import call_metadata
 from hetero.control.status import Cause
-from hetero.documents import write_text
 from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.launch.failure import write_failure
 from hetero.launch.job import job_id as id_of
-from hetero.launch.simulate import SimulatedGroup, simulate
 from hetero.launch.summary import output_folder
 from hetero.pricing import Catalogue
+from hetero.simulate.simulate import SimulatedGroup, simulate
+from hetero.system.documents import write_text
 
 pytestmark = pytest.mark.attack("A13")
 

@@ -63,10 +63,10 @@ ALLOWANCE = re.compile(r"# allowed: \S")
 ALLOWED = {
     ("__init__.py", "import_module"),
     ("batches/imported.py", "import_module"),
-    ("dataplane/script.py", "loader.exec_module"),
+    ("dataplane/endpoint/script.py", "loader.exec_module"),
     ("doctor/versions.py", "import_module"),
-    ("launch/rank.py", "runpy.run_module"),
-    ("launch/rank.py", "runpy.run_path"),
+    ("launch/ranks/rank.py", "runpy.run_module"),
+    ("launch/ranks/rank.py", "runpy.run_path"),
     ("wire/compression.py", "import_module"),
 }
 """Uses that say on their line why they are none, ``# allowed: the user's own script``."""

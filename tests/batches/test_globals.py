@@ -24,7 +24,7 @@ import pytest
 
 from hetero.batches.globals import MAX_GLOBALS, GlobalsReader, check_globals, digest_of
 from hetero.batches.reach import SCRIPT_NAMES
-from hetero.dataplane.script import SCRIPT_MODULE
+from hetero.dataplane.endpoint.script import SCRIPT_MODULE
 from hetero.datasets import get_factory
 from hetero.errors import DatasetMismatchError, ExitCode
 

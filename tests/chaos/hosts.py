@@ -158,7 +158,11 @@ class Hosts:
         for process, parent in self._children(TRAINER):
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if "hetero.launch.rank" in line and "hetero.launch.elastic" not in line and parent is not None:
+                if (
+                    "hetero.launch.ranks.rank" in line
+                    and "hetero.launch.ranks.torchrun_agent" not in line
+                    and parent is not None
+                ):
                     found.append(process)
         return found
 
@@ -216,14 +220,14 @@ class Hosts:
 
 def _is_forker(process: psutil.Process | None) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process is not None and "hetero.dataplane.forker" in process.cmdline()
+        return process is not None and "hetero.dataplane.endpoint.fork_server" in process.cmdline()
     return False
 
 
 def _is_endpoint(process: psutil.Process) -> bool:
     """Tell whether it is one that was not forked."""
     with contextlib.suppress(psutil.Error):
-        return "hetero.dataplane.endpoint" in process.cmdline()
+        return "hetero.dataplane.endpoint.endpoint" in process.cmdline()
     return False
 
 

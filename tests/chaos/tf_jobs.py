@@ -36,7 +36,7 @@ import psutil
 from hosts import MARKER, signal_safely
 from tf_plans import BATCH_SIZE, NUM_RANKS, Fault, Plan, draw
 
-from hetero.process import adopt_descendants, kill_all, reap_adopted, start_child
+from hetero.system.process import adopt_descendants, kill_all, reap_adopted, start_child
 
 SCRIPT = Path(__file__).with_name("tf_job_script.py")
 _BEGIN_S, _JOB_S = 180.0, 300.0
@@ -175,7 +175,7 @@ class Job:
         plan = self._plan
         if plan.fault is Fault.KILL_RANK:
             per_host = NUM_RANKS // plan.num_trainers
-            ranks = self._find("hetero.launch.rank", plan.trainer_hosts[plan.victim // per_host])
+            ranks = self._find("hetero.launch.ranks.rank", plan.trainer_hosts[plan.victim // per_host])
             with contextlib.suppress(psutil.Error):
                 return next((each for each in ranks if each.environ().get("RANK") == str(plan.victim)), None)
             return None
@@ -186,9 +186,9 @@ class Job:
             return next(iter(self._find(_LAUNCHER, host)), None) if self._has_printed(f" {host} ") else None
         host = plan.data_hosts[plan.victim]
         if plan.service == "grpc":
-            forkers = self._find("hetero.dataplane.forker", host)
+            forkers = self._find("hetero.dataplane.endpoint.fork_server", host)
             return next((child for forker in forkers for child in forker.children()), None)
-        servers = self._find("hetero.tf.service_process", host)
+        servers = self._find("hetero.dataplane.pool.tf_server", host)
         index = 1 if plan.fault is Fault.KILL_SERVER and host == plan.data_hosts[0] else 0  # the dispatcher comes first
         return servers[index] if len(servers) > index else None
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetero.control import callbacks
-from hetero.control.callbacks import run_callbacks
+from hetero.control.rank import callbacks
+from hetero.control.rank.callbacks import run_callbacks
 
 
 def raising(error: BaseException) -> object:

@@ -17,8 +17,8 @@ from hubs import TOKEN, wait_for
 from hetero.control import host_socket
 from hetero.control.host_socket import ADDRESS_PREFIX, METHODS, HostSocket, SocketLink
 from hetero.control.hub import Hub
+from hetero.control.rank.session import RankSession
 from hetero.control.security import Token
-from hetero.control.session import RankSession
 from hetero.errors import AuthenticationError, HeteroError
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb

@@ -13,7 +13,7 @@ from hetero.cluster import Role
 from hetero.control import security
 from hetero.control.hub import Hub
 from hetero.control.membership import Membership
-from hetero.control.session import RankSession
+from hetero.control.rank.session import RankSession
 from hetero.control.status import HostState
 from hetero.errors import ExitCode, HeteroError
 from hetero.wire.tls import Tls

@@ -14,7 +14,7 @@ from hetero.control import security
 from hetero.control.directory import TF_DISPATCHER, EndpointRecord
 from hetero.control.hub import Hub
 from hetero.control.membership import Membership
-from hetero.control.session import RankSession
+from hetero.control.rank.session import RankSession
 from hetero.control.status import (
     MAX_LOADERS,
     HostState,

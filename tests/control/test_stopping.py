@@ -9,8 +9,8 @@ import time
 import pytest
 from clocks import Clock
 
-from hetero.control import stopping
-from hetero.control.stopping import LateStop
+from hetero.control.rank import stopping
+from hetero.control.rank.stopping import LateStop
 
 
 def test_wait_is_over_soon_where_no_endpoint_serves_and_at_half_the_grace_elsewhere(clock: Clock) -> None:

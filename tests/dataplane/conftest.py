@@ -24,11 +24,11 @@ from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
-from hetero.dataplane.connection import EndpointConnection, Fetched
-from hetero.dataplane.delivery import Delivery
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.link import Link
-from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.dataplane.endpoint.transport import Delivery
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.dataplane.reader.connection import EndpointConnection, Fetched
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.transport import Link
 from hetero.datasets import DatasetSpec
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls

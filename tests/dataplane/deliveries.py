@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.dataplane.delivery import GREETING, Delivery
+from hetero.dataplane.endpoint.transport import GREETING, Delivery
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import Limits
 from hetero.wire.streams import Stream, connect

@@ -10,9 +10,9 @@ from typing import Any
 from deliveries import HasLeft
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.compute import Compute
-from hetero.dataplane.link import Call, Link
-from hetero.dataplane.service import DataService
+from hetero.dataplane.endpoint.compute import Compute
+from hetero.dataplane.endpoint.service import DataService
+from hetero.dataplane.reader.transport import Call, Link
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import Limits

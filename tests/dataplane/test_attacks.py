@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.link import Link
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.reader import Reader
+from hetero.dataplane.reader.transport import Link
 from hetero.errors import DatasetError
 from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
 from hetero.wire.limits import MAX_FETCH_BYTES, PROTOCOL, Limits

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from hetero.dataplane.beats import DUMP_S, Beats, Verdict, is_suspended
+from hetero.dataplane.pool.liveness import DUMP_S, Beats, Verdict, is_suspended
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from calls import Measured
 from chaos_proxy import Chaos, ChaosProxy, Faults, Way
 
 from hetero.control.directory import Directory
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import ExitCode, ProtocolError
 
 _number = itertools.count(1)

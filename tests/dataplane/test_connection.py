@@ -8,10 +8,10 @@ import pytest
 from calls import fault_of
 
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.connection import EndpointConnection
-from hetero.dataplane.failures import Fault
-from hetero.dataplane.fleet import Fleet
+from hetero.dataplane.reader.connection import EndpointConnection
+from hetero.dataplane.reader.consistency import Agreement
+from hetero.dataplane.reader.failures import Fault
+from hetero.dataplane.reader.fleet import Fleet
 from hetero.wire.limits import Limits
 from hetero.wire.proto import data_pb2 as pb
 
@@ -44,7 +44,7 @@ class FakeLink:
 def links(monkeypatch: pytest.MonkeyPatch) -> list[FakeLink]:
     """The links that are opened."""
     monkeypatch.setattr(FakeLink, "opened", [], raising=False)
-    monkeypatch.setattr("hetero.dataplane.connection.Link", FakeLink)
+    monkeypatch.setattr("hetero.dataplane.reader.connection.Link", FakeLink)
     return FakeLink.opened
 
 

@@ -26,8 +26,8 @@ from deliveries import (
     stranger_of,
 )
 
-from hetero.dataplane import delivery
-from hetero.dataplane.delivery import GREETING, TICKET_BYTES, Delivery
+from hetero.dataplane.endpoint import transport
+from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES, Delivery
 from hetero.wire.framing import EncodedBatch, Refusal, RefusedError
 from hetero.wire.streams import connect
 
@@ -94,7 +94,7 @@ def test_stranger_that_leaves_in_the_middle_of_its_hello_is_forgotten(
 def test_stranger_that_trickles_is_closed_when_its_time_is_over(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(transport, "_HELLO_TIMEOUT_S", 0.2)
     served = serve()
     trickling = stranger_of(served, streams, GREETING)
     trickling.settimeout(0.01)
@@ -144,7 +144,7 @@ def test_stranger_that_speaks_while_it_is_turned_out_ends_nobody_else(
     with served._changed:  # it hears out the reader, and gets no further
         reader.send_raw(hello)
         tools.wait_for(lambda: len(served._strangers) == 8)
-        monkeypatch.setattr(delivery, "_MAX_STRANGERS", 8)
+        monkeypatch.setattr(transport, "_MAX_STRANGERS", 8)
         stranger_of(served, streams)
         strangers[0].send(GREETING[:1])  # it has something to say, and is the one whose place is needed
     assert echoed(reader) == b"request"
@@ -178,7 +178,7 @@ def test_readers_beyond_the_bound_are_told_to_come_back(serve: Serve, streams: c
 def test_connection_beyond_the_bound_is_told_to_come_back_and_closed(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch, tools: Any
 ) -> None:
-    monkeypatch.setattr(delivery, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(transport, "_MAX_CONNECTIONS", 2)
     served = serve()
     first, second = admitted(served, streams), admitted(served, streams)
     ask(first)
@@ -196,7 +196,7 @@ def test_connection_beyond_the_bound_is_told_to_come_back_and_closed(
 def test_connection_beyond_the_bound_that_asks_for_much_is_closed_without_being_read(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(transport, "_MAX_CONNECTIONS", 1)
     served = serve()
     first = admitted(served, streams)
     ask(first)
@@ -212,8 +212,8 @@ def test_connection_beyond_the_bound_that_asks_for_much_is_closed_without_being_
 def test_connection_beyond_the_bound_that_asks_nothing_is_closed(
     serve: Serve, streams: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(delivery, "_TURN_AWAY_S", 0.1)
+    monkeypatch.setattr(transport, "_MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(transport, "_TURN_AWAY_S", 0.1)
     served = serve()
     first = admitted(served, streams)
     ask(first)
@@ -394,7 +394,7 @@ def test_memory_that_runs_out_costs_one_connection(
         if place == "register":
             patch.setattr(served._selector, "register", failing)
         else:
-            patch.setattr(delivery, "Stream", failing)
+            patch.setattr(transport, "Stream", failing)
         stream = admitted(served, streams)
         with contextlib.suppress(ConnectionResetError):
             assert stream.receive_message(100) is None

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.delivery import GREETING, TICKET_BYTES
-from hetero.dataplane.reader import Reader
-from hetero.dataplane.service import DATA_POLICIES
+from hetero.dataplane.endpoint.service import DATA_POLICIES
+from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
+from hetero.dataplane.reader.reader import Reader
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
 from hetero.wire.limits import PROTOCOL

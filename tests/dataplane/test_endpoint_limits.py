@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.delivery import GREETING, TICKET_BYTES
-from hetero.dataplane.link import Link
+from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
+from hetero.dataplane.reader.transport import Link
 from hetero.wire.limits import Limits
 
 pytestmark = pytest.mark.integration

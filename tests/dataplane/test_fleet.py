@@ -9,12 +9,12 @@ import pytest
 
 from hetero.batches.fetch import Description
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane import routing
-from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader import routing
+from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
+from hetero.dataplane.reader.consistency import Agreement
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetMismatchError, EndpointUnavailableError, ExitCode, HeteroError, ProtocolMismatchError
 from hetero.wire.limits import PROTOCOL
@@ -82,7 +82,7 @@ def test_fleet_subset_replaces_endpoints_that_are_down() -> None:
 
 
 def test_back_off_grows_until_a_batch_came_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.dataplane.connection._random.uniform", lambda _, bound_s: bound_s)
+    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda _, bound_s: bound_s)
     with offline_fleet(1, 1) as fleet:
         (connection,) = fleet._used
         backoffs_s = []
@@ -278,7 +278,7 @@ def test_fleet_names_hosts_whose_data_differ(job: Any, tools: Any) -> None:
 
 @pytest.mark.fault("F32")
 def test_fleet_names_an_endpoint_of_another_protocol(job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.dataplane.connection.PROTOCOL", PROTOCOL + 1)  # of this process alone
+    monkeypatch.setattr("hetero.dataplane.reader.connection.PROTOCOL", PROTOCOL + 1)  # of this process alone
     job.pool()
     words = rf"algo-1/0 \(.*\) speaks another protocol: .* {PROTOCOL + 1} was asked for, this endpoint has {PROTOCOL}"
     with pytest.raises(ProtocolMismatchError, match=words) as caught:

@@ -9,10 +9,10 @@ from staging import NBYTES, Call, Stage
 
 from hetero.batches.failures import dataset_error
 from hetero.batches.skips import Skip, Skips
-from hetero.dataplane.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.hedging import Budget
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.hedging import Budget
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError, EndpointUnavailableError, ProtocolError
 
 
@@ -209,7 +209,7 @@ def test_suspect_runs_alone_and_is_not_hedged(stage: Stage, tools: Any) -> None:
 
 
 def test_batch_that_was_never_sent_is_not_blamed(stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.dataplane.connection._random.uniform", lambda *_: 1e6)  # none comes back
+    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda *_: 1e6)  # none comes back
     reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=4)
     for _ in range(3):
         stage.pending(0)[0].end(CallFailedError(Fault.UNSENT, "it is gone"))
@@ -225,7 +225,7 @@ def test_batch_that_was_never_sent_is_not_blamed(stage: Stage, tools: Any, monke
 def test_batch_whose_endpoints_neither_return_nor_leave_fails_in_time(
     stage: Stage, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.connection._random.uniform", lambda *_: 1e6)
+    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda *_: 1e6)
     reader = stage.read(tools.requests(tools.spec(), num_batches=1), num_endpoints=4)
     for _ in range(3):
         stage.pending(0)[0].end(CallFailedError(Fault.UNREACHABLE, "reset"))

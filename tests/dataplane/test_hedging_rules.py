@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane import routing
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.hedging import Budget, Pace, Stragglers
+from hetero.dataplane.reader import routing
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.hedging import Budget, Pace, Stragglers
 
 
 @given(st.lists(st.booleans(), max_size=2000))

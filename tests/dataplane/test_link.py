@@ -13,9 +13,9 @@ from deliveries import HasLeft
 from services import Endpoint, echo, fetch
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane import link as link_module
-from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.link import Link
+from hetero.dataplane.reader import transport as link_module
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.transport import Link
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.framing import BatchDecoder, Refusal, encode_failure, encode_refusal
 from hetero.wire.limits import Limits
@@ -74,12 +74,12 @@ def test_connection_is_used_again_only_while_both_sides_are_in_step(
 def test_connection_that_is_turned_away_for_good_is_replaced(
     start_endpoint: Any, link_to: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.dataplane.delivery._MAX_CONNECTIONS", 0)
+    monkeypatch.setattr("hetero.dataplane.endpoint.transport._MAX_CONNECTIONS", 0)
     endpoint = start_endpoint()
     link = link_to(endpoint.record)
     for _ in range(3):
         assert fault_of(lambda: fetch(link)) == (Fault.BUSY, "0 connections are open already")
-    monkeypatch.setattr("hetero.dataplane.delivery._MAX_CONNECTIONS", 1024)
+    monkeypatch.setattr("hetero.dataplane.endpoint.transport._MAX_CONNECTIONS", 1024)
     assert fetch(link) == {"request": b"request"}
 
 

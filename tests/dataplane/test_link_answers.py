@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from google.protobuf.internal import api_implementation
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.failures import CallFailedError
-from hetero.dataplane.link import Link
+from hetero.dataplane.reader.failures import CallFailedError
+from hetero.dataplane.reader.transport import Link
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 from hetero.wire.proto import data_pb2 as pb

@@ -14,8 +14,8 @@ from deliveries import HasLeft
 from listening import full_listener
 from services import echo, fetch
 
-from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.link import Call
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.transport import Call
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 
 

@@ -10,9 +10,9 @@ import pytest
 from calls import LARGE, fault_of, in_thread
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.connection import EndpointConnection
-from hetero.dataplane.failures import Fault
-from hetero.dataplane.link import Link
+from hetero.dataplane.reader.connection import EndpointConnection
+from hetero.dataplane.reader.failures import Fault
+from hetero.dataplane.reader.transport import Link
 from hetero.wire.limits import Limits
 
 

@@ -16,8 +16,8 @@ from calls import Asked, Measured, in_thread
 from hetero.batches.request import BatchRequest
 from hetero.config import Timings
 from hetero.control.directory import Directory
-from hetero.dataplane.connection import ConnectionState
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.connection import ConnectionState
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import EndpointUnavailableError, ExitCode
 
 REISSUED_S = 2.0
@@ -190,7 +190,7 @@ def test_stopped_endpoint_is_overtaken_and_used_again_when_it_goes_on(
     fleet = job.fleet()
     reader = Reader(fleet, iter(wanted))
     found = [next(reader) for _ in range(100)]
-    with caplog.at_level(logging.INFO, logger="hetero.dataplane.window"):
+    with caplog.at_level(logging.INFO, logger="hetero.dataplane.reader.window"):
         os.kill(pool.pids[0], signal.SIGSTOP)
         try:
             found += [next(reader) for _ in range(100)]

@@ -9,11 +9,11 @@ import pytest
 from staging import Stage
 
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.connection import EndpointConnection
-from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.losses import Losses
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.connection import EndpointConnection
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.poison import Losses
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError, EndpointUnavailableError, ExitCode
 
 RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:9", incarnation="a")
@@ -22,7 +22,7 @@ RECORD = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.
 @pytest.fixture(autouse=True)
 def _no_return(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was lost is not asked again within a test."""
-    monkeypatch.setattr("hetero.dataplane.connection._random.uniform", lambda *_: 1e6)
+    monkeypatch.setattr("hetero.dataplane.reader.connection._random.uniform", lambda *_: 1e6)
 
 
 def lose(stage: Stage) -> EndpointConnection:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from calls import in_thread
 
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.reader import Reader
 
 pytestmark = pytest.mark.integration
 
@@ -44,8 +44,8 @@ TRAINER = '''
     from hetero.control.directory import Directory, EndpointRecord
     from hetero.control.security import load_token
     from hetero.datasets import DatasetSpec
-    from hetero.dataplane.fleet import Fleet
-    from hetero.dataplane.reader import Reader
+    from hetero.dataplane.reader.fleet import Fleet
+    from hetero.dataplane.reader.reader import Reader
 
     given = json.loads(sys.stdin.readline())
     spec = DatasetSpec(*given["spec"])

@@ -19,9 +19,9 @@ from seeds import BATCHES, answer, seeds
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.delivery import GREETING, TICKET_BYTES
-from hetero.dataplane.failures import CallFailedError
-from hetero.dataplane.link import Link
+from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
+from hetero.dataplane.reader.failures import CallFailedError
+from hetero.dataplane.reader.transport import Link
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from hetero.dataplane.pool import PoolOptions
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.pool.pool import PoolOptions
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import AuthenticationError, ChildFailedError, ConfigError, ExitCode, HeteroError, PortError
 
 
@@ -125,7 +125,7 @@ def test_pool_of_a_killed_process_leaves_nothing(job: Any, tools: Any, tmp_path:
     program.write_text(
         textwrap.dedent("""
             import sys
-            from hetero.dataplane.pool import EndpointPool, PoolOptions
+            from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
             pool = EndpointPool(
                 PoolOptions(script=sys.argv[1], host="algo-1", address="127.0.0.1", num_endpoints=2, job_id="x"),
                 lambda records: None,
@@ -163,7 +163,9 @@ def test_pool_serves_by_fork_or_by_fresh_processes(job: Any, tools: Any, needs_f
     pool = job.pool(num_endpoints=2)
     assert any("fresh processes" in line for line in job.lines) is bool(needs_fresh)
     commands = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2] for pid in pool.pids}
-    assert commands == {b"hetero.dataplane.endpoint" if needs_fresh else b"hetero.dataplane.forker"}
+    assert commands == {
+        b"hetero.dataplane.endpoint.endpoint" if needs_fresh else b"hetero.dataplane.endpoint.fork_server"
+    }
     wanted = tools.requests(tools.spec())
     with Reader(job.fleet(), iter(wanted)) as reader:
         assert len(list(reader)) == len(wanted)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hetero.dataplane.pool import PoolOptions
-from hetero.dataplane.restarts import RestartBudget, backoff_s
+from hetero.dataplane.pool.pool import PoolOptions
+from hetero.dataplane.pool.restarts import RestartBudget, backoff_s
 from hetero.errors import AuthenticationError, ConfigError
 
 HOUR_S = 3600.0
@@ -132,7 +132,7 @@ class Refilled(RestartBudget):
 def budget(monkeypatch: pytest.MonkeyPatch) -> Refilled:
     """What pools of this test have."""
     refilled = Refilled(1, 1.0)
-    monkeypatch.setattr("hetero.dataplane.pool.RestartBudget", lambda *_: refilled)
+    monkeypatch.setattr("hetero.dataplane.pool.pool.RestartBudget", lambda *_: refilled)
     return refilled
 
 

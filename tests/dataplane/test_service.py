@@ -10,8 +10,8 @@ import pytest
 from services import make_service
 
 from hetero.batches.build import BuiltDataset
-from hetero.dataplane.compute import Compute
-from hetero.dataplane.service import _Served
+from hetero.dataplane.endpoint.compute import Compute
+from hetero.dataplane.endpoint.service import _Served
 from hetero.wire import requests
 from hetero.wire.framing import EncodedBatch
 from hetero.wire.limits import Limits
@@ -19,8 +19,8 @@ from hetero.wire.limits import Limits
 
 def test_batch_that_is_there_is_sent_without_asking_for_whom(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question is a system call, and the handler thread sends next: then it finds out."""
-    monkeypatch.setattr("hetero.dataplane.compute._ASK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("hetero.dataplane.service._POLL_S", 30.0)
+    monkeypatch.setattr("hetero.dataplane.endpoint.compute._ASK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("hetero.dataplane.endpoint.service._POLL_S", 30.0)
     asked_in: list[threading.Thread] = []
 
     def has_left() -> bool:

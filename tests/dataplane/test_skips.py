@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hetero.batches.skips import Skips
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError
 
 POISON = 17

@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from hetero.dataplane.stretch import Stretch
+from hetero.dataplane.reader.window_growth import Stretch
 
 
 def test_window_is_its_size_until_half_of_it_waits_for_a_late_batch() -> None:

@@ -12,9 +12,9 @@ import pytest
 from deliveries import REQUEST, admitted, connected, echoed, stranger_of
 from job_certificates import folder, opener, tls, without_certificate
 
-from hetero.dataplane import delivery
-from hetero.dataplane.delivery import GREETING, Delivery
-from hetero.dataplane.reader import Reader
+from hetero.dataplane.endpoint import transport
+from hetero.dataplane.endpoint.transport import GREETING, Delivery
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import AuthenticationError, EndpointUnavailableError
 from hetero.wire.streams import Stream
 from hetero.wire.tls import TlsError
@@ -60,7 +60,7 @@ def test_hello_and_request_in_many_records_or_one_are_understood(
 @pytest.mark.attack("A18")
 def test_certificate_without_a_ticket_lets_nobody_in(served: Delivery, streams: contextlib.ExitStack) -> None:
     served.admit()
-    stream = admitted(served, streams, bytes(delivery.TICKET_BYTES), opener(tls(host="trainer"), "algo-1"))
+    stream = admitted(served, streams, bytes(transport.TICKET_BYTES), opener(tls(host="trainer"), "algo-1"))
     assert stream.receive_message(100) is None
     assert served.num_turned_out == 1
 
@@ -110,7 +110,7 @@ def test_stranger_in_plaintext_is_closed_and_counted(
 def test_strangers_that_stop_in_the_middle_of_the_handshake_hold_up_nobody(
     served: Delivery, streams: contextlib.ExitStack, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(transport, "_HELLO_TIMEOUT_S", 2.0)
     strangers = [
         stranger_of(served, streams, CLIENT_HELLO[:size]) for size in (0, 1, 5, len(CLIENT_HELLO)) for _ in range(8)
     ]

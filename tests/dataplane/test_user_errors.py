@@ -10,8 +10,8 @@ import pytest
 
 from hetero.batches.leaves import UnknownTypeError
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader import Reader
-from hetero.dataplane.service import MAX_DATASETS
+from hetero.dataplane.endpoint.service import MAX_DATASETS
+from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError
 from hetero.wire.limits import Limits
 

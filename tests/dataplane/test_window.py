@@ -13,13 +13,13 @@ from staging import Stage
 from hetero.batches.fetch import Description
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.agreement import Agreement
-from hetero.dataplane.attempts import Item
-from hetero.dataplane.connection import EndpointConnection, Fetched
-from hetero.dataplane.failures import CallFailedError, Fault
-from hetero.dataplane.fleet import Fleet
-from hetero.dataplane.reader import Reader
-from hetero.dataplane.window import Window
+from hetero.dataplane.reader.attempts import Item
+from hetero.dataplane.reader.connection import EndpointConnection, Fetched
+from hetero.dataplane.reader.consistency import Agreement
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.reader import Reader
+from hetero.dataplane.reader.window import Window
 from hetero.errors import HeteroError, ProtocolError
 
 Outcome = int | CallFailedError
@@ -74,8 +74,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         def fetch(self, request: BatchRequest, **_: Any) -> Fetched:
             return calls.fetch(request)
 
-    monkeypatch.setattr("hetero.dataplane.fleet.EndpointConnection", Connection)
-    monkeypatch.setattr("hetero.dataplane.window._POLL_S", 1e6)
+    monkeypatch.setattr("hetero.dataplane.reader.fleet.EndpointConnection", Connection)
+    monkeypatch.setattr("hetero.dataplane.reader.window._POLL_S", 1e6)
     yield calls
     calls.end_all()
 

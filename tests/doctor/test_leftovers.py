@@ -13,10 +13,10 @@ from patients import here
 
 from hetero.doctor import Finding, Level
 from hetero.doctor.leftovers import examine, find_processes
-from hetero.workdir import private_folder
+from hetero.system.workdir import private_folder
 
 KILLED = (
-    "import os, sys; from hetero.workdir import private_folder\n"
+    "import os, sys; from hetero.system.workdir import private_folder\n"
     "with private_folder('hetero-launch-', parent=sys.argv[1]): os.kill(os.getpid(), 9)"
 )
 READ = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -83,7 +83,7 @@ def start(arguments: list[str], job: str) -> subprocess.Popen[str]:
 
 
 def test_processes_are_said_with_their_job(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
-    stray.append(start(["-m", "hetero.dataplane.endpoint", "3"], "lost-job"))
+    stray.append(start(["-m", "hetero.dataplane.endpoint.endpoint", "3"], "lost-job"))
     stray.append(start(["-m", "hetero.cli", "launch", "train.py"], "running-job"))
     stray.append(start(["-m", "hetero.cli", "report", "runs"], "no-job"))
     texts = [finding.found for finding in examine(here(tmp_path))]
@@ -99,7 +99,7 @@ def test_what_only_reads_a_launcher_is_none(tmp_path: Path, stray: list[subproce
 
 
 def test_endpoint_of_a_living_launcher_is_no_leftover(tmp_path: Path, stray: list[subprocess.Popen[str]]) -> None:
-    child = f"[{sys.executable!r}, '-c', {READ!r}, '-m', 'hetero.dataplane.endpoint']"
+    child = f"[{sys.executable!r}, '-c', {READ!r}, '-m', 'hetero.dataplane.endpoint.endpoint']"
     code = f"import subprocess, sys; subprocess.run({child}, stdin=sys.stdin)"
     command = [sys.executable, "-c", code, "-m", "hetero.cli", "launch"]
     launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -10,8 +10,8 @@ from patients import here, in_cluster, levels
 
 from hetero.doctor import Level, examine, render_text, to_json
 from hetero.doctor.token import examine as examine_token
-from hetero.launch.certificates import make_certificates
 from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from hetero.wire.certificates import make_certificates
 
 SECRET = "S3cret-token-of-this-test-0123456789"
 

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from harness import DNN, MARKER, SLOW, TIME_SCALE, StartJob, StartLauncher, failure, sweep, wait_gone
 
-from hetero.cgroups import memory_use
 from hetero.config import Timings
+from hetero.system.cgroups import memory_use
 from hetero.version import __version__
 
 
@@ -92,7 +92,7 @@ def test_killed_trainer_launcher_orphans_the_data_host(start_launcher: StartLaun
     data = start_launcher("algo-1", args=SLOW)
     trainer = start_launcher("algo-2", args=SLOW)
     trainer.wait_line("step 5")
-    assert trainer.find("hetero.launch.rank")
+    assert trainer.find("hetero.launch.ranks.rank")
     of_trainer = [process for process in trainer.processes() if process.pid != trainer.process.pid]
     begin_s = time.monotonic()
     trainer.process.kill()

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from harness import DNN, Job, StartJob, data, wait_gone
 
-from hetero.cgroups import memory_use
 from hetero.report import compare_files
+from hetero.system.cgroups import memory_use
 
 LEASE_S = 3.0
 """The shortest there is."""
@@ -81,7 +81,7 @@ def test_endpoint_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJ
     args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "1000"]
     job = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
     job.wait_line("step 40")
-    forker = job.find("hetero.dataplane.forker")[0]
+    forker = job.find("hetero.dataplane.endpoint.fork_server")[0]
     forker.children()[0].send_signal(signal.SIGKILL)
     assert not any("step 100" in line for line in job.lines), "the machine is too slow: the kill came late"
     calm = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
@@ -131,7 +131,11 @@ def test_trainer_that_stands_still_for_longer_than_a_lease_goes_on_with_the_same
         environment={"HETERO_TIME_SCALE": "0.2"},
     )
     job.wait_line("step 10")
-    (rank,) = [found for found in job.find("hetero.launch.rank") if "hetero.launch.elastic" not in found.cmdline()]
+    (rank,) = [
+        found
+        for found in job.find("hetero.launch.ranks.rank")
+        if "hetero.launch.ranks.torchrun_agent" not in found.cmdline()
+    ]
     rank.send_signal(signal.SIGSTOP)  # in the middle of a step
     try:
         time.sleep(1.5 * LEASE_S)  # the stall itself

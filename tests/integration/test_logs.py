@@ -97,7 +97,7 @@ def test_failures_that_are_overcome_leave_no_words_that_start_the_toolkits_log_w
         environment={"HETERO_TIME_SCALE": str(TIME_SCALE)},
     )  # fmt: skip
     job.wait_line("rank 0 epoch 0 step 20")
-    forkers = {host: job.find("hetero.dataplane.forker", host=host)[0] for host in ("algo-1", "algo-2")}
+    forkers = {host: job.find("hetero.dataplane.endpoint.fork_server", host=host)[0] for host in ("algo-1", "algo-2")}
     forkers["algo-1"].children()[0].send_signal(signal.SIGKILL)  # an endpoint
     job.wait_line("rank 0 epoch 1 step")
     job.find("hetero.cli", "launch", host="algo-2")[0].send_signal(signal.SIGKILL)  # a data host

@@ -83,9 +83,9 @@ def test_rank_that_fails_by_itself_goes_on_from_the_checkpoint(train: Any, undis
 def test_data_hosts_serve_on_through_a_restart(train: Any) -> None:
     job = train(ONE_HOST, "--job-restarts", "1", args=["--fail-at", "10", "--sleep-s", "0.005"])
     job.wait_line("step 5")
-    before = job.find("hetero.dataplane.forker")[0].children()
+    before = job.find("hetero.dataplane.endpoint.fork_server")[0].children()
     job.wait_line("goes on after step")
-    assert before == job.find("hetero.dataplane.forker")[0].children()
+    assert before == job.find("hetero.dataplane.endpoint.fork_server")[0].children()
     assert job.wait() == 0, job.output
 
 
@@ -131,7 +131,7 @@ def test_lost_trainer_launcher_ends_the_job_without_a_restart(train: Any, measur
 def test_what_a_killed_rank_has_started_is_gone_after_the_restart(train: Any) -> None:
     job = train(ONE_HOST, "--job-restarts", "1", args=["--fail-at", "10", "--sleep-s", "0.01"])
     job.wait_line("step 5")
-    ranks = job.find("hetero.launch.rank")
+    ranks = job.find("hetero.launch.ranks.rank")
     assert ranks
     job.wait_line("goes on after step")
     assert not any(psutil.pid_exists(rank.pid) and rank.is_running() for rank in ranks)

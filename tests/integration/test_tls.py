@@ -12,7 +12,7 @@ import pytest
 from harness import StartJob, StartLauncher
 from job_certificates import folder
 
-from hetero.launch.certificates import make_certificates
+from hetero.wire.certificates import make_certificates
 
 GROUPS = ["data_group=ml.c5.9xlarge:1", "dnn_group=ml.p3.2xlarge:1"]
 FLAGS = ["--endpoints-per-host", "1", "--nproc-per-node", "2"]
@@ -41,7 +41,7 @@ def test_endpoint_killed_under_tls_gives_the_same_chain(start_job: StartJob, tmp
     assert calm.wait() == 0, calm.output
     job = start_job(GROUPS, "--endpoints-per-host", "2", "--tls-dir", str(certificates(tmp_path)), args=args)
     job.wait_line("step 20")
-    job.find("hetero.dataplane.forker")[0].children()[0].send_signal(signal.SIGKILL)
+    job.find("hetero.dataplane.endpoint.fork_server")[0].children()[0].send_signal(signal.SIGKILL)
     assert job.wait() == 0, job.output
     assert job.result(0)["chain"] == calm.result(0)["chain"]
     assert job.report()["run"]["events"]["endpoint restarts"] == 1

@@ -15,7 +15,7 @@ import pytest
 
 from hetero import cli
 from hetero.errors import ConfigError, ExitCode, HeteroError
-from hetero.launch.certificates import make_certificates
+from hetero.wire.certificates import make_certificates
 from hetero.wire.tls import Tls
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
@@ -132,7 +132,7 @@ def test_certs_show_what_openssl_said_when_it_failed_and_leave_nothing(
 _STOPS_AT_THE_FIRST_HOST = """
 import os, signal, sys
 from pathlib import Path
-from hetero.launch import certificates
+from hetero.wire import certificates
 certificates._Maker.make_host = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 certificates.make_certificates(Path(sys.argv[1]), ["algo-1"], keep_authority_key=True)
 """

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from hetero.errors import PortError
-from hetero.launch import copies as copies_module
-from hetero.launch.copies import Copies, meeting_name
-from hetero.launch.outer import Outer
+from hetero.launch.ranks import leader as copies_module
+from hetero.launch.ranks.leader import Copies, meeting_name
+from hetero.launch.ranks.parent_launcher import Outer
 
 FOLLOW = """
 import sys
-from hetero.launch.copies import Follower
-from hetero.launch.outer import Outer
+from hetero.launch.ranks.leader import Follower
+from hetero.launch.ranks.parent_launcher import Outer
 outer = Outer(name="mpirun", run="1", rank=int(sys.argv[2]) + 4, world_size=8, local_rank=int(sys.argv[2]), num_local=3)
 follower = Follower(outer, "\\0" + sys.argv[1], command=sys.argv[3:], variables={"OF_MPI": "yes"})
 print("follows", flush=True)
@@ -32,8 +32,8 @@ sys.exit(99 if code is None else code)
 """
 LEAD = """
 import sys, time
-from hetero.launch.copies import Copies
-from hetero.launch.outer import Outer
+from hetero.launch.ranks.leader import Copies
+from hetero.launch.ranks.parent_launcher import Outer
 copies = Copies(Outer(name="torchrun", run="1", rank=4, world_size=8, local_rank=0, num_local=3), "\\0" + sys.argv[1])
 while not copies.are_there:
     copies.poll()

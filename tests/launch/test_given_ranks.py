@@ -13,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetero.launch.copies import Copies
-from hetero.launch.given_ranks import GivenRanks
-from hetero.launch.outer import Outer
-from hetero.launch.ranks import RanksOptions
-from hetero.launch.relay import LineRelay
+from hetero.launch.ranks.leader import Copies
+from hetero.launch.ranks.mpi_ranks import GivenRanks
+from hetero.launch.ranks.parent_launcher import Outer
+from hetero.launch.ranks.ranks import RanksOptions
+from hetero.system.line_relay import LineRelay
 
 FOLLOW = """
 import sys
-from hetero.launch.copies import Follower
-from hetero.launch.outer import Outer
+from hetero.launch.ranks.leader import Follower
+from hetero.launch.ranks.parent_launcher import Outer
 outer = Outer(name="mpirun", run="1", rank=int(sys.argv[2]), world_size=2, local_rank=int(sys.argv[2]), num_local=2)
 sys.exit(Follower(outer, "\\0" + sys.argv[1], command=["sleep", "600"], variables={}).run())
 """

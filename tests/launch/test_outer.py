@@ -6,7 +6,7 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.launch.job import job_id
-from hetero.launch.outer import outer_launcher, take_variables
+from hetero.launch.ranks.parent_launcher import outer_launcher, take_variables
 
 from clusters import cluster  # isort: skip
 

@@ -8,9 +8,9 @@ import pytest
 from clusters import cluster
 
 from hetero.config import LaunchOptions, Timings
-from hetero.dataplane.pool import PoolOptions
+from hetero.dataplane.pool.pool import PoolOptions
+from hetero.dataplane.pool.tf_pool import ServiceOptions
 from hetero.launch import placement
-from hetero.tf.service_pool import ServiceOptions
 from hetero.wire.limits import Limits
 
 

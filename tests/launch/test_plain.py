@@ -15,14 +15,14 @@ import psutil
 import pytest
 from harness import wait_gone
 
-from hetero.launch.elastic import PARENT_VARIABLE
-from hetero.launch.plain import PlainRanks
+from hetero.launch.ranks.tf_agent import PlainRanks
+from hetero.launch.ranks.torchrun_agent import PARENT_VARIABLE
 
 RUN = """
 import sys
-from hetero.launch import plain
-plain._SETTLE_S, plain._TERM_GRACE_S = (float(text) for text in sys.argv[1:3])
-status = plain.main(sys.argv[3:])
+from hetero.launch.ranks import tf_agent
+tf_agent._SETTLE_S, tf_agent._TERM_GRACE_S = (float(text) for text in sys.argv[1:3])
+status = tf_agent.main(sys.argv[3:])
 heavy = {"tensorflow", "torch"} & {name.partition(".")[0] for name in sys.modules}
 sys.exit(f"it imported {heavy}" if heavy else status)
 """

@@ -19,10 +19,10 @@ import pytest
 
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
-from hetero.launch.rank import is_echo
-from hetero.launch.rank_folder import RankFolder, first_to_fail
-from hetero.launch.ranks import RankProcesses, RanksOptions, free_port
-from hetero.launch.relay import LineRelay
+from hetero.launch.ranks.rank import is_echo
+from hetero.launch.ranks.rank_folder import RankFolder, first_to_fail
+from hetero.launch.ranks.ranks import RankProcesses, RanksOptions, free_port
+from hetero.system.line_relay import LineRelay
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34723."
 ABORTED = """{{function_node __wrapped__CollectiveReduceV2}} Collective ops is aborted by: Socket closed
@@ -122,7 +122,7 @@ def start(
 ) -> RankProcesses:
     """Return a rank whose agent is another command."""
     monkeypatch.setattr(
-        "hetero.launch.ranks.start_child",
+        "hetero.launch.ranks.ranks.start_child",
         lambda _command, **options: subprocess.Popen(command, **options),
     )
     return RankProcesses(options_at("127.0.0.1", framework=framework), host="algo-1", relay=relay, run_dir=tmp_path)
@@ -163,19 +163,19 @@ def test_end_by_a_signal_may_be_an_echo_unless_it_is_a_crash(
 def test_agent_that_cannot_be_killed_is_named_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hetero.launch.ranks._KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("hetero.launch.ranks.ranks._KILL_TIMEOUT_S", 0.1)
     relay = LineRelay(lambda _source, _line: None)
     ranks = start(tmp_path, monkeypatch, relay, ["sleep", "60"])
     try:
         with monkeypatch.context() as device:  # as if it waited for one
-            device.setattr("hetero.launch.ranks.os.killpg", lambda *_: None)
-            device.setattr("hetero.launch.ranks.kill_all", lambda _: None)
+            device.setattr("hetero.launch.ranks.ranks.os.killpg", lambda *_: None)
+            device.setattr("hetero.launch.ranks.ranks.kill_all", lambda _: None)
             ranks.kill()
         assert ranks.poll() is None
         words = rf"killed, but not gone after 0 s: process {ranks.pid} \(torchrun, [\w-]+\); going on without"
         assert re.search(words, caplog.text)
     finally:
-        monkeypatch.setattr("hetero.launch.ranks._KILL_TIMEOUT_S", 30.0)
+        monkeypatch.setattr("hetero.launch.ranks.ranks._KILL_TIMEOUT_S", 30.0)
         ranks.kill()
         relay.close()
     assert ranks.poll() == -signal.SIGKILL
@@ -238,7 +238,9 @@ def test_free_ports_in_a_row_are_all_free(monkeypatch: pytest.MonkeyPatch) -> No
         before_it = taken.getsockname()[1] - 1
         draw = secrets.randbelow
         draws = iter([before_it - 1024])  # the first of two of which the second is taken
-        monkeypatch.setattr("hetero.launch.ranks.secrets.randbelow", lambda bound: next(draws, None) or draw(bound))
+        monkeypatch.setattr(
+            "hetero.launch.ranks.ranks.secrets.randbelow", lambda bound: next(draws, None) or draw(bound)
+        )
         first = free_port(2)
         assert first != before_it
         for port in (first, first + 1):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.launch.relay import LineRelay
+from hetero.system.line_relay import LineRelay
 
 
 class Sink:

@@ -10,11 +10,11 @@ from stub_host import FailedError, StubHost
 
 from hetero.cluster import Role
 from hetero.control.membership import Member
-from hetero.control.session import LAUNCHER_VARIABLE
+from hetero.control.rank.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import roles
-from hetero.launch.ranks import RanksOptions
+from hetero.launch.ranks.ranks import RanksOptions
 
 MEMBERS = (Member(host="algo-2", role=Role.TRAINER), Member(host="algo-3", role=Role.TRAINER))
 

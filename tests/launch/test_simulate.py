@@ -13,8 +13,8 @@ from hetero import cli
 from hetero.cluster import parse_cluster
 from hetero.config import LaunchOptions
 from hetero.errors import ConfigError, ExitCode
-from hetero.launch.launchers import HostCommand
-from hetero.launch.simulate import emulated_vcpus, locked_folder, parse_group, run_hosts
+from hetero.simulate.launchers import HostCommand
+from hetero.simulate.simulate import emulated_vcpus, locked_folder, parse_group, run_hosts
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ _CANNOT_BE_KILLED = """
 import functools, logging, subprocess, sys
 from pathlib import Path
 import psutil
-from hetero import process
+from hetero.system import process
 from hetero.cluster import Role
-from hetero.launch import launchers
+from hetero.simulate import launchers
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 launchers._KILL_TIMEOUT_S = 0.3
 launchers.end_descendants = functools.partial(process.end_descendants, timeout_s=0.3)

@@ -18,12 +18,12 @@ from estimators import pytorch
 from hetero import cli
 from hetero.cluster import Role
 from hetero.errors import ClusterError, ConfigError, ExitCode
-from hetero.launch.launchers import SimulatedHost
-from hetero.launch.simulate import locked_folder
-from hetero.launch.tree import TreeChannel, write_tree
 from hetero.sagemaker import TrainingRequest, hosts, offline_session, prepare, rehearse
 from hetero.sagemaker.containers import Container
 from hetero.sagemaker.inputs import local_channels
+from hetero.simulate.launchers import SimulatedHost
+from hetero.simulate.opt_ml import TreeChannel, write_tree
+from hetero.simulate.simulate import locked_folder
 
 ROOT = Path(__file__).parents[2]
 

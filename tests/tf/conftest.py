@@ -15,7 +15,7 @@ import service_jobs
 from endpoints import ServedJob, imported_script
 
 import hetero
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.loaders import pipeline
 
 SCRIPT = """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hetero.tf
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 

@@ -18,7 +18,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 import hetero.tf  # noqa: E402
-from hetero.control.stopping import StopError  # noqa: E402
+from hetero.control.rank.stopping import StopError  # noqa: E402
 from hetero.errors import ConfigError, DatasetError  # noqa: E402
 from hetero.tf.dataset import FedDataset  # noqa: E402
 

@@ -309,7 +309,7 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import tensorflow as tf
 import hetero.tf
-from hetero.control import session as control
+from hetero.control.rank import session as control
 import service_jobs
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import read_ledger
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import LoaderOptions

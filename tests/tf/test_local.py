@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from hetero.errors import ConfigError
+from hetero.loaders import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions
-from hetero.tf import local
 from hetero.tf.feed import Feed
 
 pytestmark = pytest.mark.integration
@@ -33,12 +33,12 @@ def lives(pid: int) -> bool:
 
 
 @pytest.fixture
-def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local.LocalEndpoints]:
+def endpoints(script: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[local_endpoints.LocalEndpoints]:
     """Two of them; afterwards none."""
-    monkeypatch.setattr(local, "script_path", lambda: str(Path(script.__file__)))
-    monkeypatch.setattr(local, "_started", {})
-    monkeypatch.setattr(local, "_LOG_AFTER_S", 0.0)
-    made = local.local_endpoints(2)
+    monkeypatch.setattr(local_endpoints, "script_path", lambda: str(Path(script.__file__)))
+    monkeypatch.setattr(local_endpoints, "_started", {})
+    monkeypatch.setattr(local_endpoints, "_LOG_AFTER_S", 0.0)
+    made = local_endpoints.local_endpoints(2)
     pids = made.pids
     assert len(pids) == 2
     yield made
@@ -53,12 +53,12 @@ def make(script: Any) -> Feed:
 
 
 def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
-    script: Any, endpoints: local.LocalEndpoints, caplog: pytest.LogCaptureFixture
+    script: Any, endpoints: local_endpoints.LocalEndpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = make(script)
     said = [record.getMessage() for record in caplog.get_records("setup")]
     assert any("waiting for 2 processes that import" in line for line in said)
-    assert local.local_endpoints(2) is endpoints
+    assert local_endpoints.local_endpoints(2) is endpoints
     found, killed = [], endpoints.pids[0]
     for number, batch in enumerate(feed.produce()):
         found.append(batch)
@@ -85,15 +85,20 @@ def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
 def test_script_that_registers_nothing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text("import hetero\n")
-    monkeypatch.setattr(local, "script_path", lambda: str(script))
+    monkeypatch.setattr(local_endpoints, "script_path", lambda: str(script))
     with pytest.raises(ConfigError, match="registers no data set"):
-        local.LocalEndpoints(1)
+        local_endpoints.LocalEndpoints(1)
 
 
 def test_script_that_is_run_as_a_module_is_known_by_its_name(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
-    text = "from hetero.tf import local; path = local.script_path(); print(local._module_name(path), path)"
+    text = """
+from hetero.loaders.local_endpoints import _module_name, script_path
+
+path = script_path()
+print(_module_name(path), path)
+"""
     for name in ("train", "__main__"):
         (package / f"{name}.py").write_text(text)
     words = (["package/train.py"], ["-m", "package.train"], ["-m", "package"])
@@ -107,4 +112,4 @@ def test_script_that_is_run_as_a_module_is_known_by_its_name(tmp_path: Path) -> 
 def test_session_without_a_script_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("__main__.__file__")
     with pytest.raises(ConfigError, match="there is no script"):
-        local.script_path()
+        local_endpoints.script_path()

@@ -17,7 +17,7 @@ from hetero.batches.build import BuiltDataset  # noqa: E402
 from hetero.batches.fetch import fetch  # noqa: E402
 from hetero.batches.request import BatchRequest  # noqa: E402
 from hetero.batches.seeds import preserved_generators  # noqa: E402
-from hetero.control import session as control  # noqa: E402
+from hetero.control.rank import session as control  # noqa: E402
 from hetero.errors import ConfigError, DatasetError  # noqa: E402
 from hetero.loaders.sampling import BuiltInOrder, Shard  # noqa: E402
 

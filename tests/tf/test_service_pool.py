@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
+from hetero.dataplane.pool.tf_pool import ServiceOptions, ServicePool, _Servers
 from hetero.errors import ConfigError, ExitCode
-from hetero.tf.service_pool import ServiceOptions, ServicePool, _Servers
 from hetero.wire.channels import without_proxy
 
 needs_tensorflow = pytest.mark.skipif(
@@ -108,7 +108,7 @@ def test_journal_that_a_killed_launcher_left_is_removed_by_the_next_on_this_mach
         "work_dir": str(tmp_path),
     }
     program = (
-        "import os; from hetero.tf.service_pool import ServiceOptions, _Servers\n"
+        "import os; from hetero.dataplane.pool.tf_pool import ServiceOptions, _Servers\n"
         f"servers = _Servers(ServiceOptions(**{options!r}, has_dispatcher=True))\n"
         "servers._work_dir(); os.kill(os.getpid(), 9)"
     )

@@ -8,7 +8,7 @@ import pytest
 from loaders import FakeSession, be_rank
 
 import hetero
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.loaders import pipeline
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetero.control.directory import Directory
 from hetero.control.security import Token, write_token
-from hetero.dataplane.pool import EndpointPool, PoolOptions
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.loaders import remote
 
 

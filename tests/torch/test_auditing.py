@@ -21,7 +21,7 @@ from hetero.audit.commands import audit_paths
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import LedgerRecord, read_ledger
 from hetero.batches.purity import digest
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.torch import DataLoader
 
 

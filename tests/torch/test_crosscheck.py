@@ -15,7 +15,7 @@ from waiting import wait_for
 
 import hetero
 from hetero.batches.fetch import describe_environment
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import DatasetMismatchError, ExitCode
 from hetero.loaders import crosscheck, pipeline
 from hetero.torch import DataLoader

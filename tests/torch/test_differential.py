@@ -30,7 +30,7 @@ from waiting import wait_for
 
 import hetero
 from hetero.batches import structure
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader

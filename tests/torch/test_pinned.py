@@ -19,7 +19,7 @@ from loaders import rebuilt_by_tool
 
 import hetero
 from hetero.batches.leaves import Leaf, _owner, restore
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader, loader
 from hetero.torch import pinned as pinned_memory

@@ -16,7 +16,7 @@ from loaders import rebuilt_by_tool
 from waiting import wait_for
 
 import hetero
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import pipeline, remote
 from hetero.torch import DataLoader

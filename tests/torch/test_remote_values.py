@@ -15,7 +15,7 @@ from endpoints import ServedJob, imported_script
 
 import hetero
 from hetero.batches.purity import compare
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader

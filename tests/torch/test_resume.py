@@ -20,7 +20,7 @@ from samplers import Endless
 from waiting import wait_for
 
 import hetero
-from hetero.control import session as control
+from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders import remote
 from hetero.torch import DataLoader

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.launch.certificates import _Maker, make_certificates
+from hetero.wire.certificates import _Maker, make_certificates
 from hetero.wire.streams import Stream, connect, listen
 from hetero.wire.tls import Tls, TlsSession
 from hetero.wire.tls_streams import TlsStream
@@ -81,7 +81,7 @@ def opener(client: Tls, name: str) -> Callable[[socket.socket], Stream]:
 
 
 def accept(listener: socket.socket, server: Tls) -> Stream:
-    """Accept a connection and see its handshake through, as `hetero.dataplane.delivery` does without blocking.
+    """Accept a connection and complete its handshake; `hetero.dataplane.endpoint.transport` does it without blocking.
 
     Raises:
         TlsError: It failed; the other side was told why.

@@ -58,7 +58,7 @@ def main() -> None:
     for step, _ in enumerate(loader):
         print(f"step {step}", flush=True)
         if step == args.fail_at:
-            from hetero.control import session
+            from hetero.control.rank import session
 
             current = session.current()
             print("what a rank holds", current, vars(current), flush=True)

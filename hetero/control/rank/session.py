@@ -1,0 +1,428 @@
+"""A rank's end of the control plane: the one connection to its own launcher.
+
+`hetero.launch.ranks.rank` calls `connect` before it runs the user's script. In a
+process that no launcher started, `current` returns None and everything works
+locally.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from hetero.control import security
+from hetero.control.directory import BATCHES, Directory
+from hetero.control.facts import SessionOptions, Timer
+from hetero.control.host_socket import ADDRESS_PREFIX
+from hetero.control.launcher_link import open_link
+from hetero.control.rank.callbacks import CallbackFailure, run_callbacks
+from hetero.control.rank.stopping import LateStop
+from hetero.control.status import (
+    MAX_LOADERS,
+    Cause,
+    RankReport,
+    StopPoint,
+    endpoint_from_proto,
+    report_to_proto,
+    stop_from_proto,
+)
+from hetero.control.survival import Survival
+from hetero.errors import ExitCode, HeteroError
+from hetero.wire.proto import control_pb2 as pb
+from hetero.wire.tls import Tls
+
+__all__ = [
+    "HOST_VARIABLE",
+    "LAUNCHER_VARIABLE",
+    "RESTART_VARIABLE",
+    "TLS_VARIABLE",
+    "RankSession",
+    "check_stop",
+    "connect",
+    "current",
+    "is_child_of_rank",
+    "on_stop",
+]
+
+logger = logging.getLogger(__name__)
+
+LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
+"""Environment: where the launcher of this host is reached, see `hetero.control.launcher_link.open_link`."""
+HOST_VARIABLE = "HETERO_LAUNCHER_HOST"
+"""Environment: the name of this host, which its certificate bears."""
+TLS_VARIABLE = "HETERO_TLS_DIR"
+"""Environment: the folder with the certificates; the option of that name, as the launcher has resolved it."""
+
+RESTART_VARIABLE = "HETERO_RESTART_COUNT"
+"""Environment of a rank: how often the trainer group has been restarted, 0 at first."""
+
+_REPORT_INTERVAL_S = 1.0
+_DECISION_TIMEOUT_S = 20.0
+_EXIT_SIGTERM = 143
+
+_session: RankSession | None = None
+_terminated = threading.Event()
+_callbacks: list[Callable[[], object]] = []
+
+
+class RankSession:
+    """The connection of one rank to the launcher of its host.
+
+    Attributes:
+        rank: This rank.
+        world_size: Ranks of the job.
+        remote: Whether batches come from endpoints.
+        options: What the launcher decided for all ranks.
+        directory: The endpoints of the data plane, kept current.
+        tf_servers: The servers of tf.data.service, kept current.
+        token: The job's token.
+        job_id: The job's identity, sent with every call.
+        tls: Of this host; None for a job in plaintext.
+        stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with 0,
+            see `hetero.launch.ranks.rank`: of a callback that failed it leaves the launcher a note, and with 30 if it
+            cannot.
+        stop_failure: Why a stop callback failed, the first one that did.
+        generation: Restarts of the trainer group before this process.
+        hidden_error: The latest one that a framework passes on to the script as the text of one of its own.
+
+    Raises:
+        HeteroError: If the launcher cannot be reached or refuses the token.
+    """
+
+    def __init__(
+        self,
+        launcher: str,
+        token: security.Token | None,
+        *,
+        job_id: str,
+        rank: int,
+        world_size: int,
+        generation: int = 0,
+        tls: Tls | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.token = token
+        self.job_id = job_id
+        self.tls = tls
+        self.directory = Directory()
+        self.tf_servers = Directory()
+        self.stopped = False
+        self.stop_failure: CallbackFailure | None = None
+        self.generation = generation
+        self.hidden_error: HeteroError | None = None
+        self._timers: list[Timer] = []
+        self._loaders: dict[int, str] = {}
+        """By a timer's id: its loader's name, made unique within this rank."""
+        self._counters: Callable[[], Mapping[str, int]] | None = None
+        self._changed = threading.Condition()
+        self._failure: Cause | None = None
+        self._reporting = threading.Lock()
+        """One report at a time, so that none overtakes a newer one."""
+        self._steps_started: collections.Counter[str] = collections.Counter()
+        self._loader = ""
+        self._stop_requested = False
+        self._stop_at: StopPoint | None = None
+        self._closing = threading.Event()
+        self._wake = threading.Event()
+        self._measuring = Survival()
+        self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
+        reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
+        self.remote: bool = reply.remote
+        self.options = SessionOptions(
+            data_timeout_s=reply.data_timeout_s,
+            prepare_timeout_s=reply.prepare_timeout_s,
+            emulate_step_s=reply.emulate_step_s or None,
+            purity_checks=reply.purity_checks,
+            warmup_steps=reply.warmup_steps,
+            max_batch_bytes=reply.max_batch_bytes,
+            stop_grace_s=reply.stop_grace_s,
+            data_service=reply.data_service,
+        )
+        self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
+        self._threads = [
+            threading.Thread(target=self._watch, name="hetero-watch", daemon=True),
+            threading.Thread(target=self._report_regularly, name="hetero-report", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def register_timer(self, timer: Timer) -> None:
+        """Have ``timer`` reported to the launcher; one per loader."""
+        with self._changed:
+            namesakes = sum(known.name == timer.name for known in self._timers)
+            self._timers.append(timer)
+            self._loaders[id(timer)] = timer.name if not namesakes else f"{timer.name}#{namesakes + 1}"
+
+    def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Have the data plane's counters reported; ``counters`` is called about once a second."""
+        self._counters = counters
+
+    def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
+        """Tell the launcher why this rank fails, before its end can be noticed elsewhere.
+
+        Args:
+            summary: One line.
+            detail: Traceback.
+            exit_code: What this process ends with.
+            is_echo: Another rank most likely failed before.
+        """
+        self._failure = Cause(
+            host="",  # the launcher knows
+            summary=f"rank {self.rank}: {summary}",
+            detail=detail,
+            exit_code=exit_code,
+            is_echo=is_echo,
+        )
+        self._report()
+
+    def check_stop(self, timer: Timer) -> None:
+        """Count a step; end this process if the job is to stop here.
+
+        Called by a loader at the start of each ``next()``, so between two
+        steps. Every rank ends after the same step: at SIGTERM each one pauses
+        here and says how many steps of each loader it has started; see
+        `hetero.control.membership.stop_point` for what follows.
+
+        Args:
+            timer: The loader's, registered before.
+
+        Raises:
+            SystemExit: After the stop callbacks ran, with status 143, or 30 if one failed; see `stopped`.
+        """
+        loader = self._loaders[id(timer)]
+        with self._changed:
+            if self._stop_requested and self._stop_at is None:
+                self._wake.set()
+                if not self._changed.wait_for(lambda: self._stop_at is not None, _DECISION_TIMEOUT_S):
+                    logger.warning("no decision where to stop within %.0f s: stopping here", _DECISION_TIMEOUT_S)
+                    self._stop_at = StopPoint(loader="", steps=0)
+            if not self._is_reached(loader):
+                self._steps_started[loader] += 1
+                self._loader = loader
+                return
+        self.end()
+
+    def check_wait(self, is_starved: bool) -> None:
+        """End this process if the job was asked to stop and the batch that is waited for will not come.
+
+        Called about twice a second by a loader that is blocked in ``next()``, so between two steps.
+
+        Args:
+            is_starved: No endpoint serves at the moment.
+
+        Raises:
+            SystemExit: As `check_stop` does.
+        """
+        if self.must_end_wait(is_starved):
+            self.end()
+
+    def must_end_wait(self, is_starved: bool) -> bool:
+        """Tell what `check_wait` would do, on a thread that is not the script's."""
+        is_over = self._late_stop.is_wait_over(is_starved=is_starved) and self._stop_at is not None
+        if is_over:
+            logger.warning("asked to stop, and the next batch does not come: ending before it")
+        return is_over
+
+    def take_late_stops(self) -> None:
+        """Have this process end even if it begins no further step, see `LateStop`; call it on the main thread."""
+        self._late_stop.install()
+
+    def close(self, *, finished: bool = True) -> None:
+        """Send the last report and disconnect; idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._wake.set()
+        self._report(finished=finished)
+        self._link.cancel()
+        for thread in self._threads:
+            thread.join(2.0)
+        self._link.close()
+
+    def abandon(self) -> None:
+        """Let go of the connection in a forked child: it belongs to the parent."""
+        self._link.abandon()
+
+    def end(self) -> NoReturn:
+        """End this process as `check_stop` does; call it on the script's thread."""
+        self.stopped = True
+        failures = run_callbacks(_callbacks)
+        self.stop_failure = next(iter(failures), None)
+        raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else _EXIT_SIGTERM)
+
+    def _end_late(self) -> None:
+        if not self.stopped:
+            logger.warning("asked to stop, and no step has ended since: stopping in the midst of it")
+            self.end()
+
+    def _is_reached(self, loader: str) -> bool:
+        stop_at = self._stop_at
+        if stop_at is None:
+            return False
+        return not stop_at.loader or (loader == stop_at.loader and self._steps_started[loader] >= stop_at.steps)
+
+    # Threads
+
+    def _watch(self) -> None:
+        survival = Survival()
+        while not self._closing.is_set():
+            with survival.of("following the launcher's directory"):
+                try:
+                    for update in self._link.watch(pb.WatchRequest(rank=self.rank)):
+                        self._apply(update)
+                except HeteroError as error:
+                    if not self._closing.is_set():
+                        logger.info("the launcher's directory is gone (%s), asking again", error)
+            self._closing.wait(0.5)
+
+    def _apply(self, update: pb.RankUpdate) -> None:
+        entries = update.endpoints
+        records = [endpoint_from_proto(entry.host, entry.endpoint) for entry in entries if entry.HasField("endpoint")]
+        hosts = [entry.host for entry in entries if not entry.HasField("endpoint")]
+        self.directory.replace([record for record in records if record.kind == BATCHES], hosts=hosts)
+        self.tf_servers.replace([record for record in records if record.kind != BATCHES], hosts=hosts)
+        with self._changed:
+            self._stop_requested = self._stop_requested or update.stop_requested
+            if update.HasField("stop_at"):
+                self._stop_at = stop_from_proto(update.stop_at)
+            self._changed.notify_all()
+        if update.stop_requested:
+            self._late_stop.request()
+            self._wake.set()
+
+    def _report_regularly(self) -> None:
+        survival = Survival()
+        while not self._closing.is_set():
+            self._wake.wait(_REPORT_INTERVAL_S)
+            self._wake.clear()
+            if not self._closing.is_set():
+                with survival.of("interrupting this rank"):
+                    self._late_stop.interrupt_if_due()
+                with survival.of("reporting to the launcher"):
+                    self._report()
+
+    def _report(self, *, finished: bool = False) -> None:
+        with self._reporting:
+            self._send_report(finished)
+
+    def _send_report(self, finished: bool) -> None:
+        with self._changed:
+            # From here on check_stop() lets no further step begin until the decision is there.
+            reported = self._reported()
+            report = RankReport(
+                rank=self.rank,
+                steps_started={name: count for name, count in self._steps_started.items() if name in reported},
+                loader=self._loader,
+                waiting=any(timer.is_waiting for timer in self._timers),
+                stop_vote=self._stop_requested,
+                failure=self._failure,
+                finished=finished,
+                generation=self.generation,
+            )
+            timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
+        with self._measuring.of("summing up what this rank measured"):  # a failure or a vote goes out without it too
+            summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
+            counters = {} if self._counters is None else dict(self._counters())
+            report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
+        self._link.report(report_to_proto(report))  # if it is lost: the launcher notices a rank's end by itself
+
+    def _reported(self) -> frozenset[str]:
+        """Return the loaders that are reported: all, or the busiest of too many (one for every validation, say)."""
+        names = set(self._loaders.values())
+        if len(names) > MAX_LOADERS:
+            names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
+        return frozenset(names)
+
+
+def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
+    """Connect this process to its launcher; None if no launcher started it.
+
+    Raises:
+        HeteroError: If there is a launcher but it cannot be reached.
+    """
+    global _session
+    launcher = environ.get(LAUNCHER_VARIABLE)
+    if not launcher:
+        return None
+    token = security.token_from_environment(environ)
+    tls_dir = environ.get(TLS_VARIABLE)
+    _session = RankSession(
+        launcher,
+        token,
+        job_id=environ["HETERO_JOB_ID"],
+        rank=int(environ.get("RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        generation=int(environ.get(RESTART_VARIABLE, "0")),
+        tls=Tls(Path(tls_dir), environ[HOST_VARIABLE]) if tls_dir else None,
+    )
+    return _session
+
+
+def current() -> RankSession | None:
+    """Return this rank's session, None in a process that no launcher started."""
+    return _session
+
+
+def is_child_of_rank(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a rank of a job with endpoints started this process, which has no session of its own."""
+    launcher = environ.get(LAUNCHER_VARIABLE, "")
+    return _session is None and bool(launcher) and not launcher.startswith(ADDRESS_PREFIX)
+
+
+def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
+    """Register what to do when the job is asked to stop: save a checkpoint, say.
+
+    Callbacks run on each rank between two steps, all ranks after the same
+    step, in the order of registration; then the script ends by `SystemExit`, the ranks with status 0, the job with 143.
+    A rank that comes to no step's end runs them where it is, after half of the grace: see
+    `hetero.control.rank.stopping`.
+    In a process that no launcher started, SIGTERM itself is the request, and its status 143.
+
+    One that raises, or exits with another status than 0, makes the stop a failure of the job, status 30: a checkpoint
+    that could not be written is none. The callbacks after it, and those of other ranks, run all the same.
+
+    Args:
+        callback: Called without arguments, on the thread that iterates over a loader.
+
+    Returns:
+        ``callback``, so that it works as a decorator.
+    """
+    if not _callbacks and LAUNCHER_VARIABLE not in os.environ and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: _terminated.set())
+    _callbacks.append(callback)
+    return callback
+
+
+def check_stop(timer: Timer) -> None:
+    """Let the job end here if it was asked to; a loader calls this before each step.
+
+    Args:
+        timer: The loader's.
+
+    Raises:
+        SystemExit: After the stop callbacks ran.
+    """
+    if _session is not None:
+        _session.check_stop(timer)
+    elif _terminated.is_set():
+        failures = run_callbacks(_callbacks)
+        raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else _EXIT_SIGTERM)
+
+
+def _after_fork_in_child() -> None:
+    global _session
+    if _session is not None:
+        _session.abandon()
+        _session = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,218 @@
+"""One per data host: imports the script once, then makes endpoints of itself by forking.
+
+Memory of the script and its libraries is shared that way, and an endpoint
+starts in milliseconds. No channel, CUDA context or TensorFlow runtime exists in
+here; where the script's import made one, or threads, endpoints are started as
+fresh processes instead.
+
+Run by `hetero.dataplane.pool.pool` as ``python -m hetero.dataplane.endpoint.fork_server FD``. FD is
+a packet socket: the first packet is the configuration, then come commands;
+events go back, from here and from the endpoints alike. It ends with the pool,
+and the endpoints end with it (parent-death signals).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from hetero.dataplane.endpoint.endpoint import (
+    EndpointOptions,
+    configure_process,
+    exit_process,
+    report_failure,
+    run_endpoint,
+    send_event,
+)
+from hetero.dataplane.endpoint.script import load_script
+from hetero.errors import ExitCode, HeteroError
+from hetero.system.memory import keep_freed_memory
+from hetero.system.process import SignalWaiter, die_with_parent
+
+__all__ = ["MAX_PACKET_BYTES", "main"]
+
+MAX_PACKET_BYTES = 128 * 1024
+"""One command or event; below the kernel's bound for one packet."""
+
+_IDLE_S = 5.0
+_DESCRIPTOR = struct.Struct("i")
+
+logger = logging.getLogger(__name__)
+
+
+class _Child:
+    """One endpoint process, forked or fresh."""
+
+    def __init__(self, index: int, incarnation: str, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.pid = pid
+        self._process = process  # kept, so that only one place reaps it
+
+    def poll(self) -> int | None:
+        """Return the exit status as `subprocess` gives it, or None while the process lives."""
+        if self._process is not None:
+            return self._process.poll()
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
+class _Forker:
+    def __init__(self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter) -> None:
+        self._pool = pool
+        self._base = base
+        self._signals = signals
+        self._children: list[_Child] = []
+        self._reason = _why_not_fork()
+        if self._reason:
+            logger.info("endpoints start as fresh processes: %s", self._reason)
+
+    def serve(self) -> int:
+        """Follow commands until told to stop or the pool is gone; return the exit status."""
+        if not self._reason:
+            gc.collect()
+            gc.freeze()  # the collector of the children leaves what they inherit untouched, so that it stays shared
+        send_event(self._pool, "loaded", mode="fresh" if self._reason else "fork")
+        while True:
+            arrived = self._signals.wait(_IDLE_S, descriptors=(self._pool.fileno(),))
+            self._reap()
+            if signal.SIGTERM in arrived:
+                return self._stop(self._base.grace_s)
+            command = self._receive()
+            if command is None:
+                continue
+            name, facts, descriptors = command
+            if name == "start":
+                self._start(facts["index"], facts["incarnation"], descriptors[0])
+            elif name == "stop":
+                return self._stop(facts["grace_s"])
+            else:
+                return self._stop(0.0)  # the pool is gone
+
+    def _receive(self) -> tuple[str, dict[str, Any], list[int]] | None:
+        try:
+            # Not socket.recv_fds, which takes flags and leaves them out: it would block until the next command.
+            packet, ancillary, _, _ = self._pool.recvmsg(
+                MAX_PACKET_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_DONTWAIT
+            )
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            packet, ancillary = b"", []
+        facts = json.loads(packet) if packet else {"command": "gone"}
+        descriptors = [_DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary]
+        return facts.pop("command"), facts, descriptors
+
+    def _start(self, index: int, incarnation: str, output: int) -> None:
+        options = dataclasses.replace(self._base, index=index, incarnation=incarnation)
+        try:
+            start = self._start_fresh if self._reason else self._fork
+            self._children.append(start(options, output))
+        except OSError as error:
+            send_event(self._pool, "exited", index=index, incarnation=incarnation, status=int(ExitCode.RESOURCES))
+            logger.error("cannot start endpoint %s: %s", options.name, error)
+        finally:
+            os.close(output)
+
+    def _fork(self, options: EndpointOptions, output: int) -> _Child:
+        forker_pid = os.getpid()
+        pid = os.fork()
+        if pid:
+            return _Child(options.index, options.incarnation, pid, None)
+        status = int(ExitCode.INTERNAL)
+        try:
+            die_with_parent(forker_pid)
+            self._signals.abandon()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (1, 2):
+                os.dup2(output, descriptor)
+            os.close(output)
+            status = run_endpoint(options, self._pool)
+        except BaseException:
+            logger.exception("endpoint %s failed", options.name)
+        finally:
+            exit_process(status)
+        raise AssertionError("unreachable")
+
+    def _start_fresh(self, options: EndpointOptions, output: int) -> _Child:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hetero.dataplane.endpoint.endpoint", str(self._pool.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=(self._pool.fileno(),),
+        )
+        assert process.stdin is not None
+        with process.stdin as stdin:
+            stdin.write(json.dumps({**dataclasses.asdict(options), "parent_pid": os.getpid()}).encode())
+        return _Child(options.index, options.incarnation, process.pid, process)
+
+    def _reap(self) -> None:
+        for child in list(self._children):
+            status = child.poll()
+            if status is not None:
+                self._children.remove(child)
+                send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
+
+    def _stop(self, grace_s: float) -> int:
+        """End every endpoint: SIGTERM, the grace, SIGKILL."""
+        for child in self._children:
+            os.kill(child.pid, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
+        deadline_s = time.monotonic() + grace_s
+        while self._children and time.monotonic() < deadline_s:
+            self._signals.wait(min(0.5, max(0.0, deadline_s - time.monotonic())))
+            self._reap()
+        for child in self._children:
+            os.kill(child.pid, signal.SIGKILL)
+        while self._children:
+            self._signals.wait(0.1)
+            self._reap()
+        return int(ExitCode.OK)
+
+
+def _why_not_fork() -> str:
+    """Say why this process must not fork endpoints; empty if it may."""
+    if threading.active_count() > 1:
+        names = ", ".join(sorted(thread.name for thread in threading.enumerate() if thread.name != "MainThread"))
+        return f"importing the script started threads ({names})"
+    if "tensorflow" in sys.modules:
+        return "the script imports TensorFlow"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "importing the script initialised CUDA"
+    return ""
+
+
+def main() -> None:
+    """Run the forker; see the module's text."""
+    pool = socket.socket(fileno=int(sys.argv[1]))
+    configuration = json.loads(pool.recv(MAX_PACKET_BYTES))
+    die_with_parent(configuration.pop("parent_pid"))
+    base = EndpointOptions(**{**configuration, "script_args": tuple(configuration["script_args"])})
+    configure_process(base.log_level)
+    keep_freed_memory()
+    try:
+        load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
+        # The script may have set up logging or signals of its own.
+        configure_process(base.log_level)
+        with SignalWaiter((signal.SIGTERM, signal.SIGCHLD)) as signals:
+            status = _Forker(pool, base, signals).serve()
+    except HeteroError as error:
+        report_failure(pool, error)
+        status = int(error.exit_code)
+    exit_process(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The user's script on a data host: imported once, under a name that is not ``__main__``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from hetero.batches.structure import set_script_module
+from hetero.datasets import registered
+from hetero.errors import ChildFailedError, ChildFailure, ConfigError
+from hetero.system.scripts import find_script
+
+__all__ = ["SCRIPT_MODULE", "load_script"]
+
+SCRIPT_MODULE = "__hetero_script__"
+"""Name of the script's module on endpoints: its ``if __name__ == "__main__"`` block must not run there."""
+
+_MAX_TRACEBACK_LINES = 40
+_ADVICE = (
+    "Data hosts only import the script, to learn its data sets: what trains, or reads the command line, belongs "
+    'behind if __name__ == "__main__".'
+)
+
+
+def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: bool = False) -> None:
+    """Import the user's script so that its data sets are registered.
+
+    The script sees what it would see if it were run: its command line in ``sys.argv``, and first in ``sys.path`` its
+    own folder. A module sees the current folder there, and its package, so that relative imports work.
+
+    Args:
+        script: Its path, or the name of a module.
+        arguments: Its command line after the name.
+        host: Named in errors.
+        is_module: Whether it is the name of a module.
+
+    Raises:
+        ConfigError: It does not exist, registers no data set, or registers one wrongly.
+        ChildFailedError: It raises anything else, with the end of the traceback.
+    """
+    path = str(find_script(script, is_module=is_module, host=host))
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path.cwd() if is_module else Path(path).resolve().parent)
+    loader = SourceFileLoader(SCRIPT_MODULE, path)
+    spec = importlib.util.spec_from_loader(SCRIPT_MODULE, loader, origin=path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = path
+    sys.modules[SCRIPT_MODULE] = module
+    set_script_module(SCRIPT_MODULE)
+    try:
+        if is_module:
+            _join_package(module, script)
+        loader.exec_module(module)  # allowed: the user's own script
+    except BaseException as error:
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        failure = ChildFailure(
+            name=f"the script {script!r}",
+            exit_status=1,
+            explanation=f"raised while {host} imported it: {text}\n  {_ADVICE}",
+            last_lines=_user_lines(error, path),
+        )
+        if isinstance(error, ConfigError):
+            raise ConfigError(str(failure)) from error
+        raise ChildFailedError(failure) from error
+    if not registered():
+        hint = (
+            "\n  If it calls hetero.tf.distribute: launch with --data-service tf." if "hetero.tf" in sys.modules else ""
+        )
+        raise ConfigError(
+            f"the script {script!r} registers no data set; data hosts can serve only what a function with "
+            f"@hetero.dataset at the top level of the script builds{hint}"
+        )
+
+
+def _join_package(module: ModuleType, name: str) -> None:
+    """Import the packages that hold a module, and make the module one of theirs: what ``python -m`` does."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    assert spec is not None, name
+    module.__spec__, module.__package__ = spec, spec.parent
+
+
+def _user_lines(error: BaseException, path: str) -> tuple[str, ...]:
+    """Return the end of the traceback, from the script's first frame on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != path:
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    return tuple(text.rstrip().splitlines()[-_MAX_TRACEBACK_LINES:])

@@ -1,0 +1,450 @@
+"""A host's endpoints: started, watched, restarted, stopped. Lives in the launcher.
+
+Neither torch nor the user's script is imported here; `hetero.dataplane.endpoint.fork_server`
+does that in a process of its own. One thread runs everything: it starts the
+forker (whose parent-death signal is bound to that thread), reads events and the
+output of all processes, and restarts what crashed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import secrets
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hetero.control.directory import BATCHES, EndpointRecord
+from hetero.dataplane.pool.liveness import Beats
+from hetero.dataplane.pool.output import Outputs
+from hetero.dataplane.pool.restarts import RestartBudget, backoff_s
+from hetero.dataplane.pool.slot import Slot
+from hetero.dataplane.pool.spawn import Forker, ForkerProcess, PoolOptions, failure_from_event
+from hetero.errors import ChildFailedError, ChildFailure, HeteroError
+from hetero.system.process import describe_exit_status, wait_gone
+from hetero.wire.channels import join_address
+
+__all__ = ["EndpointPool", "PoolOptions"]
+
+_LAST_LINES = 20
+_TICK_S = 0.5
+_RETURN_STABLE_TIMES = 60
+"""Of these without a crash, an hour by default, one restart is given back."""
+
+logger = logging.getLogger(__name__)
+
+
+class EndpointPool:
+    """Keeps a host's endpoints alive; a context manager. Thread-safe.
+
+    Args:
+        options: See `PoolOptions`.
+        on_change: Called with the endpoints that serve, from the pool's thread, whenever they change.
+        on_line: Called with process name and line for everything the processes print, from the pool's thread.
+    """
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        on_change: Callable[[tuple[EndpointRecord, ...]], None],
+        on_line: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._on_change = on_change
+        self._on_line = on_line or (lambda name, text: logger.info("%s: %s", name, text))
+        self._slots = [
+            Slot(index, f"{options.host}/{self._word(index)}", self._make_beats)
+            for index in range(options.num_endpoints)
+        ]
+        self._published: tuple[EndpointRecord, ...] = ()
+        self._changed = threading.Condition()
+        self._failure: HeteroError | None = None
+        self._num_restarts = 0
+        self._budget = RestartBudget(options.endpoint_restarts, _RETURN_STABLE_TIMES * options.stable_s)
+        self._num_stuck = 0
+        self._launch = secrets.token_hex(8)
+        self._has_served = False
+        self._stop_grace_s: float | None = None
+        self._wake_read, self._wake_write = -1, -1
+        self._thread: threading.Thread | None = None
+        # Below: touched by the pool's thread only.
+        self._forker: Forker | None = None
+        self._forker_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._num_forker_crashes = 0
+        self._forker_start_at_s: float | None = 0.0
+        self._forker_awaits_restart = False
+        self._selector = selectors.DefaultSelector()
+        self._outputs = Outputs(self._selector, self._on_line)
+
+    # The caller's side
+
+    def start(self) -> None:
+        """Start the processes; does not wait for them (see `wait_ready`)."""
+        if self._thread is not None:
+            raise RuntimeError("the pool was started already")
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
+        self._thread = threading.Thread(target=self._run, name="endpoint-pool", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Block until every endpoint serves; False if the time is over first.
+
+        Raises:
+            HeteroError: The `failure`, if the pool has given up.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or len(self._published) == len(self._slots), timeout_s
+            )
+            if self._failure is not None:
+                raise self._failure
+            return len(self._published) == len(self._slots)
+
+    @property
+    def failure(self) -> HeteroError | None:
+        """Why the pool has given up; None while it has not."""
+        with self._changed:
+            return self._failure
+
+    @property
+    def records(self) -> tuple[EndpointRecord, ...]:
+        """The endpoints that serve now."""
+        with self._changed:
+            return self._published
+
+    @property
+    def num_restarts(self) -> int:
+        """Crashed processes that were started again."""
+        with self._changed:
+            return self._num_restarts
+
+    @property
+    def num_stuck(self) -> int:
+        """Processes that were killed because they were stuck."""
+        with self._changed:
+            return self._num_stuck
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the endpoints that live."""
+        with self._changed:
+            return tuple(slot.pid for slot in self._slots if slot.pid)
+
+    def statistics(self) -> dict[str, float]:
+        """Return sums of `hetero.dataplane.statistics.EndpointStatistics` over all processes, ended ones included."""
+        total: dict[str, float] = {}
+        with self._changed:
+            for slot in self._slots:
+                for part in (slot.past_statistics, slot.statistics):
+                    for name, value in part.items():
+                        total[name] = total.get(name, 0) + value
+        return total
+
+    def counters(self) -> dict[str, int]:
+        """Return what happened here, as the report names it."""
+        statistics = self.statistics()
+        return {
+            "authentication failures": int(statistics.get("auth_failures", 0)),
+            "endpoint restarts": self.num_restarts,
+            "stuck endpoints": self.num_stuck,
+            "batches computed": int(statistics.get("num_batches", 0)),
+            "emulation overruns": int(statistics.get("num_overruns", 0)),
+        }
+
+    def describe(self) -> str:
+        """Return what is to serve here."""
+        return f"{self._options.num_endpoints} endpoints"
+
+    def follow(self, records: Sequence[EndpointRecord]) -> None:
+        """Take note of what serves in the job, on this host and others."""
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Take the endpoints out of the directory, let them finish, end every process; blocks, idempotent.
+
+        Args:
+            grace_s: For calls in flight; default ``options.grace_s``. 0 kills at once.
+        """
+        if self._thread is None:
+            return
+        with self._changed:
+            self._stop_grace_s = self._options.grace_s if grace_s is None else grace_s
+        self._wake()
+        self._thread.join(self._stop_grace_s + 15.0)
+
+    def __enter__(self) -> EndpointPool:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _wake(self) -> None:
+        with self._changed, contextlib.suppress(BlockingIOError):  # full: it has not looked since
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
+
+    def _word(self, index: int) -> str:
+        """Return what a slot is called on its host."""
+        return str(index)
+
+    def _kind(self, index: int) -> str:
+        """Return what the process of a slot serves."""
+        return BATCHES
+
+    def _may_start(self, slot: Slot) -> bool:
+        """Tell whether what the process of a slot needs is there."""
+        return True
+
+    def _make_forker(self, output: int) -> Forker:
+        return ForkerProcess(self._options, output)
+
+    # The pool's thread
+
+    def _run(self) -> None:
+        try:
+            while self._stop_grace_s is None:
+                self._start_what_is_due()
+                self._turn(_TICK_S)
+            self._shut_down(self._stop_grace_s)
+        except BaseException as error:
+            logger.exception("the endpoint pool failed")
+            self._fail(error if isinstance(error, HeteroError) else HeteroError(f"the endpoint pool failed: {error}"))
+        finally:
+            self._drop_forker()
+            self._outputs.close()
+            with self._changed:
+                self._selector.close()
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                self._wake_read = self._wake_write = -1
+                self._changed.notify_all()
+
+    def _turn(self, timeout_s: float) -> None:
+        """Wait for something to happen and deal with it."""
+        begin_s = time.monotonic()  # if this process was suspended, beats have come meanwhile: they are read first
+        for key, _ in self._selector.select(timeout_s):
+            if key.data == "wake":
+                os.read(self._wake_read, 64)
+            elif key.data == "forker":
+                if self._forker is not None:
+                    self._take_events(self._forker)
+            else:
+                self._outputs.read(key.data)
+        if self._stop_grace_s is None:
+            for slot in self._slots:
+                slot.check_beats(begin_s)
+        status = None if self._forker is None else self._forker.poll()
+        if status is not None:
+            self._on_forker_exit(status)
+
+    def _start_what_is_due(self) -> None:
+        now_s = time.monotonic()
+        if self._forker is None:
+            if self._forker_awaits_restart and self._may_restart():
+                self._forker_awaits_restart, self._forker_start_at_s = False, now_s
+                logger.warning("%s starts over: a restart has been given back", self._options.host)
+            if self._forker_start_at_s is not None and now_s >= self._forker_start_at_s:
+                self._forker_start_at_s = None
+                with self._outputs.open(f"{self._options.host}/script", self._forker_lines) as write_end:
+                    self._forker = self._make_forker(write_end)
+                self._selector.register(self._forker, selectors.EVENT_READ, "forker")
+        elif self._forker.loaded_s is not None:
+            for slot in self._slots:
+                if slot.awaits_restart and self._may_restart():
+                    slot.awaits_restart, slot.start_at_s = False, now_s
+                    logger.warning("endpoint %s is started again: a restart has been given back", slot.name)
+                if slot.start_at_s is not None and now_s >= slot.start_at_s and self._may_start(slot):
+                    slot.begin(f"{self._launch}-{secrets.token_hex(16)}")
+                    with self._outputs.open(slot.name, slot.last_lines) as write_end:
+                        self._forker.start_endpoint(slot.index, slot.incarnation, write_end)
+
+    def _take_events(self, forker: Forker) -> None:
+        for event in forker.events():
+            if event is not None:
+                self._on_event(forker, event)
+            elif self._is_registered(forker):
+                self._selector.unregister(forker)  # readable for ever; its end is noticed by its status
+
+    def _is_registered(self, forker: Forker) -> bool:
+        return forker.fileno() in self._selector.get_map()
+
+    def _on_event(self, forker: Forker, event: dict[str, Any]) -> None:
+        kind = event.pop("event")
+        if kind == "loaded":
+            forker.loaded_s = time.monotonic()
+            logger.debug("%s has imported the script, endpoints by %s", self._options.host, event["mode"])
+            return
+        if kind == "failed":
+            self._fail(failure_from_event(event))
+            return
+        slot = self._slots[event["index"]]
+        if event["incarnation"] != slot.incarnation:
+            return
+        if kind == "ready":
+            self._on_ready(slot, event["pid"], event["port"])
+        elif kind == "statistics":
+            with self._changed:
+                slot.statistics = {name: event[name] for name in event if name not in ("index", "incarnation")}
+            slot.beats.beat(time.monotonic())
+        elif kind == "build":
+            slot.beats.build(time.monotonic(), has_ended=event["has_ended"])
+        elif kind == "exited":
+            self._on_exit(slot, event["status"])
+
+    def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
+        options = self._options
+        slot.ready_s = time.monotonic()
+        slot.beats.beat(slot.ready_s)
+        with self._changed:
+            slot.pid = pid
+        slot.record = EndpointRecord(
+            endpoint_id=slot.name,
+            host=options.host,
+            address=join_address(options.address, port),
+            incarnation=slot.incarnation,
+            num_slots=options.num_slots,
+            kind=self._kind(slot.index),
+        )
+        self._publish()
+
+    def _on_exit(self, slot: Slot, status: int) -> None:
+        """Plan a restart of one endpoint that ended, or give up."""
+        self._outputs.drain(slot.name)
+        self._retire(slot)
+        self._publish()
+        if self._failure is not None or self._stop_grace_s is not None:
+            return
+        explanation = describe_exit_status(status)
+        if (stuck_for_s := slot.beats.stuck_for_s) is not None:
+            explanation = f"was stuck for {stuck_for_s:.0f} s and was killed"
+            with self._changed:
+                self._num_stuck += 1
+        if not self._may_restart():
+            is_last = not any(other.is_started or other.start_at_s is not None for other in self._slots)
+            if is_last and not self._may_wait():
+                self._give_up(slot.name, status, explanation, slot.last_lines)
+            else:
+                slot.awaits_restart = True
+                logger.error(
+                    "endpoint %s %s; no restarts are left%s",
+                    slot.name,
+                    explanation,
+                    self._budget.next_in_words(time.monotonic()),
+                )
+            return
+        slot.num_crashes += 1
+        wait_s = backoff_s(slot.num_crashes)
+        slot.start_at_s = time.monotonic() + wait_s
+        logger.warning("endpoint %s %s; starting it again in %.1f s", slot.name, explanation, wait_s)
+
+    def _on_forker_exit(self, status: int) -> None:
+        """Everything on this host ended with the forker; start over, or give up."""
+        if self._forker is not None:
+            self._take_events(self._forker)  # its last words
+            if self._is_stable(self._forker.loaded_s):
+                self._num_forker_crashes = 0
+        self._drop_forker()
+        for slot in self._slots:
+            self._retire(slot)
+            slot.awaits_restart, slot.start_at_s = False, 0.0
+        self._publish()
+        if self._failure is not None or self._stop_grace_s is not None:
+            return
+        explanation = describe_exit_status(status)
+        if not self._may_restart():
+            name = f"the process that imports {self._options.script!r}"
+            if not self._may_wait():
+                self._give_up(name, status, explanation, self._forker_lines)
+            else:
+                self._forker_awaits_restart = True
+                when = self._budget.next_in_words(time.monotonic())
+                logger.error("%s %s; no restarts are left%s", name, explanation, when)
+            return
+        self._num_forker_crashes += 1
+        wait_s = backoff_s(self._num_forker_crashes)
+        self._forker_start_at_s = time.monotonic() + wait_s
+        logger.warning("endpoints of %s: forker %s; starting over in %.1f s", self._options.host, explanation, wait_s)
+
+    def _may_restart(self) -> bool:
+        if not self._budget.take(time.monotonic()):
+            return False
+        with self._changed:
+            self._num_restarts += 1
+        return True
+
+    def _may_wait(self) -> bool:
+        """Tell whether this host may be without any endpoint until a restart is given back."""
+        return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
+
+    def _is_stable(self, since_s: float | None) -> bool:
+        """Tell whether a process that has worked since then, if at all, did so for long."""
+        return since_s is not None and time.monotonic() - since_s >= self._options.stable_s
+
+    def _retire(self, slot: Slot) -> None:
+        if self._is_stable(slot.ready_s):
+            slot.num_crashes = 0
+        with self._changed:
+            slot.retire()
+
+    def _make_beats(self) -> Beats:
+        return Beats(bound_s=self._options.stuck_s, build_bound_s=self._options.prepare_timeout_s)
+
+    def _publish(self) -> None:
+        records = tuple(slot.record for slot in self._slots if slot.record is not None)
+        if self._stop_grace_s is not None:
+            records = ()
+        with self._changed:
+            if records == self._published:
+                return
+            self._published = records
+            self._has_served |= len(records) == len(self._slots)
+            self._changed.notify_all()
+        self._on_change(records)
+
+    def _give_up(self, name: str, status: int, explanation: str, lines: deque[str]) -> None:
+        self._fail(
+            ChildFailedError(
+                ChildFailure(name=name, exit_status=status, explanation=explanation, last_lines=tuple(lines))
+            )
+        )
+
+    def _fail(self, error: HeteroError) -> None:
+        if self._failure is None:
+            logger.error("the endpoints of %s are given up: %s", self._options.host, error)
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._forker_awaits_restart = False
+            self._forker_start_at_s = None
+            for slot in self._slots:
+                slot.awaits_restart, slot.start_at_s = False, None
+            self._changed.notify_all()
+
+    def _shut_down(self, grace_s: float) -> None:
+        self._publish()  # readers go elsewhere while the calls in flight end
+        if self._forker is None:
+            return
+        self._forker.stop(grace_s)
+        deadline_s = time.monotonic() + grace_s + 3.0
+        while self._is_running() and time.monotonic() < deadline_s:
+            self._turn(0.1)
+
+    def _is_running(self) -> bool:
+        return self._forker is not None
+
+    def _drop_forker(self) -> None:
+        """End the forker if it lives, and see its children gone."""
+        if self._forker is None:
+            return
+        if self._is_registered(self._forker):
+            self._selector.unregister(self._forker)
+        self._forker.end()
+        self._forker = None
+        wait_gone([slot.pid for slot in self._slots if slot.pid], timeout_s=2.0)

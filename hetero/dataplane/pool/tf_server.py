@@ -1,0 +1,114 @@
+"""One server of tf.data.service in a process of its own: a dispatcher or a worker.
+
+Run by `hetero.dataplane.pool.tf_pool` as ``python -m hetero.dataplane.pool.tf_server FD``.
+FD is a packet socket: the first packet
+is the configuration, then events go back: that it is ready and on which port, and a sign of life every second. The
+socket's end is the request to end; the process ends with the pool in any case (parent-death signal).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from hetero.errors import ConfigError, ExitCode
+from hetero.system.process import die_with_parent
+
+__all__ = ["main"]
+
+_MAX_PACKET_BYTES = 64 * 1024
+_BEAT_S = 1.0
+_HEARTBEAT_MS = 2000
+"""From worker to dispatcher. TensorFlow's own 30 s would leave a restarted dispatcher without workers for as long."""
+
+
+def main() -> None:
+    """Run the server; see the module's text."""
+    pool = socket.socket(fileno=int(sys.argv[1]))
+    configuration = json.loads(pool.recv(_MAX_PACKET_BYTES))
+    die_with_parent(configuration["parent_pid"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops things in order
+    faulthandler.register(signal.SIGUSR1)
+    names = {name: configuration[name] for name in ("index", "incarnation")}
+    try:
+        server = _start(configuration)
+    except ConfigError as error:
+        _send(pool, event="failed", child=None, kind=type(error).__name__, message=str(error))
+        os._exit(error.exit_code)
+    _send(pool, event="ready", pid=os.getpid(), port=_port(server), **names)
+    while not _is_told_to_end(pool):
+        _send(pool, event="statistics", **names)
+    sys.stderr.flush()
+    # Not the server's own stop: it waits for TensorFlow's autotuner, which sleeps for up to a minute, and holds the
+    # interpreter meanwhile. The ranks have ended, or see a lost connection as they would with it.
+    os._exit(ExitCode.OK)
+
+
+def _start(configuration: dict[str, Any]) -> Any:
+    """Start the server that the configuration describes; a worker without a dispatcher's address is a dispatcher.
+
+    Raises:
+        ConfigError: There is no TensorFlow.
+    """
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ConfigError(
+            "--data-service tf needs TensorFlow on data hosts, where it is not installed: "
+            "pip install 'tensorflow>=2.16'"
+        ) from None
+    service = tf.data.experimental.service
+    dispatcher, port = configuration["dispatcher"], configuration["port"]
+    if not dispatcher:
+        return service.DispatchServer(
+            service.DispatcherConfig(
+                port=port,
+                protocol="grpc",
+                work_dir=configuration["work_dir"],
+                fault_tolerant_mode=configuration["work_dir"] is not None,
+                worker_timeout_ms=int(configuration["worker_timeout_s"] * 1000),
+                worker_addresses=[
+                    address for address, number in configuration["worker_addresses"] for _ in range(number)
+                ],
+            )
+        )
+    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # that of the API has no tags
+
+    return service.WorkerServer(
+        WorkerConfig(
+            dispatcher_address=dispatcher,
+            worker_address=configuration["worker_address"],
+            port=port,
+            protocol="grpc",
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+            worker_tags=configuration["worker_tags"],
+        )
+    )
+
+
+def _port(server: Any) -> int:
+    return int(server._address.rpartition(":")[2])  # of a worker TensorFlow tells it nowhere else
+
+
+def _is_told_to_end(pool: socket.socket) -> bool:
+    """Wait for a beat's time; True if the pool has closed its end."""
+    readable, _, _ = select.select([pool], [], [], _BEAT_S)
+    return bool(readable) and not pool.recv(_MAX_PACKET_BYTES)
+
+
+def _send(pool: socket.socket, **event: object) -> None:
+    with contextlib.suppress(OSError):  # nobody is there any more, which the next look tells
+        pool.send(json.dumps(event).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""A reader process's connection to one endpoint, and what becomes of its calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.batches.fetch import Description
+from hetero.batches.request import BatchRequest
+from hetero.batches.skips import Skips
+from hetero.control.directory import EndpointRecord
+from hetero.control.security import Token, call_metadata
+from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.transport import Call, Link
+from hetero.datasets import DatasetSpec
+from hetero.errors import DatasetError, ProtocolError
+from hetero.wire import requests
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.tls import Tls
+
+__all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
+
+_FIRST_BACKOFF_S = 0.2
+_MAX_BACKOFF_S = 5.0
+_DESCRIBE_TIMEOUT_S = 300.0
+_random = random.SystemRandom()  # the global generator is the trainer's, and ranks that are seeded alike draw alike
+
+
+class ConnectionState(enum.Enum):
+    """What is known of an endpoint.
+
+    CONNECTING -> READY (it answered) -> DOWN (a call failed) -> CONNECTING (the
+    back-off is over). CONNECTING -> DOWN, too. Any -> FOREIGN, which is final
+    for this incarnation.
+    """
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    DOWN = "down"
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A batch and how it came."""
+
+    batch: Any
+    nbytes: int
+    """Held from now on: payload as it was before compression, and headers."""
+    saved_bytes: int = 0
+    """Of them, those that compression kept off the network."""
+    lacks_compression: bool = False
+    """Whether the endpoint has not the package for what was asked of it."""
+    num_queued: int
+    """The endpoint's load when it sent the batch."""
+    skips: Skips | None = None
+    """The samples of the batch that others stand in for."""
+
+
+class EndpointConnection:
+    """One endpoint as this process sees it.
+
+    The fields are guarded by the fleet's lock; `prepare`, `describe` and `fetch` block and are called without it.
+
+    Args:
+        record: The endpoint.
+        token: The job's token.
+        job_id: The job's id.
+        limits: What its answers may make this process allocate.
+        tls: Of this host; None for a job in plaintext.
+    """
+
+    def __init__(
+        self, record: EndpointRecord, token: Token | None, *, job_id: str, limits: Limits, tls: Tls | None = None
+    ) -> None:
+        self.record = record
+        self.state = ConnectionState.CONNECTING
+        self.last_word = "not heard of yet"
+        self.prepared: set[DatasetSpec] = set()
+        """Specifications that it serves and that agree with the reference."""
+        self.preparing: set[DatasetSpec] = set()
+        self.unusable: set[DatasetSpec] = set()
+        """Those that it cannot build, or that differ from the reference."""
+        self.descriptions: dict[DatasetSpec, Description] = {}
+        self.num_outstanding = 0
+        """Our own requests on it."""
+        self.load = 0
+        """As it last reported, at ``load_at_s``."""
+        self.load_at_s = 0.0
+        self.chosen_at = 0
+        """Number of the choice that took it last."""
+        self.busy_until_s = 0.0
+        self.retry_at_s = 0.0
+        self.reserved_by: object | None = None
+        """Whoever wants it alone."""
+        self.is_retired = False
+        """It left the directory."""
+        self.has_died = False
+        """It left the directory, and its host stayed: its end was its own."""
+        self._num_failures = 0
+        self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
+        self._limits = limits
+        self._tls = tls
+        self._link_lock = threading.Lock()
+        self._link: Link | None = None
+        self._is_closed = False
+        self._stale: list[Link] = []
+        self._generation = 0
+
+    @property
+    def name(self) -> str:
+        """Id and address, for messages."""
+        return f"{self.record.endpoint_id} ({self.record.address})"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Tells this process of the endpoint from its successors."""
+        return self.record.endpoint_id, self.record.incarnation
+
+    def serves(self, spec: DatasetSpec) -> bool:
+        """Tell whether requests for ``spec`` may be sent."""
+        return self.state is ConnectionState.READY and spec in self.prepared and not self.is_retired
+
+    def mark_ready(self) -> None:
+        """It is prepared. Whether batches come through as well, only the first one tells: see `delivered`."""
+        self.state = ConnectionState.READY
+        if not self._num_failures:
+            self.last_word = "answered"
+
+    def delivered(self) -> None:
+        """A batch came through: the next failure is a first one again."""
+        self._num_failures = 0
+        self.last_word = "answered"
+
+    def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
+        """A call failed: try again after a random back-off, which grows until a batch was delivered.
+
+        Args:
+            why: Last word.
+            now_s: Monotonic seconds.
+            generation: Of the link whose call failed; the failure of an older one says nothing any more.
+
+        Returns:
+            Whether it was in use.
+        """
+        if self.state is ConnectionState.FOREIGN or (generation is not None and generation != self._generation):
+            return False
+        was_down, was_ready = self.state is ConnectionState.DOWN, self.state is ConnectionState.READY
+        self.state = ConnectionState.DOWN
+        self.last_word = why
+        if was_down:
+            return False
+        self.prepared.clear()
+        self.descriptions.clear()
+        self.reserved_by = None
+        bound_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**self._num_failures)
+        self._num_failures += 1
+        # Full jitter: ranks that lost the same host must not come back in step.
+        self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
+        self._retire_link()  # closing may wait for calls: not under the fleet's lock
+        return was_ready
+
+    def mark_foreign(self, why: str) -> None:
+        """Never use this incarnation."""
+        self.state = ConnectionState.FOREIGN
+        self.last_word = why
+        self.prepared.clear()
+        self.reserved_by = None
+
+    @property
+    def generation(self) -> int:
+        """Grows with every new link."""
+        return self._generation
+
+    def disconnect(self) -> None:
+        """Close the link for good: calls in progress and later ones fail. Idempotent, blocks as `close_stale`."""
+        with self._link_lock:
+            self._is_closed = True  # a preparation that is about to begin must not open what nobody would close
+        self._retire_link()
+        self.close_stale()
+
+    def close_stale(self) -> None:
+        """Close links that failed; blocks until their calls have ended."""
+        with self._link_lock:
+            stale, self._stale = self._stale, []
+        for link in stale:
+            link.close()
+
+    def prepare(self, spec: DatasetSpec, *, timeout_s: float) -> None:
+        """Have the endpoint build the data set; may take minutes.
+
+        Raises:
+            DatasetError: The factory raised there.
+            CallFailedError: The call failed.
+            AuthenticationError: The endpoint refuses the token.
+        """
+        request = pb.PrepareRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
+        link = self._open_link()
+        link.attend()
+        reply = link.call("Prepare", request, pb.PrepareReply, timeout_s)
+        if reply.HasField("failure"):
+            raise _failed(reply.failure)
+
+    def describe(self, spec: DatasetSpec) -> Description:
+        """Return length, fingerprint and environment of a prepared data set.
+
+        Raises:
+            CallFailedError: The call failed, or the link on which it was prepared is not there any more.
+            DatasetError, AuthenticationError: As `prepare`.
+        """
+        request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
+        link = self._present_link(Fault.UNREACHABLE)
+        reply = link.call("Describe", request, pb.DescribeReply, _DESCRIBE_TIMEOUT_S)
+        if reply.HasField("failure"):
+            raise _failed(reply.failure)
+        return Description(
+            num_samples=reply.num_samples if reply.HasField("num_samples") else None,
+            fingerprint=reply.fingerprint[:256],
+            environment=dict(reply.environment),
+            globals=dict(reply.globals),
+            warnings=tuple(requests.printable(text[:1000]) for text in reply.warnings[:100]),
+        )
+
+    def fetch(
+        self,
+        request: BatchRequest,
+        *,
+        timeout_s: float,
+        allocate: Callable[[int], memoryview] | None,
+        on_call: Callable[[Call], None],
+    ) -> Fetched:
+        """Return one batch.
+
+        Args:
+            request: What to compute.
+            timeout_s: Bound of the whole call.
+            allocate: Where leaves go; None for ordinary memory.
+            on_call: Given the call, so that another thread can cancel it.
+
+        Raises:
+            DatasetError: The user's code raised there.
+            ProtocolError: The answer breaks the protocol or arrived damaged.
+            ConfigError: The request is too large.
+            CallFailedError: The call failed; `Fault.UNSENT` if there is no link.
+            AuthenticationError: As `prepare`.
+        """
+        message = requests.serialize(request, self._limits)
+        options = {} if allocate is None else {"allocate": allocate}
+        max_skipped = max(0, len(request.indices) - 1) if request.on_sample_error == "skip" else 0
+        decoder = BatchDecoder(
+            self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
+        )
+        link = self._present_link(Fault.UNSENT)
+        nbytes = link.fetch(message, decoder, timeout_s=timeout_s, on_call=on_call)
+        skips = decoder.skips
+        if skips is not None:
+            skips = dataclasses.replace(skips, epoch=request.epoch, host=self.record.endpoint_id)
+        return Fetched(
+            batch=decoder.result(),
+            nbytes=nbytes,
+            saved_bytes=decoder.saved_bytes,
+            lacks_compression=decoder.lacks_compression,
+            num_queued=decoder.num_queued,
+            skips=skips,
+        )
+
+    def _open_link(self) -> Link:
+        with self._link_lock:
+            if self._is_closed:
+                raise CallFailedError(Fault.UNREACHABLE, "the connection was closed")
+            if self._link is None:
+                self._link = Link(self.record, self._metadata, self._limits, self._tls)
+            return self._link
+
+    def _present_link(self, otherwise: Fault) -> Link:
+        """Return the link that `prepare` opened: no other one attends."""
+        link = self._link
+        if link is None:
+            raise CallFailedError(otherwise, "there is no connection to it")
+        return link
+
+    def _retire_link(self) -> None:
+        with self._link_lock:
+            if self._link is not None:
+                self._stale.append(self._link)
+                self._link = None
+            self._generation += 1
+
+
+def _failed(failure: pb.Failure) -> Exception:
+    """Return what to raise for the failure of the user's code in an answer to Prepare or Describe."""
+    try:
+        return DatasetError(requests.failure_from_proto(failure))
+    except ProtocolError as error:  # of this endpoint's; raised as it is, it would end all reading
+        return CallFailedError(Fault.BROKEN, str(error))

@@ -1,0 +1,153 @@
+"""Do all endpoints hold the same data set? Pure: no threads, no network.
+
+The first endpoint in natural order that can answer gives the reference, so that
+all ranks compare with the same. An endpoint that was there when the reference
+was taken and differs fails the job; one that comes later is left out with a
+warning, because the job can go on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from hetero.batches.fetch import Description
+from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
+from hetero.datasets import DatasetSpec
+from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ProtocolMismatchError
+
+__all__ = ["Agreement"]
+
+_NUM_SIZES = 128
+
+logger = logging.getLogger(__name__)
+
+
+class Agreement:
+    """What is known of one data set specification across endpoints.
+
+    Args:
+        spec: The specification.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.spec = spec
+        self.reference: Description | None = None
+        self.failure: HeteroError | None = None
+        """Why no batch of this data set can be trusted."""
+        self.batch_bytes = 64 * 2**20
+        """The largest of the last batches; a guess that errs on the large side until one was seen."""
+        self._sizes: deque[int] = deque(maxlen=_NUM_SIZES)
+        self.was_served = False
+        """An endpoint was ready for it once."""
+        self.has_settled = False
+        """Whoever waited for the reference once need not do so again."""
+        self.descriptions: dict[str, Description] = {}
+        """What endpoints said, by endpoint."""
+        self.build_s = 0.0
+        """The longest time that an endpoint took to prepare."""
+        self._reference_name = ""
+        self._initial: set[tuple[str, str]] = set()
+        self._has_warned = False
+
+    def update(self, connections: Sequence[EndpointConnection]) -> None:
+        """Take the reference if it can be taken, and admit or leave out who has described itself.
+
+        Args:
+            connections: Those in use, in natural order.
+        """
+        if self.reference is None:
+            self._take_reference(connections)
+        if self.reference is None:
+            return
+        for connection in connections:
+            description = connection.descriptions.get(self.spec)
+            if description is not None:
+                self.descriptions[connection.record.endpoint_id] = description
+            if (
+                description is not None
+                and connection.state is ConnectionState.READY
+                and self.spec not in connection.prepared | connection.unusable
+            ):
+                self._compare(connection, description, self.reference)
+
+    def observe_size(self, nbytes: int) -> None:
+        """Take in the size of a batch."""
+        self._sizes.append(nbytes)
+        self.batch_bytes = max(self._sizes)
+
+    def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
+        """Tell whether everyone who was there at the start has been compared, is not used, or cannot be reached."""
+        return self.reference is not None and all(
+            connection.identity not in self._initial
+            or self.spec in connection.prepared | connection.unusable
+            or connection.state in (ConnectionState.DOWN, ConnectionState.FOREIGN)
+            for connection in connections
+        )
+
+    def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
+        """The user's code raised while an endpoint prepared or described."""
+        self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
+
+    def rejected(self, connection: EndpointConnection, details: str) -> None:
+        """An endpoint does not understand what it is asked: it is of another version than this process."""
+        why = f"speaks another protocol: {details}"
+        advice = "install the same version of hetero on all hosts"
+        self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
+
+    def _take_reference(self, connections: Sequence[EndpointConnection]) -> None:
+        for connection in connections:
+            description = connection.descriptions.get(self.spec)
+            if description is not None:
+                self.reference, self._reference_name = description, connection.record.endpoint_id
+                for warning in description.warnings:
+                    logger.warning("%s", warning)
+                self._initial = {other.identity for other in connections}
+                return
+            if self.spec in connection.preparing:
+                return  # it comes first and may still answer
+
+    def _compare(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
+        if (found.num_samples, found.fingerprint) == (expected.num_samples, expected.fingerprint):
+            connection.prepared.add(self.spec)
+            self.was_served = True
+            self._compare_environment(connection, found, expected)
+            return
+        problem = (
+            f"data set {self.spec.name!r} differs between hosts: "
+            f"{self._reference_name} has {_outline(expected)}, {connection.record.endpoint_id} has {_outline(found)}; "
+            "check that every data host has all files and lists them in sorted order"
+        )
+        self._exclude(connection, DatasetMismatchError(problem), problem)
+
+    def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
+        connection.unusable.add(self.spec)
+        connection.last_word = why
+        is_late = self.reference is not None and connection.identity not in self._initial
+        if is_late:
+            logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
+        elif self.failure is None:
+            self.failure = error
+
+    def _compare_environment(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
+        if self._has_warned:
+            return
+        names = sorted(found.environment.keys() & expected.environment.keys())
+        differing = [name for name in names if found.environment[name] != expected.environment[name]]
+        if differing:
+            self._has_warned = True
+            facts = ", ".join(
+                f"{name} {expected.environment[name]} and {found.environment[name]}" for name in differing
+            )
+            logger.warning(
+                "endpoints %s and %s differ in %s: the bytes of a sample may depend on where it is computed",
+                self._reference_name,
+                connection.record.endpoint_id,
+                facts,
+            )
+
+
+def _outline(description: Description) -> str:
+    length = "no length" if description.num_samples is None else f"{description.num_samples} samples"
+    return f"{length} with fingerprint {description.fingerprint[:16]}"

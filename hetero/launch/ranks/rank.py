@@ -1,0 +1,231 @@
+"""Wraps one rank: connects it to its launcher, runs the user's script, tells the truth about its end.
+
+Usage, by `torch.distributed.run` or `hetero.launch.ranks.tf_agent`:
+``python -m hetero.launch.ranks.rank SCRIPT ARGUMENTS...``, where SCRIPT may be ``-m MODULE``
+
+The rank reports an exception to the launcher *before* its process ends. Only
+then do its peers see their collectives break, so their errors arrive later
+and are not taken for the root cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.control.rank.stopping import StopError
+from hetero.errors import ExitCode, HeteroError, first_line
+from hetero.system import logs
+from hetero.system.documents import write_text
+from hetero.system.memory import keep_freed_memory
+from hetero.system.process import die_with_parent
+
+LOG_VARIABLE = "HETERO_RANK_LOG"
+"""Environment: prefix of the FIFOs that the launcher reads; the local rank is appended."""
+END_PREFIX = "end-"
+"""Of the file beside the FIFOs in which a rank says why it fails; the local rank is appended."""
+PARENT_VARIABLE = "HETERO_PARENT_PID"
+_MAX_DETAIL_CHARS = 32_768
+_OF_OTHER_RANKS = (
+    "collective ops is aborted by",
+    "from remote target /job:",
+    "coordination service",
+    "coordinationservice",
+    "unknown iteration client id",
+)
+"""What TensorFlow's errors say, in small letters, if a rank that runs on has lost another one: in a collective (by
+whatever code, with the text of what broke it), in a call to its server, or through the service that watches all. The
+last is what a new dispatcher of tf.data.service says to clients of the one before; the launcher tells of that."""
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the script that the arguments name as ``__main__``, with the rest as its arguments."""
+    die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
+    keep_freed_memory()
+    _redirect_output()
+    # SIGTERM keeps its default action. A request to stop reaches the launcher, which has all ranks
+    # agree on a last step; torch's agent, or ours, sends the signal when another rank has died, and torch's
+    # would wait 30 s for one that ignored it. Processes that the script starts would inherit that, too.
+    from hetero.audit import ledger
+    from hetero.control.rank import session as sessions
+
+    try:
+        session = sessions.connect()
+    except HeteroError as error:
+        logger.error("%s", error)
+        _write_down(_Failure(first_line(error), str(error), error.exit_code))
+        return int(error.exit_code)
+    if session is not None:
+        session.take_late_stops()
+        # What torch's own agent would say, if it was the one who restarts.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(session.generation)
+    failure = _run(list(arguments))
+    ledger.close_current()  # also where this process does not wait for its own end
+    if failure is not None:
+        _write_down(failure)
+    elif session is not None and session.stop_failure is not None:
+        failure = _Failure(session.stop_failure.summary, session.stop_failure.detail)
+        # The launcher reads it when all ranks have ended: a failure that is reported ends the callbacks of others.
+        if _write_down(failure):
+            failure = None
+    if session is not None:
+        if failure is not None:
+            session.fail(failure.summary, failure.detail, failure.exit_code, is_echo=failure.is_echo)
+        session.close(finished=failure is None)
+    _flush()
+    if failure is None:
+        _name_threads()
+        return 0
+    # Threads of a broken process group may never end: do not wait for them.
+    os._exit(int(failure.exit_code))
+
+
+@dataclass(frozen=True)
+class _Failure:
+    summary: str
+    detail: str = ""
+    exit_code: ExitCode = ExitCode.SCRIPT_FAILED
+    is_echo: bool = False
+
+
+def _run(arguments: list[str]) -> _Failure | None:
+    """Run the script; return what failed, or None."""
+    is_module = arguments[0] == "-m"
+    script = arguments[1] if is_module else arguments[0]
+    sys.argv = arguments[1:] if is_module else arguments
+    sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
+    try:
+        if is_module:
+            # With alter_sys, sys.argv[0] is the module's file, and its __spec__ tells torch's workers what to import.
+            runpy.run_module(script, run_name="__main__", alter_sys=True)  # allowed: the user's own script
+        else:
+            runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
+    except SystemExit as error:
+        return _exit_failure(error.code)
+    except HeteroError as error:
+        _show_traceback()
+        return _Failure(first_line(error), str(error), error.exit_code)
+    except BaseException as error:  # noqa: BLE001  KeyboardInterrupt too is an end to report
+        hidden = _hidden_in(error)
+        if isinstance(hidden, StopError):
+            return _stop()
+        text = _show_traceback()
+        if hidden is not None:
+            return _Failure(first_line(hidden), str(hidden), hidden.exit_code)
+        line = traceback.format_exception_only(type(error), error)[-1].strip()
+        return _Failure(f"the training script raised {line}", text, is_echo=is_echo(error))
+    return None
+
+
+def _hidden_in(error: BaseException) -> HeteroError | None:
+    """Return what failed behind a framework's exception, if this session knows it."""
+    from hetero.control.rank import session as sessions
+
+    session = sessions.current()
+    hidden = None if session is None else session.hidden_error
+    return hidden if hidden is not None and first_line(hidden) in str(error) else None
+
+
+def _stop() -> _Failure | None:
+    """End as the loaders of a job that is to stop do."""
+    from hetero.control.rank import session as sessions
+
+    session = sessions.current()
+    assert session is not None
+    try:
+        session.end()
+    except SystemExit as error:
+        return _exit_failure(error.code)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Return whether the ranks' connection broke: then another rank failed, and knows why."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error)
+    from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
+    from_tensorflow = "OpError" in names and any(words in text.lower() for words in _OF_OTHER_RANKS)
+    return "DistBackendError" in names or "DistNetworkError" in names or from_gloo or from_tensorflow
+
+
+def _exit_failure(code: object) -> _Failure | None:
+    from hetero.control.rank import session as sessions
+
+    session = sessions.current()
+    if code is None or code == 0 or (session is not None and session.stopped):
+        return None
+    if isinstance(code, int):
+        return _Failure(f"the training script exited with status {code}")
+    sys.stderr.write(f"{code}\n")
+    return _Failure(f"the training script exited: {code}")
+
+
+def _show_traceback() -> str:
+    """Print the current exception without this wrapper's own frames; return the text."""
+    kind, error, trace = sys.exc_info()
+    frames = trace
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(kind, error, frames))
+    sys.stderr.write(text)
+    return text
+
+
+def _redirect_output() -> None:
+    prefix = os.environ.get(LOG_VARIABLE)
+    if prefix is None:
+        return
+    descriptor = os.open(f"{prefix}{os.environ['LOCAL_RANK']}", os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    logs.setup_logging_of_script()
+
+
+def _name_threads() -> None:
+    """Say which threads of the script this process has to wait for."""
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    names.remove(threading.current_thread().name)
+    if names:
+        logger.warning("the script has ended, its threads have not: waiting for %s", ", ".join(names))
+
+
+def _write_down(failure: _Failure) -> bool:
+    """Leave the launcher a note of why this rank fails: an exit status alone may be anybody's. True if it is there."""
+    prefix = os.environ.get(LOG_VARIABLE)
+    if prefix is None:
+        return False
+    note = {
+        "exit_code": int(failure.exit_code),
+        "summary": f"rank {os.environ['RANK']}: {failure.summary}",
+        "detail": failure.detail[-_MAX_DETAIL_CHARS:],
+        "is_echo": failure.is_echo,
+    }
+    try:
+        write_text(Path(prefix).with_name(f"{END_PREFIX}{os.environ['LOCAL_RANK']}"), json.dumps(note))
+    except OSError as error:
+        logger.error("cannot leave a note of it for the launcher: %s", error)
+        return False
+    return True
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""What the launcher shares with the ranks of its host: FIFOs for their output, and notes of why they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hetero.control.causes import is_crash
+from hetero.control.status import Cause
+from hetero.errors import ExitCode
+from hetero.launch.ranks.rank import END_PREFIX, LOG_VARIABLE
+from hetero.system.line_relay import LineRelay
+from hetero.system.process import describe_exit_status
+
+__all__ = ["RankFolder", "first_to_fail"]
+
+
+class RankFolder:
+    """The FIFOs and notes of the ranks of one host, of one generation.
+
+    Args:
+        path: The folder to make; its parent is private to this launcher.
+        ranks: The ranks of this host, in the order of their local ranks.
+        host: This host's name, for causes.
+        relay: Takes the ranks' output, one source per rank.
+    """
+
+    def __init__(self, path: Path, ranks: Sequence[int], *, host: str, relay: LineRelay) -> None:
+        self.path = path
+        self._ranks = ranks
+        self._host = host
+        self._relay = relay
+        self._logs: list[int] = []
+        path.mkdir(mode=0o700)
+        self.log_prefix = f"{path}/log-"
+        for local_rank, rank in enumerate(ranks):
+            fifo = f"{self.log_prefix}{local_rank}"
+            os.mkfifo(fifo, 0o600)
+            # Read and write: opening does not wait for the rank, and its end is no end of file.
+            log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            relay.add(f"rank {rank}", log)
+            self._logs.append(log)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells a rank of this folder."""
+        return {LOG_VARIABLE: self.log_prefix}
+
+    def close(self) -> None:
+        """Relay what ranks have written last; idempotent."""
+        for log in self._logs:
+            self._relay.discard(log)
+        self._logs.clear()
+
+    def root(self, failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> Cause:
+        """Say why ranks failed.
+
+        Args:
+            failures: (rank, exit status) in order of time, at least one.
+            reported: What ranks said themselves before they ended.
+        """
+        rank, exit_status = first_to_fail(failures, reported)
+        if rank in reported and not is_crash(exit_status):
+            return reported[rank]
+        note = self._note(rank)
+        if note is not None and note.exit_code == exit_status:
+            return note
+        return self.describe(f"rank {rank}", exit_status)
+
+    def failure_at_stop(self) -> Cause | None:
+        """Return why a stop callback of a rank failed, for ranks that have all ended with 0."""
+        notes = (self._note(rank) for rank in self._ranks)
+        return next((note for note in notes if note is not None), None)
+
+    def describe(self, name: str, exit_status: int) -> Cause:
+        """Return the end of a process, which said nothing about it itself, as a cause."""
+        # No code of ours, whatever its number: a rank of ours that fails reports it, or leaves a note.
+        words = (
+            describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
+        )
+        return Cause(
+            host=self._host,
+            summary=f"{name} {words}",
+            detail="\n".join(self._relay.tail(name)),
+            exit_code=ExitCode.SCRIPT_FAILED,
+            by_signal=exit_status < 0,
+            is_echo=exit_status < 0 and not is_crash(exit_status),
+            of_rank=True,
+        )
+
+    def _note(self, rank: int) -> Cause | None:
+        """Return why a rank of this host says that it fails."""
+        try:
+            local_rank = self._ranks.index(rank)
+            note = json.loads((self.path / f"{END_PREFIX}{local_rank}").read_text(encoding="utf-8"))
+            return Cause(
+                host=self._host,
+                summary=str(note["summary"]),
+                detail=str(note["detail"]),
+                exit_code=ExitCode(note["exit_code"]),
+                is_echo=bool(note["is_echo"]),
+                of_rank=True,
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> tuple[int, int]:
+    """Return the failure that most likely brought about the others.
+
+    One that crashed, then one that ended without a word, one that reported its exception, one that was ended by a
+    signal which others' failures cause too, one whose exception is an echo, and last one that torch's agent ended by
+    SIGTERM because of the others.
+
+    Args:
+        failures: (rank, exit status) in order of time, at least one.
+        reported: What ranks said themselves before they ended.
+    """
+
+    def place(failure: tuple[int, int]) -> int:
+        rank, exit_status = failure
+        if is_crash(exit_status):
+            return 0
+        if rank in reported:
+            return 4 if reported[rank].is_echo else 2
+        if exit_status == -signal.SIGTERM:
+            return 5
+        return 1 if exit_status >= 0 else 3
+
+    return min(failures, key=place)

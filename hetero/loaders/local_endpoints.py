@@ -1,0 +1,153 @@
+"""This process's own endpoints, for jobs without any: the same engine as on data hosts, on this machine."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from hetero.control.directory import Directory
+from hetero.control.security import Token, token_memfd
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.errors import ConfigError, EndpointUnavailableError
+
+__all__ = ["LocalEndpoints", "local_endpoints", "script_path"]
+
+_HOST = "local"
+_ADDRESS = "127.0.0.1"
+_START_TIMEOUT_S = 600.0
+"""Each process imports the script, and TensorFlow with it if the script does so at its top level."""
+_LOG_AFTER_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+_started: dict[tuple[int, int], LocalEndpoints] = {}
+
+
+class LocalEndpoints:
+    """Endpoints that end with this process. Ready when made; blocks until then.
+
+    Only this process knows their token. They are fresh processes of the script, not forks of this one: TensorFlow's
+    threads do not survive a fork.
+
+    Args:
+        num_endpoints: Processes, at least 1.
+
+    Raises:
+        ConfigError: There is no script, or it registers no data set.
+        ChildFailedError: The script cannot be imported.
+        EndpointUnavailableError: That takes longer than ten minutes.
+    """
+
+    def __init__(self, num_endpoints: int) -> None:
+        script = script_path()
+        token = Token.generate()
+        self._descriptor, token_path = token_memfd(token)
+        directory = Directory()
+        job_id = f"local-{os.getpid()}"
+        module = _module_name(script)
+        options = PoolOptions(
+            script=module or script,
+            is_module=module is not None,
+            script_args=tuple(sys.argv[1:]),
+            host=_HOST,
+            address=_ADDRESS,
+            num_endpoints=num_endpoints,
+            job_id=job_id,
+            token_path=token_path,
+            in_own_session=False,
+            log_level="WARNING",
+        )
+        self._pool = EndpointPool(options, directory.replace, _show)
+        self._fleet: Fleet | None = None
+        self._is_closed = False
+        self._pool.start()
+        atexit.register(self.close)
+        try:
+            is_ready = self._pool.wait_ready(_LOG_AFTER_S)
+            if not is_ready:
+                logger.warning("waiting for %d processes that import %s", num_endpoints, script)
+                is_ready = self._pool.wait_ready(_START_TIMEOUT_S - _LOG_AFTER_S)
+            if not is_ready:
+                raise EndpointUnavailableError(
+                    f"{len(self._pool.records)} of {num_endpoints} processes that fetch batches were ready within "
+                    f"{_START_TIMEOUT_S:.0f} s\n  Each imports {script}: put what takes long behind "
+                    'if __name__ == "__main__":, or pass a smaller num_workers.'
+                )
+            self._fleet = Fleet(directory, token, job_id=job_id)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fleet(self) -> Fleet:
+        """What readers fetch from."""
+        assert self._fleet is not None
+        return self._fleet
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of those that live."""
+        return self._pool.pids
+
+    def check(self, _is_starved: bool) -> None:
+        """Raise why there will be no more batches; a reader calls this while it waits.
+
+        Raises:
+            HeteroError: Endpoints ended more often than they are started again.
+        """
+        failure = self._pool.failure
+        if failure is not None and not self._pool.records:
+            raise failure
+
+    def close(self) -> None:
+        """End the processes; idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        if self._fleet is not None:
+            self._fleet.close()
+        self._pool.stop(0.0)
+        os.close(self._descriptor)
+
+
+def local_endpoints(num_endpoints: int) -> LocalEndpoints:
+    """Return this process's endpoints, started at the first use; data sets that want equally many share them."""
+    key = (os.getpid(), num_endpoints)
+    with _lock:
+        if key not in _started:
+            _started[key] = LocalEndpoints(num_endpoints)
+        return _started[key]
+
+
+def script_path() -> str:
+    """Return the script that this process runs, which registers the data sets.
+
+    Raises:
+        ConfigError: There is none: an interactive session, say.
+    """
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is None:
+        raise ConfigError(
+            "there is no script that the processes which fetch batches could import\n"
+            "  Put the data set and the training into a file, and run that."
+        )
+    return str(Path(path).resolve())
+
+
+def _module_name(script: str) -> str | None:
+    """Return the name of the module that the script is if this process runs it by ``python -m``."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None or spec.origin is None or str(Path(spec.origin).resolve()) != script:
+        return None
+    return str(spec.name).removesuffix(".__main__")
+
+
+def _show(name: str, line: str) -> None:
+    sys.stderr.write(f"[{name}] {line}\n")

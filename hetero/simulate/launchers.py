@@ -1,0 +1,254 @@
+"""The launchers of all simulated hosts: started, listened to, told to stop, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from hetero.cluster import Role
+from hetero.config import LaunchOptions
+from hetero.control.security import TOKEN_FILE_VARIABLE
+from hetero.errors import ExitCode
+from hetero.launch.failure import stated_code
+from hetero.launch.progress import PROGRESS_MARK, StatusLine
+from hetero.metrics.lines import METRIC_MARK
+from hetero.system import logs
+from hetero.system.line_relay import LineRelay
+from hetero.system.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
+
+__all__ = ["HostCommand", "Launchers", "SimulatedHost"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.2
+_KILL_TIMEOUT_S = 10.0
+_ANY_FAILURE = 1
+"""Status of SageMaker's toolkit, whatever the status of the program that it runs: the failure file has the job's."""
+_METRIC_START = f"INFO {METRIC_MARK} "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedHost:
+    """One host of a simulated job."""
+
+    name: str
+    group: str
+    role: Role
+    address: str
+    root: Path
+
+    @property
+    def base_dir(self) -> Path:
+        """What ``/opt/ml`` is on the platform."""
+        return self.root / "ml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCommand:
+    """What is started on a simulated host, as the one program of its container."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    """Variables beside those of this process, from which what describes a job of its own is left out."""
+    directory: Path | None = None
+    """Where it starts; this process's own folder by default."""
+    is_process_1: bool = False
+    """Whether signals reach it as they would process 1 of a container: only those that it has a handler for."""
+
+
+class Launchers:
+    """The launchers of all simulated hosts; a context manager, on whose end none of their processes is left.
+
+    Args:
+        hosts: All of them.
+        kill_after_s: How long after a request to stop what still runs is killed; None: on a second one.
+    """
+
+    def __init__(self, hosts: Sequence[SimulatedHost], *, kill_after_s: float | None = None) -> None:
+        self._hosts = hosts
+        self._groups = {host.name: host.group for host in hosts}
+        self._kill_after_s = kill_after_s
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, HostCommand] = {}
+        self._logs: dict[str, TextIO] = {}
+        self._killed: set[str] = set()
+        self._abandoned: set[str] = set()
+        """Killed, and not gone in time."""
+        self._signals = 0
+        self._status = StatusLine()
+        self._relay = LineRelay(self._write)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Launchers:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        adopt_descendants()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        end_descendants()  # what a launcher that was killed could not end
+        self._relay.close()
+        for log in self._logs.values():
+            with contextlib.suppress(OSError):
+                log.close()
+        self._stack.close()
+
+    def start(self, host: SimulatedHost, command: HostCommand) -> None:
+        """Start the launcher of one host."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
+        self._relay.add(host.name, read_end)
+        # The options have been read from the environment; launchers are told them in another way.
+        read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in read and not name.startswith(("SM_", "SAGEMAKER_", TOKEN_FILE_VARIABLE))
+        }
+        self._commands[host.name] = command
+        self._processes[host.name] = start_child(
+            command.arguments,
+            cwd=command.directory,
+            env={**inherited, **command.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=write_end,
+            start_new_session=True,  # Ctrl-C is ours to hand on
+        )
+        os.close(write_end)
+
+    def wait(self) -> int:
+        """Wait for every host; return the job's exit code."""
+        told_signals = 0
+        kill_s = math.inf
+        while self._running():
+            time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
+            reap_adopted()
+            self._status.draw()
+            if self._signals > told_signals:
+                told_signals = self._signals
+                self._hand_on_signal()
+                if self._kill_after_s is not None:
+                    kill_s = min(kill_s, time.monotonic() + self._kill_after_s)
+            if time.monotonic() >= kill_s and (running := self._running()):
+                logger.warning("%.0f s after the request to stop: killing %s", self._kill_after_s, ", ".join(running))
+                self._kill()
+        self._relay.close()
+        self._status.clear()
+        return self._exit_code()
+
+    def _hand_on_signal(self) -> None:
+        running = self._running()
+        if self._signals == 1:
+            logger.warning("stopping; waiting for %s (again to kill them)", ", ".join(running))
+            for name in running:
+                self._request_stop(name)
+        else:
+            logger.warning("killing %s", ", ".join(running))
+            self._kill()
+
+    def _request_stop(self, name: str) -> None:
+        process = self._processes[name]
+        if self._commands[name].is_process_1 and not _handles(process.pid, signal.SIGTERM):
+            logger.warning(
+                "%s: SIGTERM ends at process 1, which has no handler for it, as on the platform: the job hears nothing",
+                name,
+            )
+            return
+        process.send_signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """Kill the launchers that run, and say which of them do not go; the children of each die with it."""
+        running = self._running()
+        for name in running:
+            self._killed.add(name)
+            self._processes[name].kill()
+        deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+        for name in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._processes[name].wait(max(0.0, deadline_s - time.monotonic()))
+        if left := self._running():  # one that waits for a device, say
+            self._abandoned.update(left)
+            names = ", ".join(f"the launcher of {name} (process {self._processes[name].pid})" for name in left)
+            logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
+
+    def _running(self) -> list[str]:
+        """Return the hosts whose launchers are to be waited for."""
+        living = (name for name, process in self._processes.items() if process.poll() is None)
+        return [name for name in living if name not in self._abandoned]
+
+    def _exit_code(self) -> int:
+        """Return what the trainer hosts say; a data host's status counts only if they are well."""
+        statuses = [
+            (host, -signal.SIGKILL if host.name in self._abandoned else self._processes[host.name].returncode)
+            for host in self._hosts
+        ]
+        for host, status in statuses:
+            if host.name in self._killed:
+                logger.error("%s (%s): killed on request", host.name, host.group)
+            elif status != 0:
+                logger.error("%s (%s): launcher %s", host.name, host.group, _describe_exit(status))
+        causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]
+        if cause := next(filter(None, causes), ""):
+            logger.error("the job failed: %s", cause)
+        # A data host may be lost while the job goes well.
+        bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
+        if bad and bad[0] == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
+            return code
+        return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
+
+    def _write(self, name: str, line: str) -> None:
+        line = logs.escape_line(line)  # nearly always the launcher has, but its libraries may have written this
+        with contextlib.suppress(OSError):  # a full disk loses lines and stops nothing
+            self._logs[name].write(line + "\n")
+        if self._status.is_live and PROGRESS_MARK in line:
+            self._status.show(line.partition(PROGRESS_MARK)[2])
+            return
+        if line.partition("] ")[2].startswith(_METRIC_START):
+            return  # for programs; the host's log has it
+        self._status.clear()
+        # Our launchers say where a line is from; other programs have a log of their own per container.
+        is_bare = self._commands[name].is_process_1 and not line.startswith("[")
+        logs.write_line(f"[{self._groups[name]} {name}] {line}" if is_bare else line)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+
+
+def _describe_exit(status: int) -> str:
+    """Say what a launcher's exit status means; those of other programs, `describe_exit_status` knows."""
+    try:
+        return f"exited with {status}: {ExitCode(status).help_text}"
+    except ValueError:
+        return describe_exit_status(status)
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; but for kills, process 1 of a container gets no other ones."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _failure_line(host: SimulatedHost) -> str:
+    """Return the first line of a host's failure file, empty if there is none."""
+    try:
+        with (host.base_dir / "output" / "failure").open(encoding="utf-8", errors="replace") as file:
+            return file.readline(2048).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,356 @@
+"""A whole multi-group job on one machine: the real launcher on every simulated host.
+
+Every host gets a tree shaped like ``/opt/ml``, a name (``algo-1``, ...) and a
+loopback address of its own. Nothing else differs from the platform: the
+launchers read the cluster from their tree and meet over gRPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import itertools
+import logging
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.cluster import ClusterSpec, parse_cluster
+from hetero.config import LaunchOptions, to_flags
+from hetero.control import security
+from hetero.errors import ClusterError, ConfigError, PortError
+from hetero.launch.host import WORK_DIR_VARIABLE
+from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
+from hetero.pricing import Catalogue
+from hetero.simulate.launchers import HostCommand, Launchers, SimulatedHost
+from hetero.simulate.opt_ml import CHANNEL_NAME, TreeChannel, platform_environment, write_tree
+from hetero.system.scripts import find_script, script_label
+from hetero.system.workdir import private_folder
+from hetero.wire.certificates import make_certificates
+
+__all__ = [
+    "SimulatedGroup",
+    "check_num_hosts",
+    "emulated_vcpus",
+    "locked_folder",
+    "parse_group",
+    "run_hosts",
+    "simulate",
+]
+
+logger = logging.getLogger(__name__)
+
+PARENT_VARIABLE = "HETERO_PARENT_PID"
+_MAX_HOSTS = 250
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedGroup:
+    """One instance group of a simulated job."""
+
+    name: str
+    instance_type: str
+    count: int
+
+
+def parse_group(text: str) -> SimulatedGroup:
+    """Read ``NAME=TYPE:COUNT``.
+
+    Raises:
+        ConfigError: If the text has another form or the count is out of range.
+    """
+    name, equals, rest = text.partition("=")
+    instance_type, colon, count = rest.rpartition(":")
+    if not (equals and colon and name and instance_type and count.isdigit()):
+        raise ConfigError(
+            f"--group {text!r} is not NAME=TYPE:COUNT; write for example --group data_group=ml.c5.9xlarge:2"
+        )
+    if not 1 <= int(count) <= _MAX_HOSTS:
+        raise ConfigError(f"--group {text!r} has {count} hosts; a simulated group has 1 to {_MAX_HOSTS}")
+    return SimulatedGroup(name=name, instance_type=instance_type, count=int(count))
+
+
+def simulate(
+    options: LaunchOptions,
+    groups: Sequence[SimulatedGroup],
+    *,
+    output_dir: Path,
+    channels: Mapping[str, Path],
+    vcpus: Mapping[str, int],
+    make_tls: bool = False,
+) -> int:
+    """Run the job on simulated hosts and return its exit code.
+
+    Args:
+        options: Handed on to every host's launcher.
+        groups: The instance groups, in order.
+        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``.
+        channels: Input channels: name -> folder, seen by every host.
+        vcpus: vCPU counts of instance types that the catalogue does not know.
+        make_tls: Whether to make certificates and have the job use them.
+
+    Raises:
+        ConfigError: If the script does not exist, vCPUs are to be emulated and not known, or openssl is missing.
+    """
+    _check(options, groups, channels)
+    if make_tls and options.tls_dir is not None:
+        raise ConfigError("--tls makes certificates and --tls-dir has some; give one of them")
+    cluster = _describe(groups, options)
+    types = [group.instance_type for group in groups]
+    if unused := next((name for name in vcpus if name not in types), None):
+        raise ConfigError(f"--vcpus {unused}={vcpus[unused]}: no group has that type; there is {', '.join(types)}")
+    flags = {group.name: _flags(options, group, vcpus) for group in groups}
+    label = script_label(options.script, is_module=options.module)
+    job_id = f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+    def set_up(host: SimulatedHost) -> HostCommand:
+        write_tree(
+            host.base_dir,
+            resource_config=dataclasses.replace(cluster, current_host=host.name).to_resource_config(),
+            hyperparameters={},
+            channels=[TreeChannel(name=name, path=path) for name, path in channels.items()],
+        )
+        launch = [sys.executable, "-m", "hetero.cli", "launch", *flags[host.group]]
+        return HostCommand(
+            arguments=[*launch, options.script, "--", *options.script_args],
+            environment={"HETERO_JOB_ID": job_id, **platform_environment(host.base_dir, host.name, list(channels))},
+        )
+
+    return run_hosts(cluster, set_up, output_dir=output_dir, port=options.port, make_tls=make_tls)
+
+
+def run_hosts(
+    cluster: ClusterSpec,
+    set_up: Callable[[SimulatedHost], HostCommand],
+    *,
+    output_dir: Path,
+    port: int,
+    make_tls: bool = False,
+    make_token: bool = True,
+    kill_after_s: float | None = None,
+) -> int:
+    """Run a program on every host of a simulated cluster and return the job's exit code.
+
+    Each host has a loopback address that nobody else uses, an empty folder below ``output_dir``, and is told, by its
+    environment, the addresses of all, the job's token and that it is simulated.
+
+    Args:
+        cluster: The hosts, with their roles.
+        set_up: Called for every host before any is started: fills its folder and says what to start.
+        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``; must exist.
+        port: Of every launcher.
+        make_tls: Whether to make certificates and have the job use them.
+        make_token: Whether to make a token; the job may bring one.
+        kill_after_s: How long after a request to stop what still runs is killed; None: on a second one.
+
+    Raises:
+        ConfigError: If another simulation writes to the folder, or openssl is missing.
+        PortError: If no block of addresses is free.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked_folder(output_dir))
+        lock, network = _lock_block(port)
+        stack.callback(lock.close)
+        hosts = _make_hosts(cluster, network, output_dir)
+        if any(host.root.exists() for host in hosts):
+            logger.info("what an earlier run left in %s is replaced; another --output-dir keeps it", output_dir)
+        for host in hosts:
+            _clear(host.root, output_dir)
+        commands = [set_up(host) for host in hosts]
+        work_dir = stack.enter_context(private_folder("hetero-simulate-"))
+        hosts_file = work_dir / "hosts"
+        hosts_file.write_text("".join(f"{host.address} {host.name}\n" for host in hosts), encoding="ascii")
+        environment = {
+            "HETERO_HOSTS_FILE": str(hosts_file),
+            "HETERO_SIMULATED": "1",
+            WORK_DIR_VARIABLE: str(work_dir),
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+        if make_token:
+            descriptor, environment[security.TOKEN_FILE_VARIABLE] = security.token_memfd(security.Token.generate())
+            stack.callback(os.close, descriptor)
+        if make_tls:
+            make_certificates(work_dir / "tls", [host.name for host in hosts])
+            environment["HETERO_TLS_DIR"] = str(work_dir / "tls")
+        if StatusLine().is_live:
+            environment[INTERVAL_VARIABLE] = "1"
+        launchers = stack.enter_context(Launchers(hosts, kill_after_s=kill_after_s))
+        for host, command in zip(hosts, commands, strict=True):
+            whole = dataclasses.replace(command, environment={**environment, **command.environment})
+            launchers.start(host, whole)
+        code = launchers.wait()
+    _collect(hosts, output_dir)
+    return code
+
+
+def check_num_hosts(count: int) -> None:
+    """Raise `ConfigError` if a simulated job cannot have as many hosts: each has an address of one block."""
+    if count > _MAX_HOSTS:
+        raise ConfigError(f"{count} hosts; a simulated job has at most {_MAX_HOSTS}")
+
+
+def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
+    find_script(options.script, is_module=options.module)
+    if not groups:
+        is_late = any(text.partition("=")[0] == "--group" for text in options.script_args)
+        hint = f"the --group after {options.script} is an argument of the script; " if is_late else ""
+        raise ConfigError(
+            f"no group given\n  {hint}write for example --group dnn_group=ml.p3.2xlarge:1 before the script"
+        )
+    names = [group.name for group in groups]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"two groups of one name in {', '.join(names)}; group names are unique in a job")
+    check_num_hosts(sum(group.count for group in groups))
+    for name, path in channels.items():
+        if not CHANNEL_NAME.fullmatch(name):
+            raise ConfigError(
+                f"--channel {name!r:.80} is no name of a channel; expected at most 64 letters, digits and . _ -, "
+                "with a letter, digit or _ first"
+            )
+        if not path.is_dir():
+            raise ConfigError(f"--channel {name}={path}: no such folder")
+
+
+@contextlib.contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Reserve an output folder; leaves no file behind and goes with the process.
+
+    Args:
+        path: The folder; must exist.
+
+    Raises:
+        ConfigError: If another simulation writes there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"another simulation writes to {path}; wait for it, or give another --output-dir") from None
+    except OSError as error:  # a file system without locks, or NFS, which locks no folders
+        logger.info("cannot lock %s (%s): that nobody else writes there is not checked", path, error)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock_block(port: int) -> tuple[socket.socket, str]:
+    """Reserve a block of loopback addresses for this run.
+
+    A datagram socket on the block's first address is the lock: it leaves no
+    file behind and goes with the process.
+    """
+    for second in range(31, 255):
+        lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            lock.bind((f"127.{second}.0.1", port))
+        except OSError:
+            lock.close()
+            continue
+        return lock, f"127.{second}.0"
+    raise PortError("no free block of loopback addresses from 127.31.0.0 on; end other simulations first")
+
+
+def _describe(groups: Sequence[SimulatedGroup], options: LaunchOptions) -> ClusterSpec:
+    """Return the cluster that the groups form; checks names and roles as the platform's description is checked."""
+    names = iter(f"algo-{number}" for number in itertools.count(1))
+    instance_groups = [
+        {
+            "instance_group_name": group.name,
+            "instance_type": group.instance_type,
+            "hosts": list(itertools.islice(names, group.count)),
+        }
+        for group in groups
+    ]
+    document = {
+        "current_group_name": groups[0].name,
+        "current_host": "algo-1",
+        "current_instance_type": groups[0].instance_type,
+        "hosts": [host for group in instance_groups for host in group["hosts"]],
+        "instance_groups": instance_groups,
+        "network_interface_name": "lo",
+    }
+    return parse_cluster(document, roles=options.roles, source="--group")
+
+
+def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[SimulatedHost]:
+    return [
+        SimulatedHost(
+            name=host.name,
+            group=host.group,
+            role=host.role,
+            address=f"{network}.{index + 2}",
+            root=output_dir / "hosts" / host.name,
+        )
+        for index, host in enumerate(cluster.hosts)
+    ]
+
+
+def _clear(path: Path, folder: Path) -> None:
+    """Make an empty folder; raise if links lead out of the one it is to be in: what is there is removed."""
+    if path.is_symlink() or folder.resolve() not in path.resolve().parents:
+        raise ConfigError(f"{path} is a link that leads out of {folder}; remove it, or give another --output-dir")
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
+
+
+def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> list[str]:
+    """Return the launcher's flags on the hosts of ``group``, with its vCPUs if they are emulated."""
+    flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
+    count = emulated_vcpus(options, group, vcpus)
+    return flags if count is None else [*flags, "--emulate-vcpus", str(count)]
+
+
+def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> int | None:
+    """Return how many vCPUs a host of the group stands for, None if they are not emulated.
+
+    Warns of a type that has no price.
+
+    Args:
+        options: Of the job.
+        group: Of the host.
+        vcpus: vCPU counts of instance types that the catalogue does not know.
+
+    Raises:
+        ClusterError: If they are to be emulated and are not known.
+    """
+    catalogue = Catalogue.load(
+        profile=options.price_profile,
+        region=options.region,
+        price_file=options.price_file,
+        overrides=options.prices,
+    )
+    known = catalogue.find(group.instance_type)
+    if options.emulate_sample_s is None:
+        if known is None:
+            logger.warning("group %s: %s", group.name, catalogue.explain(group.instance_type))
+        return None
+    count = vcpus.get(group.instance_type, known.vcpus if known is not None else None)
+    if count is None:
+        guess = catalogue.suggestion(group.instance_type)
+        raise ClusterError(
+            f"group {group.name}: the vCPUs of instance type {group.instance_type!r} are not known{guess}\n"
+            "  They are to be emulated (--emulate-sample-seconds).\n"
+            f"  to do: correct the type; or, if it is right, give --vcpus {group.instance_type}=N, and "
+            f"--price {group.instance_type}=USD for its costs"
+        )
+    return count
+
+
+def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
+    """Copy the report that one trainer host wrote to the top of the output folder."""
+    for name in ("report.json", "report.md"):
+        (output_dir / name).unlink(missing_ok=True)
+        for host in hosts:
+            source = host.base_dir / "output" / "data" / host.name / name
+            if source.is_file() and not source.is_symlink():
+                shutil.copyfile(source, output_dir / name)
+                break

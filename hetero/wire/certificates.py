@@ -1,0 +1,192 @@
+"""The certificates of one job, made by the ``openssl`` command: an authority, and a key and certificate per host."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from hetero.errors import ConfigError, HeteroError
+from hetero.system.workdir import private_folder
+
+__all__ = ["DEFAULT_DAYS", "make_certificates"]
+
+DEFAULT_DAYS = 30
+_MAX_DAYS = 825
+_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
+_EARLIER = timedelta(hours=1)  # clocks of hosts differ
+_TIMEOUT_S = 60.0
+_SCRATCH_PREFIX = ".certificates-"
+_MAX_KEY_BYTES = 2**16
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+# Nothing of the system's configuration counts. `openssl ca`, because `openssl x509` has no first date in all versions.
+_CONFIG = """\
+[ca]
+default_ca = job
+[job]
+database = index.txt
+new_certs_dir = .
+certificate = ca.pem
+private_key = {authority_key}
+default_md = sha256
+rand_serial = yes
+unique_subject = no
+policy = names
+[names]
+commonName = supplied
+[req]
+distinguished_name = names
+[authority]
+basicConstraints = critical, CA:TRUE, pathlen:0
+keyUsage = critical, keyCertSign
+subjectKeyIdentifier = hash
+[host]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth, clientAuth
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+subjectAltName = {name}
+"""
+
+
+def make_certificates(
+    folder: Path,
+    hosts: Sequence[str],
+    *,
+    days: int = DEFAULT_DAYS,
+    keep_authority_key: bool = False,
+    valid_from: datetime | None = None,
+) -> None:
+    """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host; the authority's key is not kept.
+
+    All or nothing: the files appear when all of them are there. They can be read by this user alone. The authority's
+    key is on no disk unless it is to be kept; what a call that was killed has left of the others, the next one removes
+    where the file system has locks.
+
+    Args:
+        folder: Made if it is not there.
+        hosts: Their names as in the description of the cluster.
+        days: Until the certificates end, 1 to 825.
+        keep_authority_key: Whether to write ``ca.key`` as well: who has it can join the job.
+        valid_from: When they begin, an hour ago by default.
+
+    Raises:
+        ConfigError: No openssl, a host's name or ``days`` cannot be, a file is there already, or the folder cannot be
+            written to or not kept to this user.
+        HeteroError: openssl failed.
+    """
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise ConfigError(
+            "the command openssl is not in the PATH; install it, or make the certificates elsewhere:\n"
+            "  ca.pem, and HOST.pem and HOST.key for every host, its name as subjectAltName"
+        )
+    if not 1 <= days <= _MAX_DAYS:
+        raise ConfigError(f"--days is {days}; expected 1 to {_MAX_DAYS}")
+    names = [f"{host}.{kind}" for host in hosts for kind in ("pem", "key")]
+    _check(folder, hosts, ["ca.pem", *names])
+    begin = datetime.now(timezone.utc) - _EARLIER if valid_from is None else valid_from
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch = stack.enter_context(private_folder(_SCRATCH_PREFIX, parent=str(folder)))
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"cannot make the folder {folder}, or one in it: {why}") from error
+        authority_key = os.memfd_create("hetero-ca-key", os.MFD_CLOEXEC)
+        stack.callback(os.close, authority_key)
+        maker = _Maker(openssl, scratch, authority_key, begin, begin + timedelta(days=days) + _EARLIER)
+        maker.make_authority()
+        for host in hosts:
+            maker.make_host(host)
+        kept = ["ca.pem", *(["ca.key"] if keep_authority_key else []), *names]
+        if keep_authority_key:
+            maker.save_authority_key()
+        for name in kept:
+            (scratch / name).replace(folder / name)
+
+
+def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
+    if not hosts:
+        raise ConfigError("no host is given; say --host NAME for each, or --cluster-file FILE")
+    for host in hosts:
+        if not _HOST_NAME.fullmatch(host) or host == "ca":
+            raise ConfigError(f"--host {host[:80]!r} is no host; expected letters, digits and ._:-, not ca")
+    if len(set(hosts)) < len(hosts):
+        raise ConfigError("a host is given twice; give each one once")
+    taken = [name for name in (*names, "ca.key") if (folder / name).exists()]
+    if taken:
+        raise ConfigError(f"{folder} holds {taken[0]} already; give another folder, or remove the old certificates")
+
+
+class _Maker:
+    """Runs openssl in a folder that nobody else can read."""
+
+    def __init__(self, openssl: str, folder: Path, authority_key: int, begin: datetime, end: datetime) -> None:
+        self._openssl = openssl
+        self._folder = folder
+        self._authority_key = authority_key
+        self._authority_key_path = f"/proc/self/fd/{authority_key}"  # of openssl, which inherits it
+        self._dates = [f"{when:%Y%m%d%H%M%SZ}" for when in (begin, end)]
+        (folder / "index.txt").touch()
+
+    def make_authority(self) -> None:
+        """Make the authority's key, in memory, and ``ca.pem``."""
+        key = self._authority_key_path
+        self._make("ca", "hetero job", "authority", "DNS:unused", "-selfsign", "-keyfile", key, key=key)
+
+    def save_authority_key(self) -> None:
+        """Write ``ca.key``."""
+        with open(self._folder / "ca.key", "xb", opener=_open_private) as file:
+            file.write(os.pread(self._authority_key, _MAX_KEY_BYTES, 0))
+
+    def make_host(self, host: str) -> None:
+        """Make the key and certificate of a host."""
+        self._make(host, "hetero host", "host", _alternative_name(host), key=f"{host}.key")
+
+    def _make(self, name: str, subject: str, section: str, alternative_name: str, *flags: str, key: str) -> None:
+        config = _CONFIG.format(name=alternative_name, authority_key=self._authority_key_path)
+        (self._folder / "config").write_text(config, encoding="ascii")
+        self._run("req", "-new", *_NEW_KEY, "-subj", f"/CN={subject}", "-keyout", key, "-out", f"{name}.csr")
+        self._run(
+            *("ca", "-batch", "-notext", *flags, "-extensions", section, "-in", f"{name}.csr", "-out", f"{name}.pem"),
+            *("-startdate", self._dates[0], "-enddate", self._dates[1]),
+        )
+
+    def _run(self, command: str, *arguments: str) -> None:
+        try:
+            subprocess.run(
+                [self._openssl, command, "-config", "config", *arguments],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_TIMEOUT_S,
+                umask=0o077,
+                pass_fds=(self._authority_key,),
+                check=True,
+            )
+        except subprocess.CalledProcessError as error:
+            lines = "".join(f"\n    {line}" for line in error.stdout.decode(errors="replace").splitlines()[-10:])
+            raise HeteroError(f"openssl {command} failed with status {error.returncode}{lines}") from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HeteroError(f"cannot run {self._openssl}: {error}") from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _alternative_name(host: str) -> str:
+    try:
+        return f"IP:{ipaddress.ip_address(host)}"
+    except ValueError:
+        return f"DNS:{host}"
