@@ -288,12 +288,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         an epoch, after `load_state_dict`, draws nothing: the epoch's beginning did, and a script that puts back the
         generator too goes on with the numbers that it would have drawn.
         """
+        keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
+        had_workers, self._has_workers = keeps_workers and self._has_workers, keeps_workers
         if self._pipeline.progress.resumes_within_epoch:
             return
-        keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
-        if not (keeps_workers and self._has_workers):
+        if not had_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        self._has_workers = keeps_workers
         options = self._pipeline.options
         # With order="torch" the order is that of a sampler with a seed of its own.
         is_drawn = options.shuffle and options.order != "torch" and self._pipeline.has_own_order

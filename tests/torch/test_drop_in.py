@@ -325,14 +325,15 @@ def test_scripts_own_distributed_sampler_resumes_with_the_epoch_that_it_had(
     assert before + after == whole
 
 
-def test_rest_of_an_epoch_draws_what_the_whole_epoch_would_have_drawn() -> None:
-    loader, noise = DataLoader(Photos(), batch_size=2, shuffle=True), []
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_rest_of_an_epoch_draws_what_the_whole_epoch_would_have_drawn(workers: dict[str, Any]) -> None:
+    loader, noise = DataLoader(Photos(), batch_size=2, shuffle=True, **workers), []
     torch.manual_seed(3)
     for number, _ in enumerate(itertools.chain(loader, loader)):
         noise.append(torch.rand(()).item())
         if number == 1:
             state, generator = loader.state_dict(), torch.get_rng_state()
-    resumed = DataLoader(Photos(), batch_size=2, shuffle=True)
+    resumed = DataLoader(Photos(), batch_size=2, shuffle=True, **workers)
     resumed.load_state_dict(state)
     torch.set_rng_state(generator)
     assert [torch.rand(()).item() for _ in itertools.chain(resumed, resumed)] == noise[2:]
