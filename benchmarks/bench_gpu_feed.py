@@ -30,7 +30,7 @@ import torch
 from harness import Trial
 from torch import Tensor, nn
 
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 
 STAGES_50 = (3, 4, 6, 3)
 

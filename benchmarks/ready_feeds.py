@@ -21,7 +21,8 @@ from harness import Competitor
 
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.reader.reader import Reader
-from hetero.datasets import DatasetSpec, get_factory
+from hetero.datasets import get_factory
+from hetero.spec import DatasetSpec
 from hetero.wire.certificates import make_certificates
 from hetero.wire.tls import Tls
 

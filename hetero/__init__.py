@@ -19,7 +19,7 @@ from hetero.version import __version__
 if TYPE_CHECKING:
     from hetero.batches.collation import collate_arrays
     from hetero.control.rank.session import on_stop
-    from hetero.datasets import DatasetSpec, dataset
+    from hetero.datasets import dataset
     from hetero.errors import (
         AuthenticationError,
         BatchTimeoutError,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ProtocolError,
         ShutdownError,
     )
+    from hetero.spec import DatasetSpec
 
 __all__ = [
     "AuthenticationError",
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DatasetSpec": "hetero.datasets",
+    "DatasetSpec": "hetero.spec",
     "collate_arrays": "hetero.batches.collation",
     "dataset": "hetero.datasets",
     "on_stop": "hetero.control.rank.session",

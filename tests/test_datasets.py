@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero import datasets
-from hetero.batches.build import BuiltDataset
-from hetero.datasets import DatasetSpec, dataset, get_factory, registered, set_describer
+from hetero.datasets import build, dataset, get_factory, registered
 from hetero.errors import ConfigError, DatasetError
+from hetero.spec import DatasetSpec, set_describer
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_spec_len_is_that_of_the_data_set_that_is_built_and_leaves_generators_al
         return range(random.randrange(10, 10**6))
 
     before = random.getstate()
-    assert len(drawn()) == len(BuiltDataset.build(drawn()).dataset)
+    assert len(drawn()) == len(build(drawn()).dataset)
     assert random.getstate() == before
 
 

@@ -21,11 +21,10 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 # Each may import from the lines above it and from itself.
 LAYERS = (
     {"errors", "version"},
-    {"system"},
+    {"spec", "system"},
     {"config", "cluster"},
-    {"datasets"},
     {"batches"},
-    {"audit", "wire", "pricing", "metrics"},
+    {"audit", "datasets", "wire", "pricing", "metrics"},
     {"control"},
     {"dataplane"},
     {"loaders"},
@@ -56,8 +55,10 @@ def part(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the dotted names of all imports, also those inside functions."""
+    """Yield the dotted names of all imports, also those inside functions and in calls of ``import_module``."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (each.value for each in node.args if isinstance(each, ast.Constant))
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetero.batches.imported import imported
 from hetero.batches.seeds import BUILD_KEY, seed_generators
-from hetero.datasets import Seeding
+from hetero.spec import Seeding
 
 __all__ = ["choose_seeding", "has_getitems", "innermost"]
 

@@ -29,8 +29,8 @@ from hetero.batches.seeds import (
     torch_generator_is_untouched,
 )
 from hetero.batches.structure import type_name
-from hetero.datasets import DatasetSpec, Seeding, get_factory
 from hetero.errors import ConfigError
+from hetero.spec import DatasetFactory, DatasetSpec, Seeding
 
 __all__ = ["BuiltDataset"]
 
@@ -84,34 +84,12 @@ class BuiltDataset:
         self._on_seed = self._hooks()
 
     @classmethod
-    def build(
-        cls, spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_workers: int = 0
-    ) -> BuiltDataset:
-        """Run the factory and make this process a worker; may take minutes.
-
-        The generators are seeded before, with the same seed for every factory, so that one that draws
-        (``random_split``) splits alike everywhere and for all arguments. They are put back after.
-
-        Args:
-            spec: What to build.
-            host: Named in errors.
-            worker_index: In ``[0, num_workers)``.
-            num_workers: Processes that serve this data set on this host; 0 for the trainer itself,
-                where as in torch ``worker_init_fn`` is not called and ``get_worker_info()`` is None.
+    def from_factory(cls, factory: DatasetFactory, spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
+        """Run a factory with the arguments of its spec; see `hetero.datasets.build`.
 
         Raises:
-            ConfigError: If no factory of that name is registered.
-            DatasetError: If the factory or ``worker_init_fn`` raises, or the result is no map-style data set.
+            DatasetError: If the factory raises, or the result is no map-style data set.
         """
-        built = cls.prebuild(spec, host=host)
-        if num_workers:
-            built.become_worker(worker_index, num_workers, host=host)
-        return built
-
-    @classmethod
-    def prebuild(cls, spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
-        """Run the factory only: for a process that forks the workers, see `become_worker`."""
-        factory = get_factory(spec.name)
         arguments = spec.arguments
         with preserved_generators():
             try:

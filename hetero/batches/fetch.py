@@ -26,8 +26,8 @@ from hetero.batches.request import BatchRequest, plain_indices
 from hetero.batches.samples import compute_samples
 from hetero.batches.seeds import batch_key, preserved_generators, seed_generators
 from hetero.batches.skips import FailedSamples, Skips
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, DatasetError
+from hetero.spec import DatasetSpec
 
 __all__ = ["Description", "describe", "describe_environment", "fetch"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hetero.datasets import Index
 from hetero.errors import ConfigError
+from hetero.spec import Index
 
 __all__ = ["MAX_INDEX_DEPTH", "fits_int64", "index_bytes", "is_integers", "plain_index"]
 

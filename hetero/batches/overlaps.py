@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hetero.batches.imported import imported
 from hetero.batches.structure import type_name
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 
 __all__ = ["Overlaps"]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
-from hetero.datasets import DatasetFactory
+from hetero.spec import DatasetFactory
 
 __all__ = ["SCRIPT_NAMES", "Key", "Place", "Reach", "is_user_class", "owner_key", "reach", "user_modules"]
 

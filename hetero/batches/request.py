@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.batches.indices import plain_index
-from hetero.datasets import DatasetSpec, Index
 from hetero.errors import ConfigError
+from hetero.spec import DatasetSpec, Index
 
 __all__ = ["SAMPLE_ERROR_POLICIES", "BatchRequest", "Indices", "SampleErrorPolicy", "as_indices", "plain_indices"]
 

@@ -13,8 +13,8 @@ from hetero.batches.imported import imported
 from hetero.batches.request import BatchRequest, plain_indices
 from hetero.batches.seeds import batch_key, sample_keys
 from hetero.batches.skips import FailedSamples
-from hetero.datasets import Index
 from hetero.errors import DatasetError
+from hetero.spec import Index
 
 __all__ = ["Cancelled", "compute_samples"]
 

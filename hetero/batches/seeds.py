@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.batches.indices import fits_int64, index_bytes, is_integers
-from hetero.datasets import Index
 from hetero.errors import ConfigError
+from hetero.spec import Index
 
 __all__ = [
     "BUILD_KEY",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from hetero.batches.failures import dataset_error, exception_line, index_text, with_note
-from hetero.datasets import Index
 from hetero.errors import DatasetError
+from hetero.spec import Index
 
 __all__ = ["MAX_LISTED", "FailedSamples", "Skip", "Skips"]
 

@@ -12,10 +12,10 @@ from hetero.audit.indices import indices_digest, samples_sum
 from hetero.audit.ledger import BatchEntry, Ledger, LoaderFacts, Writer
 from hetero.batches.purity import digest
 from hetero.control.rank import session as control
-from hetero.datasets import DatasetSpec
 from hetero.errors import HeteroError
 from hetero.loaders.pipeline import LoaderPipeline, shard_of_environment
 from hetero.loaders.sampling import PlannedBatch
+from hetero.spec import DatasetSpec
 
 __all__ = ["add", "enter", "entry_of", "note_unseen"]
 

@@ -28,8 +28,9 @@ from hetero.batches.structure import flatten, unflatten
 from hetero.dataplane.reader.consistency import Agreement
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
-from hetero.datasets import DatasetFactory, DatasetSpec, get_factory
+from hetero.datasets import get_factory, prebuild
 from hetero.errors import DatasetError, DatasetMismatchError
+from hetero.spec import DatasetFactory, DatasetSpec
 from hetero.system.process import thread_limits
 
 __all__ = ["CheckedReader"]
@@ -240,7 +241,7 @@ class _Twin:
             return f"building it took {agreement.build_s:.0f} s on a data host"
         if get_factory(spec.name).collate_fn is None and "torch" not in sys.modules:
             return "torch, whose default_collate makes them, is not imported here"
-        built = BuiltDataset.prebuild(spec)
+        built = prebuild(spec)
         expected = agreement.reference
         if expected is not None and built.num_samples != expected.num_samples:
             return f"it has {built.num_samples} samples here and {expected.num_samples} there"

@@ -10,7 +10,6 @@ from typing import Any
 from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
-from hetero.datasets import DatasetSpec, set_describer
 from hetero.errors import ConfigError
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
@@ -18,6 +17,7 @@ from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
 from hetero.metrics.steps import StepTimer
 from hetero.metrics.traffic import Traffic
+from hetero.spec import DatasetSpec, set_describer
 from hetero.wire.limits import Limits
 from hetero.wire.requests import too_many_samples
 

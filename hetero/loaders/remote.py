@@ -14,8 +14,8 @@ from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
-from hetero.datasets import DatasetSpec
 from hetero.loaders.crosscheck import CheckedReader
+from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 
 __all__ = ["fingerprint", "fleet_for", "num_samples", "open_reader"]

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hetero.control.rank import session as control
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import (
     check_compression,
@@ -20,6 +19,7 @@ from hetero.loaders.checks import (
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.names import check_name
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
+from hetero.spec import DatasetSpec
 from hetero.tf.requirement import check_tensorflow
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from hetero.control.rank import session as control
 from hetero.control.rank.stopping import StopError
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
 from hetero.loaders.crosscheck import CheckedReader
@@ -29,6 +28,7 @@ from hetero.loaders.local_endpoints import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
 from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
+from hetero.spec import DatasetSpec
 from hetero.tf.passes import PassLog, TensorFlowPass
 
 __all__ = ["Feed"]

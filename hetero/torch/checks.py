@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from hetero.datasets import DatasetFactory, DatasetSpec, get_factory
+from hetero.datasets import get_factory
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_seed
 from hetero.loaders.pipeline import is_remote
 from hetero.loaders.sampling import Shard
+from hetero.spec import DatasetFactory, DatasetSpec
 from hetero.torch.local import has_same_code
 
 __all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_fn"]

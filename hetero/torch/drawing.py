@@ -20,8 +20,8 @@ import torch.utils.data.distributed
 from hetero.batches.indices import index_bytes
 from hetero.batches.request import Indices, as_indices
 from hetero.batches.seeds import preserved_generators, seed_generators
-from hetero.datasets import Index
 from hetero.loaders.sampling import PlannedBatch
+from hetero.spec import Index
 
 __all__ = ["OccurrenceCounter", "SamplerOrder", "torch_permutation"]
 

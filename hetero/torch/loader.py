@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 
-from hetero.datasets import DatasetSpec, get_factory
+from hetero.datasets import get_factory
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_compression, check_prefetch_factor, check_sample_errors
 from hetero.loaders.pipeline import LoaderOptions, answer_lengths, is_remote
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS
 from hetero.metrics.steps import StepTimer
+from hetero.spec import DatasetSpec
 from hetero.torch.checks import (
     check_functions,
     check_order,

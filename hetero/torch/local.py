@@ -23,8 +23,9 @@ from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
 from hetero.batches.structure import type_name
 from hetero.control.rank import session as control
-from hetero.datasets import DatasetSpec, get_factory, note_length
+from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
+from hetero.spec import DatasetSpec
 from hetero.torch.copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
@@ -73,7 +74,7 @@ class LocalDataset:
         """The data set, built at the first use in this process."""
         if not isinstance(self.subject, DatasetSpec):
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
-        built = BuiltDataset.build(self.subject)
+        built = build(self.subject)
         built.log_warnings()
         with suppress(Exception):  # of the user's, and raised again where the length is needed
             note_length(self.subject, len(built))

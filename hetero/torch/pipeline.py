@@ -14,12 +14,12 @@ import torch.utils.data
 from hetero.batches.fetch import describe
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
+from hetero.spec import DatasetSpec
 from hetero.torch.drawing import SamplerOrder, torch_permutation
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
 

@@ -26,8 +26,8 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data.distributed import DistributedSampler
 
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.spec import DatasetSpec
 from hetero.torch.local import LocalDataset
 from hetero.torch.pipeline import Pipeline
 from hetero.torch.requested import RequestedBatch, ViewPass

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hetero.batches.indices import MAX_INDEX_DEPTH, fits_int64, is_integers
-from hetero.datasets import Index
 from hetero.errors import ConfigError, ProtocolError
+from hetero.spec import Index
 from hetero.wire.limits import Limits
 from hetero.wire.proto import data_pb2 as pb
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from hetero.batches.request import BatchRequest, Indices
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
+from hetero.spec import DatasetSpec
 from hetero.wire.compression import compression_from_proto, compression_to_proto
 from hetero.wire.keys import decode_keys, encode_keys
 from hetero.wire.limits import MAX_FETCH_BYTES, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits

@@ -11,8 +11,8 @@ import pytest
 
 from hetero.batches.purity import compare
 from hetero.batches.request import BatchRequest, as_indices
-from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, SampleFailure
+from hetero.spec import DatasetSpec
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

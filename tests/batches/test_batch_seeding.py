@@ -12,7 +12,7 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe, fetch
 from hetero.batches.samples import Cancelled
 from hetero.batches.seeds import batch_key
-from hetero.datasets import dataset
+from hetero.datasets import build, dataset
 from hetero.errors import ConfigError, DatasetError
 
 torch = pytest.importorskip("torch")
@@ -103,9 +103,9 @@ def test_build_with_getitems_alone_needs_batch_seeding() -> None:
     with pytest.raises(ConfigError, match=r"cannot be seeded for every sample: .*\(seeding=\"batch\"\)"):
         BuiltDataset.from_object(Together(), seeding="sample")
     with pytest.raises(DatasetError, match="in build: .*cannot be seeded for every sample"):
-        BuiltDataset.build(dataset(name="each", seeding="sample")(lambda: Together())())
+        build(dataset(name="each", seeding="sample")(lambda: Together())())
     for built in (
-        BuiltDataset.build(dataset(name="together")(lambda: Together())()),
+        build(dataset(name="together")(lambda: Together())()),
         BuiltDataset.from_object(Together()),
     ):
         assert built.seeding == "batch"
@@ -135,7 +135,7 @@ def test_build_uses_getitems_of_a_registered_set_if_its_samples_draw_nothing(dra
         made = Table(draws=draws)
         return torch.utils.data.Subset(made, range(50, 100)) if wrapped else made
 
-    built = BuiltDataset.build(dataset(name=f"table-{draws}-{wrapped}")(table)())
+    built = build(dataset(name=f"table-{draws}-{wrapped}")(table)())
     inner = built.dataset.dataset if wrapped else built.dataset
     assert inner.calls == []  # no sample is computed before workers are forked
     assert built.seeding == ("sample" if draws else "batch")
@@ -156,7 +156,7 @@ def test_build_of_an_object_uses_getitems_as_torchs_loader_does(draws: bool) -> 
 
 
 def test_build_that_states_seeding_per_sample_is_not_told_of_getitems() -> None:
-    built = BuiltDataset.build(dataset(name="stated", seeding="sample")(lambda: Table(draws=True))())
+    built = build(dataset(name="stated", seeding="sample")(lambda: Table(draws=True))())
     assert (built.seeding, built.warnings) == ("sample", ())
 
 
@@ -196,7 +196,7 @@ def test_fetch_with_batch_seeding_asks_at_most_64_times_whether_it_is_cancelled(
 
 
 def test_describe_tells_apart_hosts_that_probed_other_samples() -> None:
-    marks = {describe(BuiltDataset.build(dataset(name=f"d{n}")(lambda: Table())())).fingerprint for n in range(2)}
-    stated = BuiltDataset.build(dataset(name="stated", seeding="batch")(lambda: Table())())
+    marks = {describe(build(dataset(name=f"d{n}")(lambda: Table())())).fingerprint for n in range(2)}
+    stated = build(dataset(name="stated", seeding="batch")(lambda: Table())())
     assert {mark.removesuffix("+getitems") for mark in marks} == {describe(stated).fingerprint}
     assert all(mark.endswith("+getitems") for mark in marks)

@@ -11,8 +11,9 @@ from subjects import Augmented, Batched, Seeded, failure, request
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
-from hetero.datasets import DatasetSpec, dataset
+from hetero.datasets import build, dataset, prebuild
 from hetero.errors import ConfigError, DatasetError
+from hetero.spec import DatasetSpec
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data
@@ -23,7 +24,7 @@ def test_build_passes_arguments_and_decorations() -> None:
     def numbers(values: list[int]) -> list[int]:
         return values
 
-    built = BuiltDataset.build(numbers((5, 6, 7)))
+    built = build(numbers((5, 6, 7)))
     assert (len(built), built.name, built.seeding) == (3, "numbers", "batch")
     assert fetch(built, request((0, 2))) == 12
 
@@ -34,10 +35,10 @@ def test_build_with_random_factory_is_the_same_everywhere_and_leaves_generators_
         return data.random_split(list(range(100)), [50, 50])[0]
 
     state = torch.get_rng_state()
-    first = BuiltDataset.build(split()).dataset.indices
+    first = build(split()).dataset.indices
     assert torch.equal(state, torch.get_rng_state())
     torch.manual_seed(3)
-    assert BuiltDataset.build(split()).dataset.indices == first
+    assert build(split()).dataset.indices == first
 
 
 def test_build_with_factory_raising_names_stage_and_host() -> None:
@@ -48,7 +49,7 @@ def test_build_with_factory_raising_names_stage_and_host() -> None:
     with pytest.raises(
         DatasetError, match="data set 'broken' failed on algo-1/0 in build: FileNotFoundError: /x"
     ) as raised:
-        BuiltDataset.build(broken("/x"), host="algo-1/0")
+        build(broken("/x"), host="algo-1/0")
     assert "in broken" in failure(raised).traceback
 
 
@@ -70,7 +71,7 @@ class Stream(data.IterableDataset[int]):
 def test_build_with_unfit_result_says_what_to_do(make: Callable[[], Any], expected: str) -> None:
     spec = dataset(name="unfit")(make)() if not isinstance(make, type) else dataset(name="unfit")(lambda: make())()
     with pytest.raises(DatasetError, match=f"in build: ConfigError: the factory returned {expected}"):
-        BuiltDataset.build(spec)
+        build(spec)
     with pytest.raises(ConfigError, match=expected):
         BuiltDataset.from_object(make())
 
@@ -86,9 +87,7 @@ class Counted(Augmented):
 @pytest.mark.parametrize("is_own", [False, True])
 def test_build_length_is_asked_once_except_of_the_users_own_object(is_own: bool) -> None:
     counted = Counted()
-    built = (
-        BuiltDataset.from_object(counted) if is_own else BuiltDataset.build(dataset(name="counted")(lambda: counted)())
-    )
+    built = BuiltDataset.from_object(counted) if is_own else build(dataset(name="counted")(lambda: counted)())
     before = counted.num_asked
     assert [built.num_samples, len(built), built.num_samples] == [20] * 3
     assert counted.num_asked - before == (3 if is_own else 1)
@@ -101,13 +100,13 @@ def test_build_as_worker_calls_worker_init_fn_once_with_info() -> None:
     def numbers() -> list[int]:
         return [1]
 
-    BuiltDataset.build(numbers())
+    build(numbers())
     assert calls == []
-    built = BuiltDataset.build(numbers(), worker_index=1, num_workers=3)
+    built = build(numbers(), worker_index=1, num_workers=3)
     ((index, info),) = calls
     assert (index, info.id, info.num_workers, info.dataset) == (1, 1, 3, built.dataset)
     with pytest.raises(ConfigError, match="worker index 3 is out of range"):
-        BuiltDataset.build(numbers(), worker_index=3, num_workers=3)
+        build(numbers(), worker_index=3, num_workers=3)
 
 
 def test_build_with_worker_init_fn_raising_names_it() -> None:
@@ -116,13 +115,13 @@ def test_build_with_worker_init_fn_raising_names_it() -> None:
         return [1]
 
     with pytest.raises(DatasetError, match=r"in build: ZeroDivisionError.* \(in worker_init_fn\)"):
-        BuiltDataset.build(numbers(), num_workers=1)
+        build(numbers(), num_workers=1)
 
 
 def test_prebuilt_dataset_becomes_worker_later() -> None:
     informed = dataset(name="informed", worker_init_fn=lambda index: calls.append(index))(lambda: Informed())
     calls: list[int] = []
-    built = BuiltDataset.prebuild(informed())
+    built = prebuild(informed())
     assert calls == []
     built.become_worker(2, 5)
     assert calls == [2]
@@ -138,7 +137,7 @@ class Informed(Augmented):
 @pytest.mark.parametrize("num_workers", [0, 4])
 def test_fetch_gives_worker_info_and_no_shared_memory(num_workers: int) -> None:
     informed = dataset(name="informed")(lambda: Informed())
-    built = BuiltDataset.build(informed(), worker_index=min(2, num_workers), num_workers=num_workers)
+    built = build(informed(), worker_index=min(2, num_workers), num_workers=num_workers)
     batch = fetch(built, request((0, 1)))
     assert batch.tolist() == [[2, 4] if num_workers else [-1, -1]] * 2
     assert not batch.is_shared()
@@ -147,7 +146,7 @@ def test_fetch_gives_worker_info_and_no_shared_memory(num_workers: int) -> None:
 
 def test_fetch_inside_torchs_worker_keeps_its_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     informed = dataset(name="informed")(lambda: Informed())
-    built = BuiltDataset.build(informed(), worker_index=2, num_workers=4)
+    built = build(informed(), worker_index=2, num_workers=4)
     theirs = data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None)
     monkeypatch.setattr(data._utils.worker, "_worker_info", theirs)
     batch = fetch(built, request((0, 1)))

@@ -12,7 +12,7 @@ from subjects import Augmented, Keyless
 from hetero import datasets
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe
-from hetero.datasets import dataset
+from hetero.datasets import build, dataset
 from hetero.errors import DatasetError
 
 torch = pytest.importorskip("torch")
@@ -71,13 +71,13 @@ def test_describe_with_own_fingerprint_fetches_nothing() -> None:
 
     for given, expected in (("v1", "v1"), (lambda built: f"size {len(built)}", "size 20")):
         spec = dataset(name="marked", fingerprint=given)(lambda: Untouchable())()
-        assert describe(BuiltDataset.build(spec)).fingerprint == expected
+        assert describe(build(spec)).fingerprint == expected
         datasets._factories.clear()
 
 
 def test_describe_with_fingerprint_that_draws_is_the_same_everywhere() -> None:
     drawing = dataset(name="drawing", fingerprint=lambda built: f"{random.random()} {np.random.rand()} {torch.rand(1)}")
-    built = BuiltDataset.build(drawing(lambda: Augmented())())
+    built = build(drawing(lambda: Augmented())())
     first = describe(built)
     for draw in (random.random, np.random.rand, lambda: torch.rand(1)):
         draw()

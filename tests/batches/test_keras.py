@@ -17,8 +17,9 @@ from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe, fetch
 from hetero.batches.keras import EpochCopies, is_keras_dataset, num_batches, overridden_hooks, to_arrays
 from hetero.batches.request import BatchRequest
-from hetero.datasets import DatasetSpec
+from hetero.datasets import build
 from hetero.errors import ConfigError, DatasetError
+from hetero.spec import DatasetSpec
 
 LARGE = 2**21  # of int64: 16 MiB
 
@@ -121,35 +122,35 @@ def test_length_is_that_of_num_batches_where_there_is_no_len(register: Any) -> N
             return number
 
     assert num_batches(Numbered()) == 7
-    assert len(BuiltDataset.build(register(Numbered))) == 7
+    assert len(build(register(Numbered))) == 7
 
 
 def test_batch_without_hooks_is_the_item_of_the_one_object(register: Any) -> None:
-    built = BuiltDataset.build(register(Plain))
+    built = build(register(Plain))
     object_before = built.dataset
     values, chosen = batch(built, 2, epoch=3)
     assert (type(values), values.dtype, chosen.tolist()) == (np.ndarray, np.float32, [8, 9])
     assert built.dataset is object_before
-    again, _ = batch(BuiltDataset.build(register(Plain)), 2, epoch=3)
+    again, _ = batch(build(register(Plain)), 2, epoch=3)
     assert values.tobytes() == again.tobytes()
 
 
 def test_epoch_is_the_same_whichever_was_asked_for_before(register: Any) -> None:
     epochs = range(4)
-    in_turn = BuiltDataset.build(register(Shuffled))
+    in_turn = build(register(Shuffled))
     wanted = [order(in_turn, epoch) for epoch in epochs]
     assert wanted[0] != list(range(10))
     assert len({tuple(each) for each in wanted}) == 4
     assert all(sorted(each) == list(range(10)) for each in wanted)
-    assert [order(BuiltDataset.build(register(Shuffled)), epoch) for epoch in epochs] == wanted
-    jumping = BuiltDataset.build(register(Shuffled))
+    assert [order(build(register(Shuffled)), epoch) for epoch in epochs] == wanted
+    jumping = build(register(Shuffled))
     assert [order(jumping, epoch) for epoch in (3, 0, 2, 1, 2)] == [wanted[epoch] for epoch in (3, 0, 2, 1, 2)]
     assert order(jumping, 2, seed=6) != wanted[2]
     assert jumping.dataset.epoch == 3
 
 
 def test_epochs_that_overlap_are_made_once(register: Any) -> None:
-    built = BuiltDataset.build(register(Shuffled))
+    built = build(register(Shuffled))
     batch(built, 0, epoch=6)
     sixth = built.dataset
     batch(built, 0, epoch=7)
@@ -170,8 +171,8 @@ def test_epoch_does_not_depend_on_what_batches_change(register: Any) -> None:
         def on_epoch_end(self) -> None:
             self.generator.shuffle(self.indexes)
 
-    wanted = order(BuiltDataset.build(register(Drawing)), 1)
-    built = BuiltDataset.build(register(Drawing))
+    wanted = order(build(register(Drawing)), 1)
+    built = build(register(Drawing))
     order(built, 0)
     assert order(built, 1) == wanted
 
@@ -186,7 +187,7 @@ def test_methods_are_called_before_each_epoch_the_first_included(register: Any) 
         def on_epoch_end(self) -> None:
             self.calls += ("end",)
 
-    built = BuiltDataset.build(register(Begun))
+    built = build(register(Begun))
     batch(built, 0)
     assert built.dataset.calls == ("end", "begin")
     batch(built, 0, epoch=2)
@@ -206,20 +207,20 @@ def test_data_set_of_keras_2_is_as_it_was_made_in_epoch_0(register: Any) -> None
         def on_epoch_end(self) -> None:
             self.num_epochs += 1
 
-    built = BuiltDataset.build(register(Old))
+    built = build(register(Old))
     assert [batch(built, 0, epoch=epoch) for epoch in (0, 3, 1)] == [0, 3, 1]
 
 
 def test_description_is_that_of_epoch_0_whatever_was_fetched(register: Any) -> None:
-    wanted = describe(BuiltDataset.build(register(Shuffled)))
-    built = BuiltDataset.build(register(Shuffled))
+    wanted = describe(build(register(Shuffled)))
+    built = build(register(Shuffled))
     batch(built, 0, epoch=3)
     assert describe(built) == wanted
     assert wanted.num_samples == 3
     by_function = register(Shuffled, fingerprint=lambda dataset: str(dataset.indexes.tolist()))
-    built = BuiltDataset.build(by_function)
+    built = build(by_function)
     batch(built, 0, epoch=3)
-    assert describe(built).fingerprint == describe(BuiltDataset.build(by_function)).fingerprint
+    assert describe(built).fingerprint == describe(build(by_function)).fingerprint
 
 
 def test_description_probes_two_batches_only(register: Any) -> None:
@@ -230,7 +231,7 @@ def test_description_probes_two_batches_only(register: Any) -> None:
             asked.append(number)
             return super().__getitem__(number)
 
-    describe(BuiltDataset.build(register(lambda: Asked(num_samples=100))))
+    describe(build(register(lambda: Asked(num_samples=100))))
     assert asked == [0, 0, 24, 24]
 
 
@@ -272,7 +273,7 @@ def test_data_set_that_cannot_be_copied_says_what_to_do(register: Any) -> None:
             super().__init__()
             self.lock = threading.Lock()
 
-    built = BuiltDataset.build(register(Locked))
+    built = build(register(Locked))
     with pytest.raises(DatasetError, match=r"it has on_epoch_end, so .* cannot be copied: .*lock.*\\n  Open files and"):
         batch(built, 0)
 
@@ -284,12 +285,12 @@ def test_error_in_a_hook_names_the_epoch_and_is_raised_again(register: Any) -> N
             if self.epoch == 3:
                 raise KeyError("no such epoch")
 
-    built = BuiltDataset.build(register(Failing))
+    built = build(register(Failing))
     assert batch(built, 0, epoch=1)[1].shape == (4,)
     for _ in range(2):
         with pytest.raises(DatasetError, match=r"KeyError: 'no such epoch' \(before epoch 2\)"):
             batch(built, 0, epoch=2)
-    assert order(built, 1) == order(BuiltDataset.build(register(Shuffled)), 1)
+    assert order(built, 1) == order(build(register(Shuffled)), 1)
 
 
 def test_length_that_changes_is_refused(register: Any) -> None:
@@ -301,7 +302,7 @@ def test_length_that_changes_is_refused(register: Any) -> None:
             self.begun = 1
 
     with pytest.raises(DatasetError, match="it has 4 batches in epoch 1 and 3 when it is made"):
-        batch(BuiltDataset.build(register(Growing)), 0, epoch=1)
+        batch(build(register(Growing)), 0, epoch=1)
 
 
 def test_endless_data_set_is_refused(register: Any) -> None:
@@ -317,7 +318,7 @@ def test_endless_data_set_is_refused(register: Any) -> None:
 
     for kind in (Endless, Forgotten):
         with pytest.raises(DatasetError, match=r"an endless PyDataset \(.*give it __len__"):
-            BuiltDataset.build(register(kind))
+            build(register(kind))
 
 
 def test_iterator_of_an_image_generator_is_refused(register: Any) -> None:
@@ -332,24 +333,24 @@ def test_iterator_of_an_image_generator_is_refused(register: Any) -> None:
             return number
 
     with pytest.raises(DatasetError, match=r"DirectoryIterator, which draws its order .* repeat and miss samples"):
-        BuiltDataset.build(register(DirectoryIterator))
+        build(register(DirectoryIterator))
 
 
 def test_batch_size_for_what_makes_batches_is_refused(register: Any) -> None:
     with pytest.raises(DatasetError, match="batches already; pass batch_size=None"):
-        batch(BuiltDataset.build(register(Plain)), 0, collate=True, as_is=False)
+        batch(build(register(Plain)), 0, collate=True, as_is=False)
 
 
 def test_torch_gets_tensors(register: Any) -> None:
     torch = pytest.importorskip("torch")
-    built = BuiltDataset.build(register(Plain))
+    built = build(register(Plain))
     values, chosen = batch(built, 1, as_is=False)
     assert isinstance(values, torch.Tensor)
     assert chosen.tolist() == [4, 5, 6, 7]
 
 
 def test_collate_fn_is_given_the_batch(register: Any) -> None:
-    built = BuiltDataset.build(register(Plain, collate_fn=lambda batch: {"index": batch[1]}))
+    built = build(register(Plain, collate_fn=lambda batch: {"index": batch[1]}))
     assert batch(built, 1)["index"].tolist() == [4, 5, 6, 7]
 
 

@@ -13,10 +13,10 @@ import pytest
 
 import hetero
 from hetero.batches import build as building
-from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe
 from hetero.batches.overlaps import Overlaps
-from hetero.datasets import DatasetFactory, DatasetSpec
+from hetero.datasets import build
+from hetero.spec import DatasetFactory, DatasetSpec
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data
@@ -79,7 +79,7 @@ def test_split_in_a_factory_for_two_arguments_shares_no_sample(
 
     split_indices = split
     factory = register(photos)
-    train, val = (BuiltDataset.build(factory(split=name)) for name in ("train", "val"))
+    train, val = (build(factory(split=name)) for name in ("train", "val"))
     assert set(map(int, train.dataset.indices)) & set(map(int, val.dataset.indices)) == set()
     assert train.warnings + val.warnings == ()
 
@@ -91,7 +91,7 @@ def test_split_in_two_factories_shares_no_sample(register: Any) -> None:
     def val_photos(root: str, size: int = 224) -> Any:
         return data.random_split(Numbers(), [0.8, 0.2])[1]
 
-    train, val = (BuiltDataset.build(register(factory)(root="/data")) for factory in (train_photos, val_photos))
+    train, val = (build(register(factory)(root="/data")) for factory in (train_photos, val_photos))
     assert set(train.dataset.indices) & set(val.dataset.indices) == set()
 
 
@@ -104,8 +104,8 @@ def test_split_that_draws_from_elsewhere_is_said_with_the_number_of_samples(
         return data.random_split(base, [0.8, 0.2], generator)[split == "val"]
 
     factory = register(drawn)
-    train = BuiltDataset.build(factory(split="train"))
-    val = BuiltDataset.build(factory(split="val"))
+    train = build(factory(split="train"))
+    val = build(factory(split="val"))
     num_shared = len(set(train.dataset.indices) & set(val.dataset.indices))
     assert num_shared > 100
     (warning,) = val.warnings
@@ -115,7 +115,7 @@ def test_split_that_draws_from_elsewhere_is_said_with_the_number_of_samples(
     assert describe(val).warnings == val.warnings
     with caplog.at_level(logging.WARNING):
         assert len(factory(split="train")) == 800  # here, too, which splits anew
-    assert BuiltDataset.build(factory(split="val")).warnings == ()  # said already
+    assert build(factory(split="val")).warnings == ()  # said already
 
 
 @pytest.mark.parametrize(

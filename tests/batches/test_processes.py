@@ -19,10 +19,9 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
             import random, sys
             import numpy as np
             import hetero.datasets
-            from hetero.batches.build import BuiltDataset
             from hetero.batches.fetch import fetch
             from hetero.batches.request import BatchRequest, as_indices
-            from hetero.datasets import dataset
+            from hetero.datasets import build, dataset
 
             class Lazy:
                 def __len__(self): return 20
@@ -36,7 +35,7 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
             if "early" in sys.argv:
                 import torch
             assert ("torch" in sys.modules) == ("early" in sys.argv)
-            built = BuiltDataset.build(lazy(), worker_index=len(sys.argv) - 1, num_workers=9)
+            built = build(lazy(), worker_index=len(sys.argv) - 1, num_workers=9)
             print(fetch(built, BatchRequest(spec=lazy(), indices=as_indices([5, 2]), seed=1, epoch=0, position=0)))
         """)
     )
@@ -57,10 +56,9 @@ def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(impo
         textwrap.dedent("""
             import sys
             import hetero.datasets
-            from hetero.batches.build import BuiltDataset
             from hetero.batches.fetch import describe, fetch
             from hetero.batches.request import BatchRequest, as_indices
-            from hetero.datasets import dataset
+            from hetero.datasets import build, dataset
 
             importer, early = sys.argv[1:]
             drawn = []
@@ -85,7 +83,7 @@ def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(impo
             if early == "early":
                 import torch
             assert ("torch" in sys.modules) == (early == "early")
-            built = BuiltDataset.build(lazy(), worker_index=1, num_workers=2)
+            built = build(lazy(), worker_index=1, num_workers=2)
             batch = fetch(built, BatchRequest(spec=lazy(), indices=as_indices([0]), seed=1, epoch=0, position=0))
             print(drawn[-1], batch, describe(built).fingerprint)
         """)
@@ -104,8 +102,7 @@ def test_factory_that_imports_torch_is_run_again_only_if_it_drew_from_it(tmp_pat
     script.write_text(
         textwrap.dedent("""
             import sys
-            from hetero.batches.build import BuiltDataset
-            from hetero.datasets import dataset
+            from hetero.datasets import build, dataset
 
             @dataset
             def lazy(draws: bool):
@@ -113,7 +110,7 @@ def test_factory_that_imports_torch_is_run_again_only_if_it_drew_from_it(tmp_pat
                 print(torch.rand(1).item() if draws else "built")
                 return [1]
 
-            BuiltDataset.build(lazy(sys.argv[1:] == ["draws"]))
+            build(lazy(sys.argv[1:] == ["draws"]))
             import torch
             print(torch.rand(1).item())  # not of the key: torch is seeded at random when it is imported
         """)

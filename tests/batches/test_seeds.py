@@ -18,8 +18,8 @@ from hetero.batches.seeds import (
     sample_keys,
     seed_generators,
 )
-from hetero.datasets import Index
 from hetero.errors import ConfigError
+from hetero.spec import Index
 
 torch = pytest.importorskip("torch")
 

@@ -19,7 +19,6 @@ from services import Endpoint
 from staging import Stage
 from waiting import wait_for
 
-from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
@@ -29,7 +28,7 @@ from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader.connection import EndpointConnection, Fetched
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.transport import Link
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
 
@@ -229,7 +228,7 @@ def local(path: Path, wanted: list[BatchRequest]) -> list[Any]:
     import sys
 
     from hetero.batches.seeds import preserved_generators
-    from hetero.datasets import registered
+    from hetero.datasets import build, registered
 
     if "numbers" not in registered():
         module_spec = importlib.util.spec_from_file_location("dataplane_test_script", path)
@@ -239,7 +238,7 @@ def local(path: Path, wanted: list[BatchRequest]) -> list[Any]:
         sys.modules["dataplane_test_script"] = module
         module_spec.loader.exec_module(module)
     with preserved_generators():
-        built = BuiltDataset.build(wanted[0].spec)
+        built = build(wanted[0].spec)
         return [fetch(built, request) for request in wanted]
 
 

@@ -8,8 +8,8 @@ from hetero.batches.fetch import Description
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
 from hetero.dataplane.reader.consistency import Agreement
-from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, DatasetMismatchError, ExitCode, ProtocolMismatchError, SampleFailure
+from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
 
 SPEC = DatasetSpec("photos", "{}")

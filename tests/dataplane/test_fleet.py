@@ -15,8 +15,8 @@ from hetero.dataplane.reader.consistency import Agreement
 from hetero.dataplane.reader.failures import CallFailedError, Fault
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
-from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetMismatchError, EndpointUnavailableError, ExitCode, HeteroError, ProtocolMismatchError
+from hetero.spec import DatasetSpec
 from hetero.wire.limits import PROTOCOL
 
 

@@ -43,7 +43,7 @@ TRAINER = '''
     from hetero.batches.request import BatchRequest
     from hetero.control.directory import Directory, EndpointRecord
     from hetero.control.security import load_token
-    from hetero.datasets import DatasetSpec
+    from hetero.spec import DatasetSpec
     from hetero.dataplane.reader.fleet import Fleet
     from hetero.dataplane.reader.reader import Reader
 

@@ -12,8 +12,8 @@ import numpy as np
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint, report_to_proto, status_to_proto
-from hetero.datasets import DatasetSpec
 from hetero.errors import ExitCode, SampleFailure
+from hetero.spec import DatasetSpec
 from hetero.wire.framing import EncodedBatch, Refusal, encode_failure, encode_refusal
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.proto import data_pb2 as pb

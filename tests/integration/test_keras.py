@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from harness import DNN, StartJob, data
 
-from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
+from hetero.datasets import build
 from hetero.loaders.sampling import BuiltInOrder, Shard
 
 SCRIPT = Path(__file__).parent / "scripts" / "keras_chain.py"
@@ -45,7 +45,7 @@ def script() -> Iterator[Any]:
 def wanted(script: Any) -> list[str]:
     """Return what two epochs must consist of."""
     spec = script.keras_chain_photos(NUM_SAMPLES)
-    built = BuiltDataset.build(spec)
+    built = build(spec)
     order = BuiltInOrder(num_samples=len(built), batch_size=1, seed=17, shuffle=True)
     found = []
     for epoch in range(2):

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from harness import MARKER, StartJob, sweep
 
-from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
+from hetero.datasets import build
 from hetero.loaders.sampling import BuiltInOrder, Shard
 
 SCRIPT = Path(__file__).parent / "scripts" / "tf_chain.py"
@@ -49,7 +49,7 @@ def script() -> Iterator[Any]:
 def wanted(script: Any, num_samples: int) -> dict[str, Any]:
     """Return what two epochs must consist of: indices and digests of their batches."""
     spec = script.tf_augmented(num_samples)
-    built = BuiltDataset.build(spec)
+    built = build(spec)
     found: dict[str, Any] = {"indices": [], "digests": []}
     order = BuiltInOrder(num_samples=num_samples, batch_size=8, seed=17, shuffle=True)
     for epoch in range(2):

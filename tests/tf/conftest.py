@@ -116,7 +116,7 @@ def job(served: StoppingJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stoppi
     served.stop_at = served.num_steps = 0
     served.is_wait_over, served.hidden_error = False, None
     yield served
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)
 
 
 @pytest.fixture(scope="module")

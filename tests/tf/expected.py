@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators
-from hetero.datasets import DatasetSpec
+from hetero.datasets import build
 from hetero.loaders.sampling import BuiltInOrder, Shard
+from hetero.spec import DatasetSpec
 
 
 def batches(
     spec: DatasetSpec, *, epoch: int, batch_size: int, seed: int = 0, shuffle: bool = False, drop_last: bool = False
 ) -> list[Any]:
     """Return the batches of an epoch on the only rank."""
-    built = BuiltDataset.build(spec)
+    built = build(spec)
     order = BuiltInOrder(num_samples=len(built), batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last)
     found = []
     for planned in order.batches(epoch, Shard()):

@@ -11,8 +11,8 @@ import pytest
 
 import hetero.tf
 from hetero.control.rank import session as control
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
+from hetero.spec import DatasetSpec
 
 SPEC = DatasetSpec("tf_test_nothing")
 
@@ -34,7 +34,7 @@ def test_missing_tensorflow_is_told_in_one_line_that_says_what_to_install(call: 
 import sys
 sys.modules["tensorflow"] = None
 import hetero.tf
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 try:
     hetero.tf.{call}
 except ImportError as error:

@@ -17,10 +17,10 @@ import pytest
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import read_ledger
 from hetero.control.rank import session as control
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import LoaderOptions
 from hetero.loaders.sampling import Shard
+from hetero.spec import DatasetSpec
 from hetero.tf.feed import Feed
 from hetero.tf.passes import Claim
 

@@ -13,11 +13,11 @@ from endpoints import imported_script
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 import hetero.tf  # noqa: E402
-from hetero.batches.build import BuiltDataset  # noqa: E402
 from hetero.batches.fetch import fetch  # noqa: E402
 from hetero.batches.request import BatchRequest  # noqa: E402
 from hetero.batches.seeds import preserved_generators  # noqa: E402
 from hetero.control.rank import session as control  # noqa: E402
+from hetero.datasets import build  # noqa: E402
 from hetero.errors import ConfigError, DatasetError  # noqa: E402
 from hetero.loaders.sampling import BuiltInOrder, Shard  # noqa: E402
 
@@ -93,7 +93,7 @@ def plain(batch: Any) -> Any:
 def epoch_of(script: Any, epoch: int, shard: Shard | None = None) -> list[Any]:
     """Return the batches of an epoch on one rank, computed in this process by a data set of its own."""
     spec = script.keras_photos()
-    built = BuiltDataset.build(spec)
+    built = build(spec)
     order = BuiltInOrder(num_samples=len(built), batch_size=1, seed=11, shuffle=True)
     found = []
     for planned in order.batches(epoch, shard or Shard()):

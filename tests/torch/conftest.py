@@ -28,4 +28,4 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Any:
         return session
 
     yield choose
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)

@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     made = Folder(tmp_path / "ledgers", monkeypatch)
     yield made
     made.end()
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)
 
 
 def make(**options: Any) -> DataLoader[Any]:

@@ -86,7 +86,7 @@ def job(served: ServedJob, script: Any, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("HETERO_CROSSCHECK_RANK", "1")
     yield served
     ServedJob.disconnect()
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -327,7 +327,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedJob]:
     finally:
         structure.set_script_module(before)
         job.stop()
-        hetero.datasets.set_describer(None)
+        hetero.spec.set_describer(None)
         wait_for(lambda: threading.active_count() <= threads)
 
 
@@ -340,7 +340,7 @@ def fetching_from(job: ServedJob | None) -> Iterator[None]:
         try:
             yield
         finally:
-            hetero.datasets.set_describer(None)
+            hetero.spec.set_describer(None)
 
 
 @pytest.mark.integration

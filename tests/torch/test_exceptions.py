@@ -18,8 +18,8 @@ from endpoints import ServedJob, imported_script
 import hetero
 from hetero.batches.failures import dataset_error, with_user_type
 from hetero.control.rank import session as control
-from hetero.datasets import set_describer
 from hetero.errors import DatasetError
+from hetero.spec import set_describer
 from hetero.torch import DataLoader
 
 SCRIPT = """

@@ -98,7 +98,7 @@ def job(session: ServedJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(pipeline, "_num_verified", {})
     yield
     ServedJob.disconnect()
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def job(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield start
     for job in jobs:
         job.stop()
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)
     wait_for(lambda: threading.active_count() <= threads)
 
 

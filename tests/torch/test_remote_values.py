@@ -167,7 +167,7 @@ def served(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     job.start(2)
     yield job
     job.stop()
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)
 
 
 @pytest.fixture

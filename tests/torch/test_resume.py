@@ -94,7 +94,7 @@ def placement(where: str, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     yield Placement(where, jobs, monkeypatch)
     gc.collect()  # torch ends persistent workers in their loader's finalizer, in whichever thread that runs: here
     ServedJob.disconnect()
-    hetero.datasets.set_describer(None)
+    hetero.spec.set_describer(None)
     if jobs:
         wait_for(lambda: threading.active_count() <= threads)
 

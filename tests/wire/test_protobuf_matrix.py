@@ -16,7 +16,7 @@ import google.protobuf
 import numpy as np
 from google.protobuf.internal import api_implementation
 from hetero.batches.request import BatchRequest
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 from hetero.errors import ProtocolError
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.proto import control_pb2, data_pb2

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.batches.request import BatchRequest
-from hetero.datasets import DatasetSpec
 from hetero.errors import ConfigError, ProtocolError
+from hetero.spec import DatasetSpec
 from hetero.wire import requests
 from hetero.wire.limits import MAX_FETCH_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb

@@ -27,8 +27,9 @@ from hetero.batches.skips import Skips
 from hetero.control.security import Policy
 from hetero.dataplane.endpoint.compute import Compute, Task
 from hetero.dataplane.endpoint.transport import Delivery
-from hetero.datasets import DatasetSpec, get_factory
+from hetero.datasets import build, get_factory
 from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
+from hetero.spec import DatasetSpec
 from hetero.system.process import limit_threads
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
 from hetero.wire.compression import is_installed
@@ -176,9 +177,7 @@ class DataService:
         self._on_build(False)
         try:
             served.globals = GlobalsReader(get_factory(spec.name)).digests()
-            served.built = BuiltDataset.build(
-                spec, host=self._name, worker_index=self._worker_index, num_workers=self._num_workers
-            )
+            served.built = build(spec, host=self._name, worker_index=self._worker_index, num_workers=self._num_workers)
             limit_threads()  # the factory may have imported torch or OpenCV just now
         except BaseException as error:
             with self._lock:

@@ -17,8 +17,8 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
 from hetero.dataplane.reader.failures import CallFailedError, Fault
 from hetero.dataplane.reader.transport import Call, Link
-from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, ProtocolError
+from hetero.spec import DatasetSpec
 from hetero.wire import requests
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits

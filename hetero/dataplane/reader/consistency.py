@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from hetero.batches.fetch import Description
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ProtocolMismatchError
+from hetero.spec import DatasetSpec
 
 __all__ = ["Agreement"]
 

@@ -29,8 +29,8 @@ from hetero.dataplane.reader.consistency import Agreement
 from hetero.dataplane.reader.failures import CallFailedError, Fault
 from hetero.dataplane.reader.hedging import Hedging
 from hetero.dataplane.statistics import FleetStatistics
-from hetero.datasets import DatasetSpec
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError
+from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 
 from hetero.batches.request import BatchRequest
 from hetero.dataplane.reader.connection import EndpointConnection
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 
 __all__ = ["Budget", "Hedging", "Pace", "Stragglers"]
 

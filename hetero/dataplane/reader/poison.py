@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hetero.dataplane.reader.connection import EndpointConnection
 from hetero.dataplane.reader.failures import MAX_ATTEMPTS, Fault
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 
 __all__ = ["Losses"]
 

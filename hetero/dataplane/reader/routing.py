@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Container, Iterable, Sequence
 
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.datasets import DatasetSpec
+from hetero.spec import DatasetSpec
 
 __all__ = ["least_loaded", "less_loaded", "next_free_s", "subset", "unprepared"]
 

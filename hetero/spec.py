@@ -1,0 +1,225 @@
+"""The names of data sets that travel: `DatasetSpec`, and `DatasetFactory`, which makes them of a function's arguments.
+
+The registry of factories is `hetero.datasets`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn, TypeAlias
+
+from hetero.errors import ConfigError
+
+__all__ = [
+    "MAX_ARGUMENTS_BYTES",
+    "DatasetFactory",
+    "DatasetSpec",
+    "Index",
+    "Seeding",
+    "set_builder",
+    "set_describer",
+]
+
+Index: TypeAlias = "int | float | str | bytes | bool | tuple[Index, ...] | list[Index] | None"
+"""What a sampler yields: a position, the key of a data set that takes keys, or a list for one that takes lists."""
+
+Seeding: TypeAlias = Literal["sample", "batch"]
+"""How often the random generators are seeded."""
+
+MAX_ARGUMENTS_BYTES = 64 * 1024
+"""Bound on a spec's arguments: every request carries them."""
+
+_MAX_DEPTH = 32
+_NAME = re.compile(r"[\w.\-]{1,128}")
+
+_describer: Callable[[DatasetSpec], int] | None = None
+_builder: Callable[[DatasetSpec], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """Which registered data set, with which arguments; hashable and cheap to send.
+
+    ``len(spec)`` makes it a valid ``data_source`` of torch's samplers.
+    """
+
+    name: str
+    """The registered name."""
+    arguments_json: str = "{}"
+    """JSON object: sorted names of arguments, no white space, at most 64 KiB; dicts inside of it keep their order."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"data set name {self.name[:140]!r} is not 1 to 128 letters, digits, dots, dashes or underscores"
+            )
+        if (size := len(self.arguments_json.encode(errors="replace"))) > MAX_ARGUMENTS_BYTES:
+            raise ConfigError(
+                f"arguments of data set {self.name!r} take {size} bytes, at most {MAX_ARGUMENTS_BYTES} are allowed\n"
+                "  Pass the path of a file that holds them instead."
+            )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments, decoded; a new dictionary each time.
+
+        Raises:
+            ConfigError: If ``arguments_json`` is no JSON object.
+        """
+        try:
+            decoded = json.loads(self.arguments_json)
+        except (ValueError, RecursionError) as exc:
+            raise ConfigError(f"arguments of data set {self.name!r} are not valid JSON: {exc}") from exc
+        if not isinstance(decoded, dict):
+            raise ConfigError(f"arguments of data set {self.name!r} are a {type(decoded).__name__}, not a JSON object")
+        return decoded
+
+    def __len__(self) -> int:
+        """Return the number of samples; the first call may build or ask for the data set.
+
+        Raises:
+            TypeError: If the data set has no length.
+            DatasetError: If the factory raises.
+        """
+        describer = _describer or _builder
+        if describer is None:
+            raise TypeError(f"the length of {self} is known where its factory is registered")
+        return describer(self)
+
+    def __getitem__(self, index: object) -> Any:
+        raise ConfigError(
+            f"{self} only names a data set, which is built where it is needed: it has no samples here\n"
+            "  Get batches of it through a DataLoader, and one of the samples with "
+            f"hetero.datasets.get_factory({self.name!r}).function(...)[{index!r:.40}]."
+        )
+
+    def __iter__(self) -> NoReturn:
+        self[0]
+        raise AssertionError("unreachable")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{self.name}(...) only names a data set, which is built where it is needed: it has no attribute {name!r}. "
+            "What the script needs to know of the data set it can ask a function of its own",
+            name=name,
+            obj=self,
+        )
+
+    def __str__(self) -> str:
+        text = self.arguments_json[1:-1]
+        return f"{self.name}({text if len(text) <= 60 else text[:57] + '...'})"
+
+
+def _refuse_attribute(spec: DatasetSpec, name: str, value: object) -> NoReturn:
+    raise ConfigError(
+        f"{spec} only names a data set: {name} cannot be set on it, and no host would see it\n"
+        f"  Make it an argument of the function {spec.name}, which builds the data set: "
+        f"def {spec.name}(..., {name}), and make another loader for another value."
+    )
+
+
+# Afterwards: a frozen dataclass brings its own, whose error does not say what to do.
+DatasetSpec.__setattr__ = _refuse_attribute  # type: ignore[assignment,method-assign]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFactory:
+    """A registered function that builds a data set; calling it returns a `DatasetSpec`."""
+
+    name: str
+    """The registered name."""
+    function: Callable[..., Any]
+    """Builds the map-style data set; runs where the data is needed."""
+    seeding: Seeding | None = None
+    """Seed the generators for every sample, or once per batch; None: see `dataset`."""
+    collate_fn: Callable[[Any], Any] | None = None
+    """Makes a batch of a list of samples; None is torch's ``default_collate``."""
+    worker_init_fn: Callable[[int], object] | None = None
+    """Called with the worker's index, once per process, after the data set was built."""
+    fingerprint: Callable[[Any], str] | str | None = None
+    """Identity of the data instead of probed samples: a text, or a function of the data set."""
+    place: str = field(default="", compare=False)
+    """File and line of the function, for messages."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DatasetSpec:
+        """Bind the arguments, defaults included, and return the spec; build nothing.
+
+        Raises:
+            ConfigError: If the arguments do not fit the signature or are not JSON values.
+        """
+        signature = inspect.signature(self.function)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise ConfigError(f"data set {self.name!r}: {exc}; its signature is {self.name}{signature}") from exc
+        bound.apply_defaults()
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.update(value)
+            else:
+                arguments[name] = value
+        checked = {name: _to_json(value, f"{self.name}({name})", 0) for name, value in arguments.items()}
+        # Only the names are sorted: a data set may number its classes by the order of a dict.
+        return DatasetSpec(self.name, json.dumps(dict(sorted(checked.items())), separators=(",", ":"), allow_nan=False))
+
+
+def set_describer(describer: Callable[[DatasetSpec], int] | None) -> None:
+    """Choose what answers ``len(spec)``; None: build the data set in this process.
+
+    The describer should cache: samplers ask often.
+    """
+    global _describer
+    _describer = describer
+
+
+def set_builder(builder: Callable[[DatasetSpec], int]) -> None:
+    """Set what answers ``len(spec)`` if no describer was chosen: the registry, which builds the data set here."""
+    global _builder
+    _builder = builder
+
+
+def _to_json(value: object, path: str, depth: int) -> object:
+    """Return ``value`` in JSON's types, or raise a `ConfigError` that names the path."""
+    if depth > _MAX_DEPTH:
+        raise ConfigError(f"argument {path} is nested deeper than {_MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # the value of a str enum, not its name
+    if isinstance(value, int | float):
+        return _number_to_json(value, path)
+    if isinstance(value, list | tuple):
+        return [_to_json(item, f"{path}[{position}]", depth + 1) for position, item in enumerate(value)]
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"argument {path} has the key {key!r:.40} of type {type(key).__name__}, expected str")
+        return {str.__str__(key): _to_json(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+    if hasattr(value, "__fspath__"):
+        advice = "pass str(path)"
+    elif hasattr(value, "item"):
+        advice = "pass .item() or .tolist()"
+    else:
+        advice = "build it inside the data set's function"
+    kind = type(value)
+    raise ConfigError(
+        f"argument {path} is a {kind.__module__}.{kind.__qualname__}, not a JSON value\n"
+        f"  A data set's arguments travel to other hosts as JSON: {advice}."
+    )
+
+
+def _number_to_json(value: float, path: str) -> float:
+    """Return an int or float of exactly that type."""
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise ConfigError(f"argument {path} is an integer of {value.bit_length()} bits, expected at most 64")
+        return int(value)
+    if not math.isfinite(value):
+        raise ConfigError(f"argument {path} is {value}, which JSON cannot express; pass a finite number or None")
+    return float(value)
