@@ -15,7 +15,7 @@ from hetero.errors import ExitCode
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [
-    *(ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "benchmarks" / "README.md"),
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "benchmarks" / "README.md"),
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
