@@ -3,10 +3,10 @@
 A training script needs three names: `dataset` registers what can be served,
 `hetero.torch.DataLoader` or `hetero.tf.from_dataset` reads it, and `on_stop`
 saves a checkpoint when the platform stops the job. `collate_arrays` makes
-batches without torch. Everything else here is what they raise and return.
+batches without torch. The other names are the types that these functions raise and return.
 
-Names are resolved when they are first used, so that ``import hetero`` loads
-neither NumPy nor gRPC nor a deep learning framework.
+Each name is imported from its module when it is first used. ``import hetero``
+therefore loads neither NumPy nor gRPC nor a deep learning framework.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker would take it as a licence for any name
+if not TYPE_CHECKING:  # with a module __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         """Import a public name from its module the first time it is used."""

@@ -1,8 +1,8 @@
 """The registry of data set factories: `dataset` registers one by name, `build` runs it.
 
-Calling a registered factory builds nothing. It returns a `hetero.spec.DatasetSpec`, a name
-and JSON arguments, which any process that imported the same script can turn
-into the data set. Nothing else about a data set ever crosses the wire.
+Calling a registered factory builds nothing. It returns a `hetero.spec.DatasetSpec`, which
+holds a name and JSON arguments. Every process that has imported the same script can build
+the data set from it. Nothing else about a data set is sent over the network.
 """
 
 from __future__ import annotations
@@ -57,31 +57,32 @@ def dataset(
 ) -> DatasetFactory | Callable[[Callable[..., Any]], DatasetFactory]:
     """Register a function that builds a map-style data set.
 
-    Use it at the top level of the training script, so that data hosts, which
-    import the script without running its ``main``, register it too.
+    Use the decorator at the top level of the training script. Data hosts import the script
+    without running its ``main``, and they must register the data set too.
 
-    A sample must be a function of its index and of the global generators of `random`, NumPy
-    and torch, which are seeded from (seed, epoch, index, occurrence) before it is computed.
-    A data set with a generator of its own gets the same key, an unsigned 64-bit integer,
-    through a method ``on_seed(self, key)``, if it has one.
+    A sample may depend only on its index and on the global generators of `random`, NumPy and
+    torch. Before each sample is computed, these are seeded from (seed, epoch, index,
+    occurrence). A data set that has another generator can define a method
+    ``on_seed(self, key)``, which receives the same key, an unsigned 64-bit integer.
 
     Args:
-        function: The factory. Its arguments must be JSON values; tuples arrive as lists.
-        name: Registered name; the function's own by default.
-        seeding: ``"sample"`` seeds `random`, NumPy's and torch's global generators for
-            every sample; ``"batch"`` once per batch, for samples cheaper than that (7 us)
-            and for data sets with torch's ``__getitems__``. None: ``"batch"`` if the data set
-            has ``__getitems__`` and its samples draw nothing, which a few probes show, else ``"sample"``.
-        collate_fn: As torch's; None is ``default_collate``.
-        worker_init_fn: As torch's.
-        fingerprint: A text, or a function of the data set, that identifies the data on
-            a host. By default a few samples are fetched and hashed.
+        function: The factory. Its arguments must be JSON values. Tuples arrive as lists.
+        name: Registered name. The default is the function's name.
+        seeding: ``"sample"`` seeds the global generators of `random`, NumPy and torch for
+            every sample. ``"batch"`` seeds them once per batch. Use it for samples that cost
+            less than the seeding (7 us) and for data sets with torch's ``__getitems__``. With
+            None, a few samples are probed if the data set has ``__getitems__``. The choice is
+            ``"batch"`` if they draw no random numbers, and ``"sample"`` in all other cases.
+        collate_fn: Same as torch's. None selects ``default_collate``.
+        worker_init_fn: Same as torch's.
+        fingerprint: A text that identifies the data on a host, or a function that returns it
+            for the data set. By default a few samples are fetched and hashed.
 
     Returns:
-        The registered factory; calling it returns a `DatasetSpec`.
+        The registered factory. Calling it returns a `DatasetSpec`.
 
     Raises:
-        ConfigError: If the name is taken, or the function cannot be called by JSON arguments.
+        ConfigError: If the name is taken, or the function cannot be called with JSON arguments.
     """
     if function is None:
         return functools.partial(
@@ -99,7 +100,7 @@ def get_factory(name: str) -> DatasetFactory:
     """Return the factory registered as ``name``.
 
     Raises:
-        ConfigError: If there is none; the message lists the known names.
+        ConfigError: If no factory has this name. The message lists the known names.
     """
     factory = _factories.get(name)
     if factory is not None:
@@ -127,7 +128,7 @@ def _register(
     worker_init_fn: Callable[[int], object] | None = None,
     fingerprint: Callable[[Any], str] | str | None = None,
 ) -> DatasetFactory:
-    """Check the function and put it into the registry."""
+    """Check the function and add it to the registry."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"@hetero.dataset decorates a function that returns the data set, not {function!r:.80}\n"
@@ -154,7 +155,7 @@ def _register(
     DatasetSpec(factory.name)  # checks the name
     with _lock:
         other = _factories.get(factory.name)
-        # One file may be imported twice, as __main__ and by its name; a notebook runs a cell again.
+        # A file may be imported twice, as __main__ and by its name, and a notebook may run a cell again.
         interactive = not hasattr(sys.modules.get("__main__"), "__file__") and function.__module__ == "__main__"
         if other is not None and other.place != place and not interactive:
             raise ConfigError(
@@ -167,21 +168,23 @@ def _register(
 
 
 def build(spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_workers: int = 0) -> BuiltDataset:
-    """Run the factory and make this process a worker; may take minutes.
+    """Run the factory and make this process a worker. This may take minutes.
 
-    The generators are seeded before, with the same seed for every factory, so that one that draws
-    (``random_split``) splits alike everywhere and for all arguments. They are put back after.
+    The random generators are seeded before the factory runs, and restored afterwards. The seed
+    is the same for every factory, on every host and for all arguments. A factory that draws
+    random numbers (``random_split``) therefore makes the same split everywhere.
 
     Args:
-        spec: What to build.
-        host: Named in errors.
-        worker_index: In ``[0, num_workers)``.
-        num_workers: Processes that serve this data set on this host; 0 for the trainer itself,
-            where as in torch ``worker_init_fn`` is not called and ``get_worker_info()`` is None.
+        spec: Data set to build.
+        host: Name of this host in error messages.
+        worker_index: Index of this process in ``[0, num_workers)``.
+        num_workers: Number of processes that serve this data set on this host. 0 in the trainer
+            itself. There, as in torch, ``worker_init_fn`` is not called and ``get_worker_info()``
+            is None.
 
     Raises:
         ConfigError: If no factory of that name is registered.
-        DatasetError: If the factory or ``worker_init_fn`` raises, or the result is no map-style data set.
+        DatasetError: If the factory or ``worker_init_fn`` raises, or the result is not a map-style data set.
     """
     built = prebuild(spec, host=host)
     if num_workers:
@@ -190,21 +193,21 @@ def build(spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_
 
 
 def prebuild(spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
-    """Run the factory only: for a process that forks the workers, see `BuiltDataset.become_worker`."""
-    from hetero.batches.build import BuiltDataset  # NumPy comes with it, which a script may do without
+    """Run only the factory, in a process that forks the workers. See `BuiltDataset.become_worker`."""
+    from hetero.batches.build import BuiltDataset  # imports NumPy, which a script may not need
 
     return BuiltDataset.from_factory(get_factory(spec.name), spec, host=host)
 
 
 def note_length(spec: DatasetSpec, num_samples: int) -> None:
-    """Note the length of a data set that this process has built: ``len(spec)`` need not build it once more."""
+    """Record the length of a data set that this process has built. ``len(spec)`` then need not build it again."""
     if len(_lengths) >= _MAX_LENGTHS:
         _lengths.clear()
     _lengths[get_factory(spec.name), spec] = num_samples
 
 
 def _local_length(spec: DatasetSpec) -> int:
-    """Return the length of the data set; build it here, as every process that fetches from it does, if need be."""
+    """Return the length of the data set. Build the data set in this process if its length is not recorded yet."""
     known = _lengths.get((get_factory(spec.name), spec))
     if known is not None:
         return known

@@ -10,9 +10,9 @@
     |- ShutdownError                        |  `- AuthenticationError
     `- DatasetError
 
-Each takes one record: a message, or a frozen dataclass whose ``str`` is the
-message. One argument is what makes an exception survive the trip between
-processes (`copyreg` rebuilds it from ``args``).
+Each exception takes one argument, its record: a message, or a frozen dataclass
+whose ``str`` is the message. With a single argument an exception can be pickled
+and sent to another process, because `copyreg` rebuilds it from ``args``.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
 
 
 class ExitCode(enum.IntEnum):
-    """Exit status of every hetero command; 128 + N means ended by signal N."""
+    """Exit status of every hetero command. 128 + N means that signal N ended the command."""
 
     help_text: str
 
     def __new__(cls, value: int, help_text: str = "") -> ExitCode:
-        """Attach the sentence that documentation and ``hetero --help`` show."""
+        """Attach the sentence that the documentation and ``hetero --help`` show."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.help_text = help_text
@@ -78,10 +78,10 @@ class ExitCode(enum.IntEnum):
 
 
 class HeteroError(Exception):
-    """Base of everything that hetero raises on purpose.
+    """Base class of the exceptions that hetero raises on purpose.
 
     Args:
-        record: What happened, as a message or as a dataclass with ``__str__``.
+        record: Description of the error: a message, or a dataclass with ``__str__``.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
@@ -95,7 +95,7 @@ class HeteroError(Exception):
 
 
 def first_line(error: HeteroError) -> str:
-    """Return the first line of an error's message; its type's name if it has no message."""
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -113,16 +113,16 @@ class ClusterError(HeteroError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildFailure:
-    """How a child process ended."""
+    """Record of how a child process ended."""
 
     name: str
-    """What the child is, for example ``rank 1``."""
+    """Name of the child, for example ``rank 1``."""
     exit_status: int
-    """As `subprocess` gives it: negative for a signal."""
+    """Exit status as `subprocess` returns it. A negative status is the number of a signal."""
     explanation: str
-    """One line: what this status means."""
+    """Meaning of the status, in one line."""
     last_lines: tuple[str, ...] = ()
-    """The end of its output."""
+    """Last lines of the child's output."""
 
     def __str__(self) -> str:
         tail = "".join(f"\n    {line}" for line in self.last_lines)
@@ -130,53 +130,53 @@ class ChildFailure:
 
 
 class PortError(HeteroError):
-    """A port is taken or an address cannot be bound."""
+    """A port is in use, or an address cannot be bound."""
 
     exit_code = ExitCode.PORT
 
 
 class ResourcesError(HeteroError):
-    """Descriptors, memory or disk do not suffice."""
+    """The host has too few file descriptors, or too little memory or disk space."""
 
     exit_code = ExitCode.RESOURCES
 
 
 class CapacityError(HeteroError):
-    """The platform has no instances for a job that was to be submitted."""
+    """The platform has no instances for a job to submit."""
 
     exit_code = ExitCode.CAPACITY
 
 
 class ChildFailedError(HeteroError):
-    """A process that the launcher started failed; carries a `ChildFailure`."""
+    """A process that the launcher started failed. The record is a `ChildFailure`."""
 
     exit_code = ExitCode.SCRIPT_FAILED
 
 
 class ShutdownError(HeteroError):
-    """Processes did not end within the grace that they were given."""
+    """Processes did not end within their grace period."""
 
     exit_code = ExitCode.SHUTDOWN_OVERRAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFailure:
-    """An exception in the user's data set code, as it looked where it happened."""
+    """Record of an exception in the user's data set code, made in the process that raised it."""
 
     dataset: str
-    """The registered name."""
+    """Registered name of the data set."""
     host: str
-    """Host and endpoint, for example ``algo-2/0``; ``local`` in the trainer."""
+    """Host and endpoint, for example ``algo-2/0``, or ``local`` in the trainer."""
     stage: str
     """``build``, ``describe``, ``sample``, ``collate``, ``encode`` or ``purity``."""
     sample_index: str
-    """The index that was asked for; empty if the failure has none."""
+    """Requested index, or empty if no single index caused the failure."""
     exception: str
     """Type and message of the original exception."""
     traceback: str
-    """The formatted remote traceback."""
+    """Formatted traceback of the original exception."""
     types: tuple[str, ...] = ()
-    """The exception's class and its bases up to `Exception`, as ``module:qualified name``; empty if unknown."""
+    """Class of the exception and its bases up to `Exception`, as ``module:qualified name``. Empty if unknown."""
 
     def __str__(self) -> str:
         where = f" at sample {self.sample_index}" if self.sample_index else ""
@@ -186,9 +186,9 @@ class SampleFailure:
 
 
 class DatasetError(HeteroError):
-    """The user's data set code raised; carries a `SampleFailure`.
+    """The user's data set code raised an exception. The record is a `SampleFailure`.
 
-    A loader raises it as an exception that is of the user's own type too: see `typed`.
+    The error that a loader raises is also an instance of the user's exception type. See `typed`.
     """
 
     exit_code = ExitCode.DATASET_FAILED
@@ -197,21 +197,22 @@ class DatasetError(HeteroError):
         """Return the same error as an exception that ``except kind`` catches too.
 
         Returns:
-            An instance of a class that has both `DatasetError` and ``kind`` as bases; this error itself where that
-            cannot be: `StopIteration` would end the loop, and some types cannot be combined with others.
+            An instance of a class that has both `DatasetError` and ``kind`` as bases. For some types this error itself
+            is returned: `StopIteration` and `StopAsyncIteration`, because they would end the loop, and types that
+            cannot be combined with another base.
         """
         if issubclass(kind, (DatasetError, StopIteration, StopAsyncIteration)):
             return self
         try:
             return _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy takes classes for unhashable
-        except Exception:  # noqa: BLE001 - of classes of the user's: a layout or constructor that allows no other base
+        except Exception:  # noqa: BLE001 - the user's class has a layout or constructor that allows no other base
             return self
 
 
 @functools.lru_cache(maxsize=64)
 def _combined_with(kind: type[Exception]) -> type[DatasetError]:
     def __init__(self: DatasetError, record: object) -> None:  # noqa: N807
-        # Not through the bases: the user's type may want other arguments.
+        # Do not call the bases' __init__, because the user's type may expect other arguments.
         Exception.__init__(self, record)
         self.record = record
 
@@ -227,33 +228,33 @@ def _restore_typed(record: object, kind: type[Exception]) -> DatasetError:
 
 
 class DataPlaneError(HeteroError):
-    """Batches cannot be had."""
+    """Batches cannot be fetched."""
 
     exit_code = ExitCode.DATA_PLANE_LOST
 
 
 class EndpointUnavailableError(DataPlaneError):
-    """No endpoint could be reached for the data timeout."""
+    """No endpoint could be reached for the length of the data timeout."""
 
 
 class BatchTimeoutError(DataPlaneError, TimeoutError):
-    """A batch did not arrive within its bound although endpoints are there."""
+    """A batch did not arrive within its time limit, although endpoints could be reached."""
 
 
 class DatasetMismatchError(DataPlaneError):
-    """One specification is another data set elsewhere: on two data hosts, or there and in a rank or loader worker."""
+    """Two processes disagree about a data set: two data hosts, or a data host and a rank or loader worker."""
 
     exit_code = ExitCode.DISAGREEMENT
 
 
 class ProtocolError(DataPlaneError):
-    """Bytes from the network break the protocol: version, shape, dtype or limit."""
+    """Bytes from the network violate the protocol: their version, a shape, a dtype or a limit is wrong."""
 
     exit_code = ExitCode.CORRUPTION
 
 
 class ProtocolMismatchError(ProtocolError):
-    """An endpoint speaks another version of the protocol than this process."""
+    """An endpoint and this process use different versions of the protocol."""
 
     exit_code = ExitCode.DISAGREEMENT
 

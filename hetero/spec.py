@@ -1,5 +1,6 @@
-"""The names of data sets that travel: `DatasetSpec`, and `DatasetFactory`, which makes them of a function's arguments.
+"""Names of data sets that are sent between processes.
 
+A `DatasetSpec` names a data set. A `DatasetFactory` makes the spec from the arguments of a function.
 The registry of factories is `hetero.datasets`.
 """
 
@@ -26,13 +27,13 @@ __all__ = [
 ]
 
 Index: TypeAlias = "int | float | str | bytes | bool | tuple[Index, ...] | list[Index] | None"
-"""What a sampler yields: a position, the key of a data set that takes keys, or a list for one that takes lists."""
+"""Index that a sampler yields: a position, a key, or a list, depending on what the data set accepts."""
 
 Seeding: TypeAlias = Literal["sample", "batch"]
-"""How often the random generators are seeded."""
+"""How often the random generators are seeded: for every sample, or once per batch."""
 
 MAX_ARGUMENTS_BYTES = 64 * 1024
-"""Bound on a spec's arguments: every request carries them."""
+"""Limit on the size of a spec's arguments. There is a limit because every request carries the arguments."""
 
 _MAX_DEPTH = 32
 _NAME = re.compile(r"[\w.\-]{1,128}")
@@ -43,15 +44,18 @@ _builder: Callable[[DatasetSpec], int] | None = None
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """Which registered data set, with which arguments; hashable and cheap to send.
+    """Name and arguments of a registered data set. It is hashable and cheap to send.
 
-    ``len(spec)`` makes it a valid ``data_source`` of torch's samplers.
+    A spec is a valid ``data_source`` for torch's samplers, because it supports ``len(spec)``.
     """
 
     name: str
-    """The registered name."""
+    """Registered name of the data set."""
     arguments_json: str = "{}"
-    """JSON object: sorted names of arguments, no white space, at most 64 KiB; dicts inside of it keep their order."""
+    """Arguments as a JSON object of at most 64 KiB, without white space.
+
+    The names of the arguments are sorted. Dicts inside the arguments keep their order.
+    """
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -66,10 +70,10 @@ class DatasetSpec:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments, decoded; a new dictionary each time.
+        """Decoded arguments, in a new dictionary for each call.
 
         Raises:
-            ConfigError: If ``arguments_json`` is no JSON object.
+            ConfigError: If ``arguments_json`` is not a JSON object.
         """
         try:
             decoded = json.loads(self.arguments_json)
@@ -80,7 +84,9 @@ class DatasetSpec:
         return decoded
 
     def __len__(self) -> int:
-        """Return the number of samples; the first call may build or ask for the data set.
+        """Return the number of samples.
+
+        The first call may build the data set, or ask another process for its length.
 
         Raises:
             TypeError: If the data set has no length.
@@ -123,31 +129,31 @@ def _refuse_attribute(spec: DatasetSpec, name: str, value: object) -> NoReturn:
     )
 
 
-# Afterwards: a frozen dataclass brings its own, whose error does not say what to do.
+# Set it after the class definition, because the __setattr__ of a frozen dataclass raises an error without advice.
 DatasetSpec.__setattr__ = _refuse_attribute  # type: ignore[assignment,method-assign]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFactory:
-    """A registered function that builds a data set; calling it returns a `DatasetSpec`."""
+    """A registered function that builds a data set. Calling the factory returns a `DatasetSpec`."""
 
     name: str
-    """The registered name."""
+    """Registered name."""
     function: Callable[..., Any]
-    """Builds the map-style data set; runs where the data is needed."""
+    """Function that builds the map-style data set. It runs in the processes that need the data."""
     seeding: Seeding | None = None
-    """Seed the generators for every sample, or once per batch; None: see `dataset`."""
+    """How often to seed the generators. For None see `hetero.datasets.dataset`."""
     collate_fn: Callable[[Any], Any] | None = None
-    """Makes a batch of a list of samples; None is torch's ``default_collate``."""
+    """Function that makes a batch from a list of samples. None selects torch's ``default_collate``."""
     worker_init_fn: Callable[[int], object] | None = None
-    """Called with the worker's index, once per process, after the data set was built."""
+    """Function that each process calls once with its worker index, after it has built the data set."""
     fingerprint: Callable[[Any], str] | str | None = None
-    """Identity of the data instead of probed samples: a text, or a function of the data set."""
+    """Text that identifies the data, or a function that returns it for the data set. None: samples are probed."""
     place: str = field(default="", compare=False)
     """File and line of the function, for messages."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> DatasetSpec:
-        """Bind the arguments, defaults included, and return the spec; build nothing.
+        """Return the spec for these arguments, including the defaults. This builds nothing.
 
         Raises:
             ConfigError: If the arguments do not fit the signature or are not JSON values.
@@ -165,33 +171,33 @@ class DatasetFactory:
             else:
                 arguments[name] = value
         checked = {name: _to_json(value, f"{self.name}({name})", 0) for name, value in arguments.items()}
-        # Only the names are sorted: a data set may number its classes by the order of a dict.
+        # Sort only the names of arguments, because a data set may number its classes by the order of a dict.
         return DatasetSpec(self.name, json.dumps(dict(sorted(checked.items())), separators=(",", ":"), allow_nan=False))
 
 
 def set_describer(describer: Callable[[DatasetSpec], int] | None) -> None:
-    """Choose what answers ``len(spec)``; None: build the data set in this process.
+    """Set the function that returns ``len(spec)``, or None to build the data set in this process.
 
-    The describer should cache: samplers ask often.
+    The describer should cache its results, because samplers call ``len`` often.
     """
     global _describer
     _describer = describer
 
 
 def set_builder(builder: Callable[[DatasetSpec], int]) -> None:
-    """Set what answers ``len(spec)`` if no describer was chosen: the registry, which builds the data set here."""
+    """Set the function that returns ``len(spec)`` if no describer is set. The registry sets one that builds here."""
     global _builder
     _builder = builder
 
 
 def _to_json(value: object, path: str, depth: int) -> object:
-    """Return ``value`` in JSON's types, or raise a `ConfigError` that names the path."""
+    """Return ``value`` converted to JSON's types, or raise a `ConfigError` that names the path."""
     if depth > _MAX_DEPTH:
         raise ConfigError(f"argument {path} is nested deeper than {_MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # the value of a str enum, not its name
+        return str.__str__(value)  # for a str enum this returns its value, not its name
     if isinstance(value, int | float):
         return _number_to_json(value, path)
     if isinstance(value, list | tuple):
@@ -215,7 +221,7 @@ def _to_json(value: object, path: str, depth: int) -> object:
 
 
 def _number_to_json(value: float, path: str) -> float:
-    """Return an int or float of exactly that type."""
+    """Return a number as exactly an int or a float, not as an instance of a subclass."""
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
             raise ConfigError(f"argument {path} is an integer of {value.bit_length()} bits, expected at most 64")

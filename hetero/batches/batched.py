@@ -17,7 +17,7 @@ _NUM_PROBES = 8
 
 
 def innermost(dataset: Any) -> Any:
-    """Return what a chain of torch's ``Subset`` wraps: a Subset always has ``__getitems__``."""
+    """Return the data set inside a chain of torch's ``Subset``, because a Subset always has ``__getitems__``."""
     torch_data = imported("torch.utils.data")
     while torch_data is not None and type(dataset) is torch_data.Subset:
         dataset = dataset.dataset
@@ -30,14 +30,14 @@ def has_getitems(dataset: Any) -> bool:
 
 
 def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
-    """Return how often to seed, and what the user should know of it; empty if nothing.
+    """Return how often to seed, and a warning for the user, which may be empty.
 
-    Where nothing is stated, and the data set has ``__getitems__``, and samples draw nothing, one seed for a batch does
-    as well as one for each sample, and ``__getitems__`` can be used. Probes a few samples. Changes the global
-    generators.
+    If the factory states nothing and the data set has ``__getitems__``, a few samples are probed. If they draw no
+    random numbers, one seed per batch has the same effect as one per sample, and ``__getitems__`` can be used. Probing
+    changes the global generators.
 
     Args:
-        dataset: What the factory returned.
+        dataset: Data set that the factory returned.
         stated: The factory's ``seeding=``.
     """
     if stated is not None:
@@ -56,20 +56,20 @@ def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
 
 
 def _draws(dataset: Any) -> bool:
-    """Return whether a sample draws from a global generator, has a generator of its own, or cannot be probed."""
+    """Return whether samples draw random numbers. Also true if the data set has ``on_seed`` or cannot be probed."""
     try:
         if hasattr(innermost(dataset), "on_seed"):
             return True
         count = len(dataset)
         probes = {round(step * (count - 1) / (_NUM_PROBES - 1)) for step in range(_NUM_PROBES)} if count else set()
         for probe in sorted(probes):
-            dataset.__getitems__([probe])  # it may import torch: then there is one generator more
+            dataset.__getitems__([probe])  # the first call may import torch, which adds a generator
             seed_generators(BUILD_KEY)
             before = _states()
             dataset.__getitems__([probe])
             if _states() != before:
                 return True
-    except Exception:  # noqa: BLE001 - of the user's code: it will raise again where it can be named
+    except Exception:  # noqa: BLE001 - the user's code will raise again in a fetch, which reports the sample
         return True
     return False
 

@@ -1,4 +1,4 @@
-"""A data set built from its spec, with what is needed to fetch from it."""
+"""A data set built from its spec, with everything that a fetch needs."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _overlaps = Overlaps()
 
 
 class BuiltDataset:
-    """A map-style data set in this process, ready for `fetch`. One thread at a time may use it.
+    """A map-style data set in this process, ready for `fetch`. Only one thread at a time may use it.
 
     Attributes:
         name: Registered name, or the class of an unregistered object.
-        dataset: The user's object; a copy of it where it is a Keras data set that changes between epochs.
-        makes_batches: Whether its items are batches: a Keras data set that a factory built.
-        collate_fn: The user's, or None for torch's ``default_collate``.
+        dataset: The user's object, or a copy of it if it is a Keras data set that changes between epochs.
+        makes_batches: Whether the items are batches. True for a Keras data set that a factory built.
+        collate_fn: The user's function, or None for torch's ``default_collate``.
         fingerprint: The factory's ``fingerprint=``.
-        worker_index: What ``torch.utils.data.get_worker_info().id`` says inside the data set.
-        num_workers: Of this host; 0 in the trainer itself, where there is no worker info.
-        warnings: What the user should know of the data set, a sentence each.
+        worker_index: Value of ``torch.utils.data.get_worker_info().id`` inside the data set.
+        num_workers: Number of workers on this host. 0 in the trainer itself, which has no worker info.
+        warnings: Facts about the data set that the user should know, one sentence each.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class BuiltDataset:
         self.num_workers = 0
         self.warnings: tuple[str, ...] = ()
         self._worker_init_fn = worker_init_fn
-        # Equal on all hosts: a data set that uses get_worker_info().seed must not differ between them.
+        # The same on all hosts, because a data set that uses get_worker_info().seed must not differ between hosts.
         self._info_seed = info_seed
         self._may_grow = may_grow
         self.makes_batches = not may_grow and is_keras_dataset(dataset)
         self._epochs = EpochCopies(dataset) if self.makes_batches and overridden_hooks(dataset) else None
-        self._info: Any = None  # torch's record of this worker, made when it is first asked for
+        self._info: Any = None  # torch's record of this worker, made at the first use
         self._on_seed = self._hooks()
 
     @classmethod
     def from_factory(cls, factory: DatasetFactory, spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
-        """Run a factory with the arguments of its spec; see `hetero.datasets.build`.
+        """Run a factory with the arguments of its spec. See `hetero.datasets.build`.
 
         Raises:
-            DatasetError: If the factory raises, or the result is no map-style data set.
+            DatasetError: If the factory raises, or the result is not a map-style data set.
         """
         arguments = spec.arguments
         with preserved_generators():
@@ -117,20 +117,20 @@ class BuiltDataset:
     def from_object(
         cls, dataset: Any, *, collate_fn: Callable[[Any], Any] | None = None, seeding: Seeding | None = None
     ) -> BuiltDataset:
-        """Wrap a data set object that no factory built; it can be used in this process only.
+        """Wrap a data set object that no factory built. The result can only be used in this process.
 
-        Without ``seeding`` there is one seed for a batch if the data set has ``__getitems__``, which is then called as
-        torch's loader calls it, else one for each sample.
+        Without ``seeding``, the generators are seeded once per batch if the data set has ``__getitems__``. It is then
+        called in the same way as torch's loader calls it. All other data sets are seeded for every sample.
 
         Raises:
-            ConfigError: If it is no map-style data set.
+            ConfigError: If it is not a map-style data set.
         """
         if seeding is None:
             seeding = "batch" if has_getitems(dataset) else "sample"
         if problem := _not_map_style(dataset, seeding):
             raise ConfigError(f"the data set is {problem}")
         hooks = overridden_hooks(dataset)
-        if hooks and multiprocessing.parent_process() is None:  # not once more in each of torch's workers
+        if hooks and multiprocessing.parent_process() is None:  # torch's workers must not repeat the warning
             logger.warning(
                 "%s of %s will not be called, as torch's loader calls neither: return the data set from a function "
                 "decorated with @hetero.dataset, and each epoch has what they make of it",
@@ -143,8 +143,8 @@ class BuiltDataset:
     def seeding(self) -> Seeding:
         """How often to seed: ``"sample"`` or ``"batch"``.
 
-        Where the factory does not state it, samples are probed: at the first use, in the process that fetches. Before
-        workers are forked no sample must be computed, because they would share the files that it opens.
+        If the factory does not state it, samples are probed at the first use, in the process that fetches. No sample
+        may be computed before the workers are forked, because the workers would share the files that it opens.
         """
         with preserved_generators():
             chosen, warning = choose_seeding(self.dataset, self._stated_seeding)
@@ -154,22 +154,22 @@ class BuiltDataset:
 
     @property
     def seeding_was_probed(self) -> bool:
-        """Whether `seeding` is ``"batch"`` because of what samples did here: other hosts have to find the same."""
+        """Whether probed samples are the reason that `seeding` is ``"batch"``. Other hosts must find the same."""
         return self._stated_seeding is None and self.seeding == "batch"
 
     def log_warnings(self) -> None:
-        """Log what the user should know of the data set, once: where no rank asks for a description."""
+        """Log the warnings about the data set, once. For processes where no rank asks for a description."""
         warnings, self.warnings = self.warnings, ()
         for warning in warnings:
             logger.warning("%s", warning)
 
     def enter_epoch(self, seed: int, epoch: int, *, host: str = "local") -> None:
-        """Make `dataset` what it is in an epoch; only Keras data sets change. May seed the global generators.
+        """Set `dataset` to its state in an epoch. Only Keras data sets change. This may seed the global generators.
 
         Args:
-            seed: The loader's.
+            seed: The loader's seed.
             epoch: At least 0.
-            host: Named in errors.
+            host: Name of this host in error messages.
 
         Raises:
             DatasetError: If its ``on_epoch_begin`` or ``on_epoch_end`` raises, or it cannot be copied.
@@ -193,13 +193,13 @@ class BuiltDataset:
         host: str = "local",
         worker_init_fn: Callable[[int], object] | None = None,
     ) -> None:
-        """Provide worker info from now on, and call ``worker_init_fn``; once per process.
+        """Provide worker info from now on, and call ``worker_init_fn``. Call this method once per process.
 
         Args:
-            worker_index: In ``[0, num_workers)``.
-            num_workers: Processes that serve this data set on this host.
-            host: Named in errors.
-            worker_init_fn: Instead of the factory's.
+            worker_index: Index of this process in ``[0, num_workers)``.
+            num_workers: Number of processes that serve this data set on this host.
+            host: Name of this host in error messages.
+            worker_init_fn: Function to call instead of the factory's.
 
         Raises:
             ConfigError: If ``worker_index`` is out of range.
@@ -211,7 +211,7 @@ class BuiltDataset:
         function = worker_init_fn or self._worker_init_fn
         if function is None:
             return
-        # Here, not at its own import: worker info can be set, and torch's generator seeded, only if torch is there.
+        # Import torch now, because worker info can be set and torch's generator can be seeded only after its import.
         with suppress(ImportError):
             import_module("torch.utils.data")
         with preserved_generators(), self.worker_info():
@@ -236,10 +236,10 @@ class BuiltDataset:
 
     @property
     def num_samples(self) -> int | None:
-        """Length of the data set; None if it has none.
+        """Length of the data set, or None if it has no length.
 
-        Asked once of one that a factory built, since all hosts have agreed on it; of the user's own object each
-        time, since that may grow between epochs.
+        A data set that a factory built is asked once, because all hosts have agreed on its length. An object that the
+        user built is asked each time, because it may grow between epochs.
         """
         return self._ask_length() if self._may_grow else self._fixed_length
 
@@ -258,11 +258,12 @@ class BuiltDataset:
             return None
 
     def makes_new_memory(self, *, collate: bool) -> bool:
-        """Tell whether nobody else holds the memory of a batch, whatever the user's code does.
+        """Return whether a batch always has new memory that no other object refers to, whatever the user's code does.
 
-        torch's collation makes it from samples that were computed one by one. What ``__getitems__`` returned it may
-        pass on: a list of strings, or of arrays; so may functions that the user registered with it. A torch that
-        keeps these functions elsewhere is taken for one that has such.
+        This is true if torch's collation makes the batch from samples that were computed one by one. It is false after
+        ``__getitems__``, because torch's collation may return parts of its result: a list of strings or of arrays. It
+        is false if the user registered functions with torch's collation, because they may do the same. It is also
+        false if torch keeps the table of these functions in another place.
 
         Args:
             collate: As in the request.
@@ -278,14 +279,15 @@ class BuiltDataset:
 
     @property
     def seed(self) -> Callable[[int], None]:
-        """A function of a key: seeds the global generators, and those of the data set through its ``on_seed(key)``.
+        """Function that seeds all generators with a key.
 
-        Of a Keras data set TensorFlow's, too.
+        These are the global generators, and those of the data set through its ``on_seed(key)``. For a Keras data set
+        they include TensorFlow's.
         """
         return self._seed_all if self._on_seed else seed_generators
 
     def _hooks(self) -> tuple[Callable[[int], object], ...]:
-        """Return what is to be seeded beside the global generators."""
+        """Return the functions that seed the generators other than the global ones."""
         of_keras = (seed_tensorflow,) if self.makes_batches and imported("tensorflow") is not None else ()
         return (*of_keras, *_find_hooks(self.dataset))
 
@@ -297,9 +299,9 @@ class BuiltDataset:
     def worker_info(self) -> AbstractContextManager[None]:
         """Make ``torch.utils.data.get_worker_info()`` work for the code inside, as in torch's own workers.
 
-        Not for collation: there ``default_collate`` takes worker info as the order to put
-        tensors into shared memory. Inside torch's own worker that is right, and what was
-        set there is back after this context.
+        Do not use it around collation, because ``default_collate`` puts tensors into shared
+        memory if it finds worker info. Inside one of torch's workers that is right. The info
+        that torch has set there is restored on exit.
         """
         torch_data = imported("torch.utils.data")
         if torch_data is None or not self.num_workers:
@@ -313,10 +315,10 @@ class BuiltDataset:
 
 
 class _WorkerInfo:
-    """Sets torch's worker info inside, and puts back what was there.
+    """Context manager that sets torch's worker info, and restores the previous one on exit.
 
-    No generator and no new record: between two batches code has left the caches, and little of it takes 10 us
-    where those took 35 to 40.
+    It is a class, and not a generator, and it uses an existing record, because between two batches code leaves the CPU
+    caches. The little code here takes 10 us. A generator and a new record took 35 to 40 us.
     """
 
     __slots__ = ("_before", "_info", "_module")
@@ -334,7 +336,7 @@ class _WorkerInfo:
 
 
 def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
-    """Yield the ``on_seed`` methods of a data set and of those that torch's wrappers hold."""
+    """Yield the ``on_seed`` methods of a data set, or of the data sets inside torch's wrappers."""
     hook = getattr(dataset, "on_seed", None)
     if callable(hook):
         yield hook
@@ -351,20 +353,20 @@ def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
 
 
 def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
-    """Return what the factory returns if all generators are seeded with the key."""
+    """Run the factory with all generators seeded with the key, and return its result."""
     had_torch = imported("torch") is not None
     seed_generators(key)
     dataset = factory()
     if had_torch or torch_generator_is_untouched():
         return dataset
-    # It imported torch, whose generator had not been seeded for it, and drew from that.
+    # The factory imported torch and drew from torch's generator, which was not seeded yet. Run the factory again.
     del dataset
     seed_generators(key)
     return factory()
 
 
 def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
-    """Return what is wrong with the object as a map-style data set; empty if nothing is."""
+    """Return why the object is not a map-style data set, or an empty string if it is one."""
     kind = type(dataset)
     name = type_name(kind)
     if dataset is None:

@@ -1,4 +1,4 @@
-"""Batches of NumPy arrays, for data sets that have nothing to do with torch."""
+"""Batches of NumPy arrays, for data sets that do not use torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
 def collate_arrays(samples: Sequence[Any]) -> Any:
-    """Return a batch of NumPy arrays: what torch's ``default_collate`` makes as tensors, and without torch.
+    """Return a batch of NumPy arrays. It has the structure that torch's ``default_collate`` makes with tensors.
 
-    Arrays and NumPy scalars are stacked along a new first dimension; Python's numbers become one array (bool, int64,
-    float64), text a list; dictionaries, lists, tuples and namedtuples are collated item by item and keep their type.
+    Arrays and NumPy scalars are stacked along a new first dimension. Python's numbers become one array (bool, int64,
+    float64). Str and bytes become a list. Dictionaries, lists, tuples and namedtuples are collated item by item and
+    keep their type.
 
     Args:
-        samples: At least one; all of the same structure.
+        samples: At least one sample. All samples have the same structure.
 
     Raises:
         TypeError: If a sample holds anything else.
@@ -31,7 +32,7 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray | np.generic):
         return np.stack([np.asarray(sample) for sample in samples])
     if kind in _NUMBERS:
-        # A float among integers makes floats of all; of other types NumPy would make texts or objects.
+        # NumPy converts all numbers to floats if one is a float. With other types it would make str or objects.
         kinds = {type(sample) for sample in samples}
         if not kinds <= _NUMBERS.keys():
             raise TypeError(f"numbers and {', '.join(sorted(other.__name__ for other in kinds))} in one batch")
@@ -41,7 +42,7 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         if any(set(sample) != set(first) for sample in samples):
             raise ValueError(f"samples differ in their keys; the first has {sorted(map(str, first))}")
-        collated = copy.copy(first)  # of its type
+        collated = copy.copy(first)  # keeps the type of the dictionary
         for key in first:
             collated[key] = collate_arrays([sample[key] for sample in samples])
         return collated

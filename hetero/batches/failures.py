@@ -1,4 +1,4 @@
-"""Exceptions of the user's data set code as bounded records that can travel."""
+"""Exceptions of the user's data set code as records of limited size that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 MAX_TRACEBACK_BYTES = 16 * 1024
-"""Bound on a failure's traceback; the middle of a longer one is left out."""
+"""Limit on the traceback of a failure. The middle of a longer traceback is cut out."""
 MAX_INDEX_CHARS = 64
-"""Of an index in a list."""
+"""Limit on the text of an index in a list of skipped samples."""
 MAX_EXCEPTION_CHARS = 160
-"""Of an exception in a list."""
+"""Limit on the text of an exception in a list of skipped samples."""
 
 _ON_EVERY_HOST = (
     "Every data host opens the data at its own path. Put the data there, or pass a path with a variable that\n"
@@ -49,19 +49,19 @@ def dataset_error(
     note: str = "",
     to_do: str = "",
 ) -> DatasetError:
-    """Return the `DatasetError` for what the user's code raised, or did wrong.
+    """Return the `DatasetError` for an exception or another fault of the user's code.
 
     Args:
-        error: What was raised; or a sentence, which then comes without a traceback.
+        error: The exception, or a sentence. A sentence has no traceback.
         dataset: Registered name.
-        host: Where it happened.
+        host: Host where the failure happened.
         stage: See `SampleFailure.stage`.
-        sample_index: The sampler's index, if one sample is to blame.
-        note: Appended to the exception's text.
-        to_do: Sentences that follow the traceback. A file that a data host lacks has its own.
+        sample_index: The sampler's index, if one sample caused the failure.
+        note: Text that is appended to the exception's text.
+        to_do: Sentences that follow the traceback. If a data host lacks a file, advice about that precedes them.
 
     Returns:
-        The error, with text that is printable UTF-8 and bounded. Raise it ``from`` the exception.
+        The error. Its text is printable UTF-8 of limited size. Raise it ``from`` the exception.
     """
     types: tuple[str, ...] = ()
     if isinstance(error, str):
@@ -82,7 +82,7 @@ def dataset_error(
         host=host,
         stage=stage,
         sample_index="" if sample_index == "" else _printable(repr(sample_index), 256),
-        # One line: a log's lines are prefixed, and no message may forge one.
+        # Keep it on one line, because each line of a log has a prefix and a message must not be able to forge one.
         exception=_printable(text + note, _MAX_EXCEPTION_BYTES).replace("\n", "\\n"),
         traceback=_printable(trace, MAX_TRACEBACK_BYTES),
         types=types,
@@ -91,17 +91,18 @@ def dataset_error(
 
 
 def with_note(error: DatasetError, note: str) -> DatasetError:
-    """Return an error of `dataset_error` with something appended to the exception's text."""
+    """Return a copy of an error of `dataset_error` with a note appended to the exception's text."""
     record = cast("SampleFailure", error.record)
     return DatasetError(dataclasses.replace(record, exception=record.exception + note))
 
 
 def with_user_type(error: DatasetError) -> DatasetError:
-    """Return the error as one that is of the type too that the user's code raised, as far as this process has it.
+    """Return the error as an instance of the exception type that the user's code raised, if this process knows it.
 
-    The class is looked up by its name among imported modules; else its nearest base that is found. Nothing is imported.
+    The class is looked up by its name among the imported modules. If it is not found, its nearest base that is found
+    is used. Nothing is imported.
     """
-    from hetero.batches.structure import find_type  # NumPy comes with it, which launchers do without
+    from hetero.batches.structure import find_type  # imports NumPy, which launchers do not need
 
     cause = error.__cause__
     if isinstance(cause, Exception):
@@ -129,20 +130,20 @@ def _without_script_module(text: str) -> str:
 
 
 def exception_line(error: BaseException) -> str:
-    """Return the first line of an exception, its type included: printable, at most 160 characters."""
+    """Return the first line of an exception with its type, as printable text of at most 160 characters."""
     lines = _without_script_module("".join(traceback.format_exception_only(type(error), error))).splitlines()
-    # A SyntaxError begins with the place and the code, indented.
+    # The text of a SyntaxError begins with its place and its code, which are indented.
     line = next((line for line in lines if line and not line[0].isspace()), type(error).__name__)
     return _short(line.rstrip(), MAX_EXCEPTION_CHARS)
 
 
 def index_text(index: object) -> str:
-    """Return an index as it is listed: printable, at most 64 characters."""
+    """Return an index as printable text of at most 64 characters."""
     return _short(repr(index), MAX_INDEX_CHARS)
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame outside this package on; all of it if there is none."""
+    """Return the traceback from the first frame outside this package on, or all of it if it has no such frame."""
     frame = trace
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
         frame = frame.tb_next
@@ -155,13 +156,13 @@ def _escaped(text: str, keep: str = "") -> str:
 
 
 def _short(text: str, limit: int) -> str:
-    """Return printable text of one line, its end left out if it is too long."""
+    """Return printable text of one line. The end of a longer text is cut off."""
     escaped = _escaped(text[: limit + 1])
     return escaped if len(escaped) <= limit else f"{escaped[: limit - 3]}..."
 
 
 def _printable(text: str, limit: int) -> str:
-    """Escape control characters and lone surrogates, and cut the middle out of a long text."""
+    """Escape control characters and lone surrogates, and cut out the middle of a long text."""
     escaped = _escaped(text, keep="\n\t")
     encoded = escaped.encode()
     if len(encoded) <= limit:

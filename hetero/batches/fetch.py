@@ -1,4 +1,4 @@
-"""The pure function: one batch from a data set, its indices, seed, epoch and position."""
+"""The pure function that computes one batch from a data set, indices, seed, epoch and position."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_PROBES = 8
 _NUM_PROBED_BATCHES = 2
-"""Of data sets whose items are batches: each takes as long as all the samples in it."""
+"""Number of probes if the items are batches. It is small, because each takes as long as all the samples in it."""
 _BATCHES_ALREADY = (
     "ConfigError: the items of a Keras data set are batches already; pass batch_size=None to the loader, "
     "and the number of samples to the data set"
@@ -52,34 +52,35 @@ def fetch(
     cancelled: Callable[[], bool] | None = None,
     on_skips: Callable[[Skips], object] | None = None,
 ) -> Any:
-    """Compute one batch: the same in every process for the same request.
+    """Compute one batch. The batch is the same in every process for the same request.
 
-    Seeds and uses the process's global generators, so only one thread of a
-    process may be in here; inside a trainer wrap it in `preserved_generators`.
+    The function seeds and uses the process's global generators. Only one thread of a
+    process may therefore call it. Inside a trainer wrap it in `preserved_generators`.
 
     Args:
         built: The data set of ``request.spec``.
-        request: What to compute.
-        host: Named in errors.
-        cancelled: Polled before every sample. With one seed for the batch at most 64 times, at equal distances;
-            with ``__getitems__`` once, before it, unless that raises and samples may be skipped.
-        on_skips: Given the samples that others stand in for, if there are any and the request allows it; once, when the
-            batch is there.
+        request: The batch to compute.
+        host: Name of this host in error messages.
+        cancelled: Function that is polled before every sample. With one seed per batch it is polled at most 64 times,
+            at equal distances. With ``__getitems__`` it is polled once before the call, and again only if the call
+            raises and samples may be skipped.
+        on_skips: Function that receives the samples that were replaced by others. It is called at most once, after the
+            batch is computed, and only if samples were skipped. The request must allow skipping.
 
     Returns:
-        What ``collate_fn`` returned; ``default_collate`` where the user gave none. Without
-        collation the sample, through the user's ``collate_fn``, else torch's ``default_convert`` unless the request
-        wants it as it is.
+        The result of ``collate_fn``, or of ``default_collate`` if the user gave none. Without collation, the sample
+        after the user's ``collate_fn``. If the user gave none, the sample after torch's ``default_convert``, or the
+        sample itself if the request has ``as_is`` or torch is not installed.
 
     Raises:
         Cancelled: If ``cancelled()`` was true between two samples.
-        DatasetError: If the user's code raises, an index is out of range, or with
-            ``request.verify`` if the batch differs from itself.
-        ConfigError: If seed, epoch or position are out of range, or there is neither a ``collate_fn`` nor torch.
+        DatasetError: If the user's code raises, an index is out of range, or ``request.verify`` is set and two
+            computations of the batch differ.
+        ConfigError: If seed, epoch or position are out of range, or collation has neither a ``collate_fn`` nor torch.
     """
     if request.collate and built.makes_batches:
         raise dataset_error(_BATCHES_ALREADY, dataset=built.name, host=host, stage="collate")
-    collate = built.collate_fn or _default_function(request)  # first: it may import torch
+    collate = built.collate_fn or _default_function(request)  # before the samples, because it may import torch
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
         failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
@@ -89,7 +90,8 @@ def fetch(
     samples, batch, failed = _with_torch_seeded(compute)
     if not request.verify:
         return batch if failed is None else _told(batch, failed, on_skips)
-    # Frozen before the second time, which may reuse the memory of the first.
+    # The purity check: compute the batch again and compare. Freeze the first batch before that, because the second
+    # computation may reuse its memory.
     first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
     samples, again, failed_again = compute()
     _check_same_failed(built, request, host, failed, failed_again)
@@ -109,10 +111,13 @@ def fetch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a data set looks like from one host; equal on all hosts that have the same data."""
+    """Description of a data set as one host sees it.
+
+    Length and fingerprint are equal on all hosts that have the same data.
+    """
 
     num_samples: int | None
-    """None if the data set has no length."""
+    """Length of the data set, or None if it has no length."""
     fingerprint: str
     """Hexadecimal digest of length and probed samples, or the factory's own text."""
     environment: dict[str, str]
@@ -120,16 +125,16 @@ class Description:
     globals: dict[str, str] = field(default_factory=dict)
     """Digests of the script's globals that the data set's code reads, by name."""
     warnings: tuple[str, ...] = ()
-    """What the user should know of the data set, a sentence each."""
+    """Facts about the data set that the user should know, one sentence each."""
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:
     """Return length, fingerprint and environment.
 
     Unless the factory has a ``fingerprint=``, up to 8 samples from the first to the last are
-    computed twice under a fixed seed; of a Keras data set the first batch and the last one. One that
-    differs from itself, or raises, adds that fact and nothing else to the fingerprint: what is wrong
-    with it is for the purity check and `fetch` to say.
+    computed twice under a fixed seed. For a Keras data set these are the first and the last
+    batch. If the two results of a sample differ, or a sample raises, only that fact enters the
+    fingerprint. The purity check and `fetch` report what is wrong with the sample.
 
     Raises:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
@@ -139,12 +144,12 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
-                seed_generators(0)  # it may look at samples that it draws: the same ones on all hosts
+                seed_generators(0)  # the function may draw the samples to look at, the same ones on all hosts
                 fingerprint = str(built.fingerprint(built.dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
             if built.seeding_was_probed:
-                fingerprint += "+getitems"  # a host where samples draw would make other batches
+                fingerprint += "+getitems"  # a host whose probed samples draw random numbers would make other batches
         except Exception as exc:
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(
@@ -153,7 +158,7 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
 
 
 def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
-    """Return what ``compute`` does; do it again if it imported torch, which was then neither seeded nor informed."""
+    """Return the result of ``compute``. Call it again if it imported torch, which had neither seed nor worker info."""
     had_torch = "torch" in sys.modules
     result = compute()
     return result if had_torch or "torch" not in sys.modules else compute()
@@ -164,7 +169,7 @@ def _failed_samples(built: BuiltDataset, request: BatchRequest, host: str) -> Fa
 
 
 def _told(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips], object] | None) -> _T:
-    """Return the batch after telling what was skipped in it."""
+    """Return the batch, after reporting its skipped samples to ``on_skips``."""
     if failed and on_skips is not None:
         on_skips(failed.skips())
     return batch
@@ -173,7 +178,7 @@ def _told(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips], o
 def _check_same_failed(
     built: BuiltDataset, request: BatchRequest, host: str, failed: FailedSamples | None, again: FailedSamples | None
 ) -> None:
-    """Raise if a sample raised only one of two times: what stands in for it would be a matter of chance."""
+    """Raise if a sample raised in only one of two computations, because its substitute would then depend on chance."""
     if failed is None or again is None or failed.positions == again.positions:
         return
     index = plain_indices(request.indices)[min({*failed.positions} ^ {*again.positions})]
@@ -189,7 +194,7 @@ def _check_same_failed(
 def _collate(
     built: BuiltDataset, function: Callable[[Any], Any], samples: Sequence[Any], request: BatchRequest, host: str
 ) -> Any:
-    """Make the batch, under a key of its own if samples had theirs."""
+    """Make the batch. If each sample had a key, collation is seeded with a key for the batch."""
     key = None
     if built.seeding == "sample":
         key = batch_key(request.seed, request.epoch, request.position, request.indices)
@@ -207,10 +212,10 @@ def _collate(
 
 
 def _contiguous(batch: Any) -> Any:
-    """Return what torch's own collation made as torch's workers make it.
+    """Return a batch of torch's own collation with the memory order that it has in torch's workers.
 
-    There it puts tensors into new shared memory in C order. Elsewhere those made of channels-last samples of four
-    dimensions or more keep that order.
+    In torch's workers, collation puts tensors into new shared memory in C order. In other processes, tensors made of
+    channels-last samples of four dimensions or more keep the channels-last order.
     """
     torch = imported("torch")
     if torch is not None and type(batch) is torch.Tensor:
@@ -218,7 +223,7 @@ def _contiguous(batch: Any) -> Any:
     if isinstance(batch, dict | list):
         for key, value in batch.items() if isinstance(batch, dict) else enumerate(batch):
             if (made := _contiguous(value)) is not value:
-                with suppress(TypeError):  # of a class that takes no assignment
+                with suppress(TypeError):  # a subclass that allows no assignment
                     batch[key] = made
         return batch
     if type(batch) is tuple:
@@ -229,12 +234,13 @@ def _contiguous(batch: Any) -> Any:
 
 
 def _default_function(request: BatchRequest) -> Callable[[Any], Any]:
-    """Return torch's function for users who gave none, unless the request wants a sample as it is."""
+    """Return the function for users who gave no ``collate_fn``: torch's, unless the request has ``as_is``."""
     collate = request.collate
     if request.as_is and not collate:
         return _as_it_is
     try:
-        # The look into the table first: 2 us, where import_module takes 15 to 20 whose code has left the caches.
+        # Look into the table of modules first, which takes 2 us. import_module takes 15 to 20 us, because its code has
+        # left the CPU caches.
         torch_data = imported("torch.utils.data") or import_module("torch.utils.data")
     except ImportError:
         if not collate:
@@ -251,7 +257,7 @@ def _as_it_is(sample: Any) -> Any:
 
 
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
-    """Return types and shapes of the first sample and of the first one that differs; never raises."""
+    """Return types and shapes of the first sample and of the first one that differs from it. Never raises."""
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]
@@ -269,10 +275,11 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     last_step = (_NUM_PROBED_BATCHES if built.makes_batches else _NUM_PROBES) - 1
     for probe in sorted({round(step * (count - 1) / last_step) for step in range(last_step + 1)} if count else ()):
         request = BatchRequest(spec=spec, indices=np.array([probe]), seed=0, epoch=0, position=0)
-        compute = partial(compute_samples, built, request, host, None)  # a list, or what __getitems__ returns
+        compute = partial(compute_samples, built, request, host, None)  # returns a list or the result of __getitems__
         try:
             first = _with_torch_seeded(compute)
-            mark, frozen = sketch(first), freeze(first)  # now: the second time may reuse the first one's memory
+            # Before the second computation, because it may reuse the memory of the first.
+            mark, frozen = sketch(first), freeze(first)
             pure = compare(frozen, compute()) is None
         except DatasetError as exc:
             logger.warning("sample %d of data set %r could not be probed: %s", probe, built.name, exc)
@@ -283,7 +290,7 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
 
 
 def describe_environment() -> dict[str, str]:
-    """Return versions of what is imported here, and settings that change bytes."""
+    """Return the versions of imported modules, and settings that may change a sample's bytes."""
     facts = {
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -1,11 +1,12 @@
 """Globals that a data set's code reads, compared between processes.
 
-A data host imports the script and does not run ``main()``. A global that ``main()`` changes has another value there,
-and the data set would make other samples without a word. So every process computes a digest of the plain values among
-the globals that the data set's code reads, and the rank compares.
+A data host imports the script and does not run ``main()``. A global that ``main()`` changes has another value on the
+data host, and the data set would silently make other samples. Every process therefore computes digests of the globals
+that the data set's code reads and that hold plain values. The rank compares the digests.
 
-A difference alone proves nothing: ``ROOT = os.environ["SM_CHANNEL_TRAINING"]`` differs between hosts and is right. It
-is an error if the source says who changes the global after the import, and a warning otherwise.
+A difference alone proves nothing, because ``ROOT = os.environ["SM_CHANNEL_TRAINING"]`` differs between hosts and is
+right. A difference is an error if the source shows which code changes the global after the import. Otherwise it is
+logged.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from hetero.errors import DatasetMismatchError
 __all__ = ["GlobalValue", "GlobalsReader", "check_globals", "digest_of"]
 
 MAX_GLOBALS = 256
-"""Globals of one data set that are compared."""
+"""Limit on the number of globals of one data set that are compared."""
 
-_MAX_BYTES = 2**20  # of one text or array; of a longer one a part is hashed
-_MAX_ITEMS = 50_000  # of one container; of a longer list a part is hashed
+_MAX_BYTES = 2**20  # of one text or array; only parts of a longer one are hashed
+_MAX_ITEMS = 50_000  # of one container; only some items of a longer list are hashed
 _MAX_PARTS = 200_000
 _MAX_DEPTH = 20
 _NUM_SAMPLES = 1_000
@@ -70,23 +71,23 @@ logger = logging.getLogger(__name__)
 
 
 class _NotPlainError(Exception):
-    """A value that is no plain data."""
+    """A value is not plain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalValue:
-    """One global as it is in this process."""
+    """Value of one global in this process."""
 
     digest: str
-    """Hexadecimal; empty for a function or another callable object, which can only be told from None."""
+    """Hexadecimal digest. Empty for a function or another callable, which can only be distinguished from None."""
     shown: str
-    """The value for messages, or its type if it is long or looks like a secret."""
+    """Text for messages: the value, or its type if the value is long or looks like a secret."""
     is_mutable: bool
-    """Whether code may change it that does not name it: a function that gets it as an argument, say."""
+    """Whether code that does not name the global may change it, for example a function that gets it as an argument."""
 
 
 class GlobalsReader:
-    """Reads the globals that the code of one data set reads. The walk through the code happens once.
+    """Reader of the globals that the code of one data set reads. It walks through the code only once.
 
     Args:
         roots: The registered factory, or the user's data set object and functions.
@@ -97,13 +98,13 @@ class GlobalsReader:
         self._found: Reach | None = None
         self._own: set[Key] | None = None
         self.told: set[str] = set()
-        """Names of which it was logged that they differ although the source does not say why."""
+        """Names of the globals whose unexplained difference was logged."""
 
     def read(self) -> dict[str, GlobalValue]:
-        """Return plain values and callables by name, those left out that the data set's own code changes."""
+        """Return plain values and callables by name, except those that the data set's own code changes."""
         try:
             return self._read()
-        except Exception as error:  # noqa: BLE001 - objects of the user's that do not let themselves be looked at
+        except Exception as error:  # noqa: BLE001 - the user's objects may raise when they are inspected
             logger.info("globals that data sets read are not compared: %s: %s", type(error).__name__, error)
             return {}
 
@@ -116,12 +117,15 @@ class GlobalsReader:
         return found
 
     def digests(self) -> dict[str, str]:
-        """Return digests of plain values by name, those of the first `MAX_GLOBALS` names."""
+        """Return the digests of plain values by name, for the first `MAX_GLOBALS` names in sorted order."""
         found = {name: value.digest for name, value in self.read().items() if value.digest}
         return dict(sorted(found.items())[:MAX_GLOBALS])
 
     def changes(self, names: Iterable[str]) -> dict[str, str]:
-        """Return who changes globals after the import, as far as the source says so: ``main() in train.py:31``."""
+        """Return the code that changes each global after the import, for example ``main() in train.py:31``.
+
+        Globals are left out if the source shows no such code.
+        """
         wanted = set(names)
         places = [(place, value) for place, value in self._places() if place.label in wanted]
         found: dict[str, str] = {}
@@ -129,7 +133,7 @@ class GlobalsReader:
             file = getattr(module, "__file__", None)
             for write in writes_in(file) if isinstance(file, str) else ():
                 if write.is_store and len(write.path) > 1 and write.path[-1] not in self._reach.attributes:
-                    continue  # such as args.rank, of which the data set reads another attribute
+                    continue  # an attribute that the data set does not read: args.rank, if it reads args.root only
                 keys = set(changed_objects(write, vars(module)))
                 for place, value in places:
                     by_name = place.key in keys or (place.key[0], "*") in keys
@@ -144,7 +148,7 @@ class GlobalsReader:
         return self._found
 
     def _places(self) -> list[tuple[Place, Any]]:
-        """Return the globals that are there and that the data set's own code does not assign."""
+        """Return the existing globals that the data set's own code does not change."""
         own = self._own_changes()
         found = []
         for place in list(self._reach.places.values()):
@@ -154,7 +158,7 @@ class GlobalsReader:
         return found
 
     def _own_changes(self) -> set[Key]:
-        """Return what the data set's own functions assign and change: caches and counters, which differ by nature."""
+        """Return the globals that the data set's own functions change. Caches and counters differ by nature."""
         if self._own is None:
             changed: set[Key] = set(self._reach.stored)
             attributes: set[str] = set()
@@ -169,9 +173,9 @@ class GlobalsReader:
 
 
 def _is_own(place: Place, changed: set[Key], attributes: set[str]) -> bool:
-    """Return whether a global or class attribute is among what the data set's own code changes."""
+    """Return whether the data set's own code changes a global or class attribute."""
     if isinstance(place.owner, type) and place.name in attributes:
-        return True  # self._cache[index] = ... changes what a class has, whatever self is
+        return True  # self._cache[index] = ... changes an attribute of the class; which class self has is not known
     with contextlib.suppress(KeyError):
         value = place.value()
         return place.key in changed or (not _is_immutable(value) and (id(value), "") in changed)
@@ -188,18 +192,18 @@ def check_globals(
 ) -> None:
     """Compare the globals of the rank with those of another process.
 
-    A difference that the source does not explain is logged, once. It is a warning if the value is mutable, because only
-    then code may change it that does not name it.
+    A difference that the source does not explain is logged once. It is logged as a warning if the value is mutable,
+    because code that does not name the global can change it only then.
 
     Args:
-        reader: Of the same data set, in this process.
-        own: What the rank reads.
+        reader: Reader for the same data set, in this process.
+        own: Globals of the rank.
         others: Digests from the other process.
         dataset: Name of the data set.
-        there: The other process, for messages: ``algo-2/0``.
+        there: Name of the other process in messages, for example ``algo-2/0``.
 
     Raises:
-        DatasetMismatchError: Code outside of the data set's changes a global that differs.
+        DatasetMismatchError: If code that is not part of the data set changes a global that differs.
     """
     nothing = digest_of(None)
     differing = [
@@ -257,7 +261,7 @@ def _describe(write: Write, file: str) -> str:
 
 
 def _show(name: str, value: Any) -> str:
-    """Return a short value as it is; of others the type, because a log is no place for what they may hold."""
+    """Return the text of a short plain value, or the type of another one, whose content may not belong in a log."""
     kind = type(value).__name__
     if _SECRET.search(name):
         return f"a {kind} (not shown)"
@@ -284,15 +288,16 @@ def _is_immutable(value: Any) -> bool:
 
 
 def digest_of(value: Any) -> str | None:
-    """Return a hexadecimal digest of plain data, the same in every process; None for other values.
+    """Return a hexadecimal digest of plain data, which is the same in every process, or None for other values.
 
-    Plain are None, numbers, str, bytes, paths, enums, dates, tuples, lists, dictionaries and sets of them, NumPy
+    Plain data are None, numbers, str, bytes, paths, enums, dates, tuples, lists, dictionaries and sets of them, NumPy
     arrays, tensors in ordinary memory, dataclasses, ``argparse.Namespace``, and instances of the user's classes whose
-    attributes are plain. Of what is large a part counts: the size, and samples of the content.
+    attributes are plain. For large values the digest covers the size and only samples of the content. For large sets
+    and dictionaries it covers only the size.
     """
     try:
         return blake2b(_Encoder().encode(value, 0), digest_size=16).hexdigest()
-    except Exception:  # noqa: BLE001 - objects of the user's that do not let themselves be looked at
+    except Exception:  # noqa: BLE001 - the user's objects may raise when they are inspected
         return None
 
 
@@ -301,7 +306,7 @@ class _Encoder:
         self._num_parts = 0
 
     def encode(self, value: Any, depth: int) -> bytes:
-        """Return bytes that differ if values do; of fixed length for all but scalars."""
+        """Return bytes that differ if values differ. They have a fixed length, except for scalars."""
         self._num_parts += 1
         if depth > _MAX_DEPTH or self._num_parts > _MAX_PARTS:
             raise _NotPlainError
@@ -391,7 +396,7 @@ def _hash(data: bytes) -> bytes:
 
 
 def _part_of(value: str | bytes) -> list[bytes]:
-    """Return length and content, or beginning, middle and end of a long one."""
+    """Return length and content. For a long value the content is its beginning, middle and end."""
     size, third = len(value), _MAX_BYTES // 3
     parts = [value]
     if size > _MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Modules that are used only where the user's code has imported them."""
+"""Access to modules that are used only if the user's code has imported them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["imported"]
 def imported(name: str) -> Any:
     """Return a module if this process has imported it, else None.
 
-    Waits while another thread is importing it: until then ``sys.modules`` has a module without its contents.
+    Waits while another thread is importing the module, because ``sys.modules`` holds an incomplete module until then.
 
     Raises:
-        ImportError: If that other import failed, and so does another attempt.
+        ImportError: If the import in the other thread failed and a new attempt fails too.
     """
     module = sys.modules.get(name)
-    # The import statement looks at the same mark.
+    # The import statement checks the same attribute.
     is_incomplete = module is not None and getattr(getattr(module, "__spec__", None), "_initializing", False)
     return import_module(name) if is_incomplete else module  # allowed: it is imported already

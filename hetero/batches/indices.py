@@ -1,4 +1,7 @@
-"""What samplers yield: positions, and the keys of data sets that take keys, in plain form and as canonical bytes."""
+"""Indices that samplers yield, in Python's own types and as canonical bytes.
+
+An index is a position, or a key if the data set takes keys.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hetero.spec import Index
 __all__ = ["MAX_INDEX_DEPTH", "fits_int64", "index_bytes", "is_integers", "plain_index"]
 
 MAX_INDEX_DEPTH = 8
-"""Tuples and lists inside each other."""
+"""Limit on the depth of nested tuples and lists in an index."""
 
 _LENGTH = struct.Struct("<cI").pack
 _INTEGER = struct.Struct("<cq").pack
@@ -28,17 +31,17 @@ def plain_index(index: Any, depth: int = 0) -> Index:
     Args:
         index: An integer, float or boolean (Python's, NumPy's, or a tensor without dimensions), a str, bytes, None, or
             tuples and lists of these.
-        depth: Tuples and lists around it.
+        depth: Number of tuples and lists around the index.
 
     Raises:
-        ConfigError: If it is anything else, or nests deeper than `MAX_INDEX_DEPTH`.
+        ConfigError: If the index has another type, or nests deeper than `MAX_INDEX_DEPTH`.
     """
     if type(index) in _PLAIN_TYPES or isinstance(index, str):
         return index  # type: ignore[no-any-return]
     if isinstance(index, tuple | list):
         if depth >= MAX_INDEX_DEPTH:
             raise ConfigError(f"the sampler yielded an index that nests deeper than {MAX_INDEX_DEPTH} levels")
-        # Lists of integers are whole batches of a data set that takes lists.
+        # A list of integers is a whole batch of a data set that takes lists. Copy it without a call for each item.
         is_plain = set(map(type, index)) <= _PLAIN_TYPES
         parts = list(index) if is_plain else [plain_index(part, depth + 1) for part in index]
         return parts if isinstance(index, list) else tuple(parts)
@@ -70,13 +73,13 @@ def is_integers(index: tuple[Any, ...]) -> bool:
 
 
 def index_bytes(index: Index) -> bytes:
-    """Return canonical bytes of one index, which no other index begins with.
+    """Return canonical bytes of one index. The bytes of no other index begin with them.
 
-    Indices that a dictionary takes for the same key have different bytes if their types differ, except bool: True has
-    those of 1.
+    Indices that are equal as dictionary keys have different bytes if their types differ. The exception is bool: True
+    and 1 have the same bytes.
 
     Raises:
-        TypeError: If it is of none of the types that `plain_index` returns.
+        TypeError: If the index has a type that `plain_index` never returns.
     """
     if isinstance(index, str):
         text = index.encode("utf-8", "surrogatepass")

@@ -1,14 +1,15 @@
-"""Keras' `PyDataset` and `Sequence`: data sets whose items are batches, and that may change between epochs.
+"""Keras' `PyDataset` and `Sequence`. The items of these data sets are batches and may change between epochs.
 
 Keras calls ``on_epoch_begin`` and ``on_epoch_end`` on the one object that it trains on. Here any process computes a
-batch of any epoch, in any order. What such a data set is in an epoch is therefore defined as
+batch of any epoch, in any order. The state of such a data set in an epoch is therefore defined as
 
-    a copy of what the factory returned, after on_epoch_end() and on_epoch_begin() were called, in this order, before
-    this epoch and before each earlier one, with the generators seeded from (seed, epoch) every time.
+    a copy of the data set that the factory returned, after on_epoch_end() and on_epoch_begin() were called, in this
+    order, before this epoch and before each earlier one, with the generators seeded from (seed, epoch) every time.
 
-That is what Keras 3 does in a run that begins at epoch 0, but for the random numbers, which come from the loader's
-seed: it calls on_epoch_end before the first epoch too (`EpochIterator.reset`), so data that are sorted by class are
-shuffled there. Keras 2 does not, so neither are its data sets. A data set without these methods is never copied.
+Keras 3 does the same in a run that begins at epoch 0, except that here the random numbers come from the loader's
+seed. Keras 3 calls on_epoch_end before the first epoch too (`EpochIterator.reset`), which shuffles data that are
+sorted by class. Keras 2 does not call it before the first epoch, and hetero does not call it for data sets of Keras 2.
+A data set without these methods is never copied.
 """
 
 from __future__ import annotations
@@ -41,22 +42,23 @@ _PACKAGES = ("keras", "tf_keras")
 _CLASSES = ("PyDataset", "Sequence")
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 _EPOCH_INDEX = "hetero: an epoch of Keras"
-"""Stands for the index in the key of an epoch; indices of Keras data sets are integers."""
+"""Index in the key of an epoch. It differs from all indices of Keras data sets, because those are integers."""
 _SHARED_BYTES = 16 * 2**20
-"""Copies of a data set share arrays from this size on. Permutations of two million samples are smaller."""
+"""Size of the smallest arrays that copies of a data set share. A permutation of two million samples is smaller."""
 _NUM_COPIES = 2
-"""Epochs that are at hand: where one ends, several ranks ask for batches of both in turn."""
+"""Number of epochs whose copies are kept. At the end of an epoch, several ranks request batches of two epochs in turn.
+"""
 _MAX_DEPTH = 3
 _MAX_ITEMS = 1000
 
 
 def is_keras_dataset(dataset: object) -> bool:
-    """Return whether the items of a data set are batches because Keras says so; imports nothing."""
+    """Return whether a data set is one of Keras', whose items are batches. Imports nothing."""
     return _keras_class(dataset) is not None
 
 
 def overridden_hooks(dataset: object) -> tuple[str, ...]:
-    """Return which of ``on_epoch_begin`` and ``on_epoch_end`` a Keras data set has of its own."""
+    """Return which of ``on_epoch_begin`` and ``on_epoch_end`` a Keras data set overrides."""
     base, kind = _keras_class(dataset), type(dataset)
     if base is None:
         return ()
@@ -64,7 +66,7 @@ def overridden_hooks(dataset: object) -> tuple[str, ...]:
 
 
 def num_batches(dataset: Any) -> int | None:
-    """Return the length of a Keras data set; None if it is endless, or has none."""
+    """Return the length of a Keras data set, or None if it is endless or has no length."""
     if hasattr(type(dataset), "num_batches"):  # Keras 3, where __len__ is optional
         count = dataset.num_batches
         return None if count is None else int(count)
@@ -72,7 +74,10 @@ def num_batches(dataset: Any) -> int | None:
 
 
 def keras_problem(dataset: object) -> str:
-    """Return why a Keras data set cannot be asked for its batches by index; empty if it can, or is none of Keras'."""
+    """Return why the batches of a Keras data set cannot be fetched by index.
+
+    The text is empty if they can be fetched by index, or if the data set is not one of Keras'.
+    """
     base = _keras_class(dataset)
     if base is None:
         return ""
@@ -100,7 +105,7 @@ def seed_tensorflow(key: int) -> None:
 
 
 def to_arrays(value: Any) -> Any:
-    """Return a batch with NumPy arrays for the tensors of TensorFlow and JAX, which no wire takes."""
+    """Return a batch with the tensors of TensorFlow and JAX, which cannot be sent, converted to NumPy arrays."""
     if type(value) in (dict, OrderedDict):
         return type(value)((key, to_arrays(item)) for key, item in value.items())
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
@@ -112,15 +117,16 @@ def to_arrays(value: Any) -> Any:
 
 
 class EpochCopies:
-    """What a Keras data set with ``on_epoch_begin`` or ``on_epoch_end`` is in each epoch; see the module's text.
+    """Copies of a Keras data set with ``on_epoch_begin`` or ``on_epoch_end``, one for each epoch.
 
-    The calls are repeated from epoch 0 where an earlier epoch than the last one is asked for, or another seed.
+    The module's docstring defines the state in an epoch. The calls start again from epoch 0 if the seed changes, or if
+    an earlier epoch than the latest one is requested.
 
-    Copies share NumPy arrays of 16 MiB and more with the original. These are write-protected while the methods run; a
-    data set that writes to one gets full copies.
+    Copies share NumPy arrays of 16 MiB and more with the original. These arrays are write-protected while the methods
+    run. If a method writes to one of them, the data set is copied in full from then on.
 
     Args:
-        original: What the factory returned. It is neither changed nor fetched from.
+        original: Data set that the factory returned. It is never changed, and no batch is fetched from it.
     """
 
     def __init__(self, original: Any) -> None:
@@ -129,21 +135,21 @@ class EpochCopies:
         self._is_of_keras_3 = base is not None and hasattr(base, "on_epoch_begin")
         self._shares_arrays = True
         self._latest: tuple[int, int, Any] | None = None
-        """Seed, epoch and the copy from which the next epoch is made; batches may change a data set, so no batch comes
-        from it."""
+        """Seed, epoch, and the copy that becomes the next epoch. No batch is fetched from this copy, because fetching
+        may change a data set."""
         self._copies: dict[tuple[int, int], Any] = {}
-        """By seed and epoch, the oldest first."""
+        """Copies to fetch from, by seed and epoch, the oldest first."""
 
     def at(self, seed: int, epoch: int) -> Any:
-        """Return the data set as it is in an epoch. May seed the global generators.
+        """Return the data set in its state of an epoch. This may seed the global generators.
 
         Args:
-            seed: The loader's.
+            seed: The loader's seed.
             epoch: At least 0.
 
         Raises:
-            ConfigError: If it cannot be copied, or its length changes.
-            Exception: Whatever its methods raise.
+            ConfigError: If the data set cannot be copied, or its length changes.
+            Exception: Any exception of its methods.
         """
         found = self._copies.get((seed, epoch))
         if found is None:
@@ -163,8 +169,8 @@ class EpochCopies:
         return self._advance(seed, epoch)
 
     def _advance(self, seed: int, epoch: int) -> Any:
-        """Return the copy of which the others of an epoch are made."""
-        latest, self._latest = self._latest, None  # half done if a method raises
+        """Return the copy from which the other copies of an epoch are made."""
+        latest, self._latest = self._latest, None  # if a method raises, the copy is half changed and must not be kept
         if latest is not None and latest[0] == seed and latest[1] <= epoch:
             _, done, dataset = latest
         else:
@@ -204,7 +210,7 @@ class EpochCopies:
 
 
 def _keras_class(dataset: object) -> type | None:
-    """Return the class of Keras' that a data set derives from."""
+    """Return Keras' class that a data set derives from, or None."""
     for base in type(dataset).__mro__:
         if base.__name__ in _CLASSES and base.__module__.partition(".")[0] in _PACKAGES:
             return base
@@ -212,7 +218,7 @@ def _keras_class(dataset: object) -> type | None:
 
 
 def _large_arrays(dataset: Any) -> list[np.ndarray[Any, Any]]:
-    """Return the large arrays that a data set holds, also in its containers and objects, as far as they are found."""
+    """Return the large arrays that a data set holds. The search is limited in depth and in items per container."""
     return list({id(array): array for array in _find_arrays(dataset, 0)}.values())
 
 
@@ -237,12 +243,12 @@ def _find_arrays(value: Any, depth: int) -> Iterator[np.ndarray[Any, Any]]:
 
 @contextmanager
 def _write_protected(arrays: list[np.ndarray[Any, Any]]) -> Iterator[None]:
-    """Make writing to arrays raise a ValueError inside."""
+    """Make writes to the arrays raise a ValueError inside this context."""
     writeable = [array for array in arrays if array.flags.writeable]
     for array in writeable:
         array.setflags(write=False)
     try:
         yield
     finally:
-        for array in sorted(writeable, key=lambda array: array.base is not None):  # a view only after its base
+        for array in sorted(writeable, key=lambda array: array.base is not None):  # a view must follow its base
             array.setflags(write=True)

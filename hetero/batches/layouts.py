@@ -1,8 +1,8 @@
-"""The order in which the elements of a tensor or array lie in memory: what a batch keeps of it.
+"""Strides that the tensors and arrays of a batch keep.
 
 A tensor or array whose elements fill its memory without gaps keeps the order of its dimensions in memory: channels
 last, transposed, Fortran. Any other one gets the strides of ``tensor.clone()`` or ``array.copy(order="K")``. Copies in
-this process and batches from a data host follow the same rule, so that their strides are equal.
+this process and batches from a data host follow the same rule and therefore have equal strides.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["array_strides", "is_c_order", "is_dense", "tensor_strides"]
 
 
 def array_strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """Return the strides that an array's ``copy(order="K")`` has, in elements; empty for C order. Copies nothing.
+    """Return the strides of an array's ``copy(order="K")`` in elements, or an empty tuple for C order. Copies nothing.
 
-    Those of dimensions of one element, which NumPy ignores, are what NumPy gives them in a new array.
+    NumPy ignores the strides of dimensions with one element. They have the values that NumPy gives them in a new array.
     """
     if array.flags.c_contiguous:
         return ()
-    # As NumPy orders them. Without gaps or overlaps the result has the memory order of the array itself.
+    # The order that NumPy uses. Without gaps or overlaps the result has the memory order of the array itself.
     order = sorted(range(array.ndim), key=lambda dim: -abs(array.strides[dim]))
     if array.flags.f_contiguous:
         order = list(range(array.ndim))[::-1]
@@ -34,13 +34,13 @@ def array_strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def tensor_strides(torch: Any, tensor: Any) -> tuple[int, ...]:
-    """Return the strides that a strided tensor's ``clone()`` has, in elements; empty for C order. Copies nothing.
+    """Return the strides of a strided tensor's ``clone()`` in elements, or an empty tuple for C order. Copies nothing.
 
-    Those of a tensor without gaps and overlaps are its own, also of dimensions of one element: torch takes them into
-    account where it chooses a memory format.
+    A tensor without gaps and overlaps keeps its strides. Dimensions with one element keep theirs too, because torch
+    uses them when it chooses a memory format.
     """
     shape, strides = tensor.shape, tensor.stride()
-    # Of dimensions of at least two elements torch knows it, five times as fast.
+    # If all dimensions have at least two elements, torch's own check is right, and five times as fast.
     if (tensor.is_contiguous() and 1 not in shape and 0 not in shape) or is_c_order(shape, strides):
         return ()
     if not is_dense(shape, strides):
@@ -59,7 +59,7 @@ def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether elements fill their memory, in any order of dimensions; always if there are none."""
+    """Return whether the elements fill their memory, in any order of dimensions. True if there are no elements."""
     if 0 in shape:
         return True
     expected = 1
