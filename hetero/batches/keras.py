@@ -46,8 +46,7 @@ _EPOCH_INDEX = "hetero: an epoch of Keras"
 _SHARED_BYTES = 16 * 2**20
 """Size of the smallest arrays that copies of a data set share. A permutation of two million samples is smaller."""
 _NUM_COPIES = 2
-"""Number of epochs whose copies are kept. At the end of an epoch, several ranks request batches of two epochs in turn.
-"""
+"""Number of epochs whose copies are kept. When an epoch ends, ranks request batches of two epochs in turn."""
 _MAX_DEPTH = 3
 _MAX_ITEMS = 1000
 

@@ -1,6 +1,6 @@
-"""The large parts of a batch as contiguous bytes with a dtype, a shape and strides, and back.
+"""Conversion of the large parts of a batch to contiguous bytes with a dtype, a shape and strides, and back.
 
-Bytes are little-endian, as every machine is that PyTorch has Linux wheels for.
+Bytes are little-endian, because every machine is little-endian that PyTorch has Linux wheels for.
 torch is imported only to restore a tensor.
 """
 
@@ -37,7 +37,11 @@ __all__ = [
 ]
 
 Container: TypeAlias = Literal["tensor", "array", "scalar", "list"]
-"""What a leaf was: torch.Tensor; numpy.ndarray; a NumPy scalar, or a long str or bytes; a list of one plain type."""
+"""Kind of value that a leaf was made from.
+
+``tensor`` is a torch.Tensor, and ``array`` a numpy.ndarray. ``scalar`` is a NumPy scalar, or a long str or bytes.
+``list`` is a list of one plain type.
+"""
 
 Text: TypeAlias = str | bytes
 
@@ -45,10 +49,10 @@ _ITEM_BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i8": 1, "i16": 2, "i32": 
 _ITEM_BYTES |= {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "bool": 1, "c64": 8, "c128": 16}
 _TORCH_ONLY = {"bf16": "bfloat16", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
 _TORCH_ONLY |= {"f8e4m3fnuz": "float8_e4m3fnuz", "f8e5m2fnuz": "float8_e5m2fnuz"}
-"""Dtypes that NumPy does not have, and their names in torch."""
+"""Names in torch of the dtypes that NumPy does not have."""
 _ITEM_BYTES |= {name: 1 for name in _TORCH_ONLY if name.startswith("f8")}
 _TEXT_OR_DATE = re.compile(r"(<U|\|S)[1-9]\d{0,6}|<[Mm]8(\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-"""NumPy's own names of dtypes with a size or a unit in them."""
+"""NumPy's names of the dtypes that contain a size or a unit."""
 
 _NUMPY = {name: np.dtype(f"{name[0]}{size}") for name, size in _ITEM_BYTES.items() if name not in _TORCH_ONLY}
 _NUMPY["bool"] = np.dtype(np.bool_)
@@ -62,55 +66,57 @@ DTYPES: dict[Container, frozenset[str]] = {
     "scalar": frozenset(_NUMPY) | {"bytes", "utf8"},
     "list": frozenset(_LIST_DTYPES.values()) | {"bytes", "utf8"},
 }
-"""What each container can hold. ``bytes`` and ``utf8`` elements differ in length.
+"""Dtypes that each container can hold. The elements of ``bytes`` and ``utf8`` vary in length.
 
-Arrays and NumPy scalars also hold text of one length and dates, whose dtype is NumPy's own name: ``<U12``, ``<M8[ns]``.
+Arrays and NumPy scalars also hold dates, and text whose elements have the same length. Their dtype is NumPy's own name,
+for example ``<U12`` or ``<M8[ns]``.
 """
 
 NESTED_ADVICE = "a sparse or nested tensor cannot be sent; convert it with .to_dense() or to a list of tensors"
-"""Also of jagged tensors, which are of a class of their own."""
+"""Message about sparse and nested tensors, and about jagged tensors, which have a separate class."""
 
 _LENGTH = np.dtype("<u4")
 _ANY_BYTES = frozenset(_ITEM_BYTES) - {"bool"}
-"""Dtypes of which every pattern of bits is an element."""
+"""Dtypes in which every pattern of bits is a valid element."""
 _MAX_STRIDE = 2**48
-"""In elements: of a dimension of one element it may be anything."""
+"""Limit on a stride, in elements. It is needed because a dimension with one element may have any stride."""
 _MAX_STRIDE_BYTES = 2**62 - 1
-"""NumPy and torch count in 63 bits; elements of text have megabytes."""
+"""Limit on a stride, in bytes. NumPy and torch count bytes in 63 bits, and an element of text may have megabytes."""
 
 
 class Unsendable(Exception):
-    """A value cannot become a leaf; the text says why and what to do."""
+    """A value cannot become a leaf. The message tells the reason and what to do."""
 
 
 class TooLarge(Unsendable):
-    """A leaf has more bytes than are left for it."""
+    """A leaf has more bytes than the batch has left for it."""
 
 
 class UnknownTypeError(ConfigError):
-    """A batch arrived whole and holds a type that this process does not have; the text says what to do."""
+    """A batch arrived intact but holds a type that this process does not have. The message tells what to do."""
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen, that takes one object.__setattr__ per field; nobody changes one
+# Not frozen, because then creating an instance takes one object.__setattr__ per field. No code changes an instance.
+@dataclass(slots=True, unsafe_hash=True)
 class LeafShape:
-    """Everything about a leaf but its bytes."""
+    """All properties of a leaf except its bytes."""
 
     container: Container
-    """What it was."""
+    """Kind of value that the leaf was made from."""
     dtype: str
     """One of `DTYPES` of the container, or NumPy's name of a dtype for text or dates."""
     shape: tuple[int, ...]
-    """In elements; one dimension for a list, none for a scalar."""
+    """Shape in elements. A list has one dimension, and a scalar has none."""
     nbytes: int
-    """Of the data: elements times their size, or lengths and elements of varying length."""
+    """Bytes of the data. If elements vary in length, this includes the bytes of their lengths."""
     strides: tuple[int, ...] = ()
-    """In elements, of a tensor or array; empty: C order."""
+    """Strides of a tensor or array in elements. Empty for C order."""
 
     def check(self, *, max_bytes: int, max_ndim: int, max_list_items: int) -> None:
-        """Refuse what no encoder produces, and what would take more memory than allowed; allocates nothing.
+        """Reject a leaf that no encoder produces, or that needs more memory than allowed. Allocates nothing.
 
         Raises:
-            ProtocolError: If a field breaks the rules above or a bound.
+            ProtocolError: If a field violates the rules above or a limit.
         """
         text_or_date = None if self.dtype in _ITEM_BYTES else _text_or_date(self.dtype)
         if self.dtype not in DTYPES.get(self.container, ()) and (
@@ -120,7 +126,7 @@ class LeafShape:
         ndim = len(self.shape)
         if ndim > max_ndim or ndim != {"scalar": 0, "list": 1}.get(self.container, ndim):
             raise ProtocolError(f"a {self.container} leaf has {ndim} dimensions, at most {max_ndim} are allowed")
-        # Python integers do not overflow. Zeros are left out: an empty array must not carry absurd dimensions either.
+        # Python integers do not overflow. Ignore zeros, because an empty array must not have absurd dimensions either.
         item_bytes = text_or_date.itemsize if text_or_date else _ITEM_BYTES.get(self.dtype, _LENGTH.itemsize)
         size = math.prod(dim for dim in self.shape if dim) * item_bytes
         if size > max_bytes or self.nbytes > max_bytes:
@@ -149,21 +155,22 @@ class LeafShape:
 class Leaf:
     """One large part of a batch.
 
-    The data of a leaf made from an array or a CPU tensor is the array's own memory where that is contiguous.
+    If the leaf is made from a contiguous array or CPU tensor, its data is the memory of that array or tensor.
     """
 
     container: Container
-    """What it was."""
+    """Kind of value that the leaf was made from."""
     dtype: str
-    """One of `DTYPES` of the container."""
+    """One of `DTYPES` of the container, or NumPy's name of a dtype for text or dates."""
     shape: tuple[int, ...]
-    """In elements."""
+    """Shape in elements."""
     nbytes: int
-    """Length of the data."""
+    """Length of the data in bytes."""
     data: memoryview
-    """In the order of memory, format ``B``, one dimension. To be restored without a copy it must be writable."""
+    """Data in memory order, as a view of format ``B`` with one dimension. Only writable data is restored without a
+    copy."""
     strides: tuple[int, ...] = ()
-    """In elements; empty: C order."""
+    """Strides in elements. Empty for C order."""
 
 
 def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
@@ -171,10 +178,10 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
 
     Args:
         value: Exactly a numpy.ndarray, or a numpy.generic.
-        max_bytes: Unsendable if it has more.
+        max_bytes: Limit on the size of the leaf.
 
     Raises:
-        Unsendable: If the dtype cannot be sent, or it is too large.
+        Unsendable: If the dtype cannot be sent, or the value is too large.
     """
     name = _NUMPY_NAMES.get(value.dtype)
     if name is None and value.dtype.kind in "USMm" and _text_or_date(value.dtype.str):
@@ -192,8 +199,8 @@ def numpy_leaf(value: Any, max_bytes: int) -> Leaf:
 
 
 def _dtype_advice(dtype: np.dtype[Any]) -> str:
-    """Say what to do about a NumPy dtype that is not in the list."""
-    if dtype.kind in "OT":  # not asked for their byte order, which some do not have
+    """Return advice about a NumPy dtype that cannot be sent."""
+    if dtype.kind in "OT":  # before newbyteorder, because some of these dtypes have no byte order
         return "return a list of str, bytes or numbers, or an array of numbers"
     native = dtype.newbyteorder("=")
     if native in _NUMPY_NAMES or _text_or_date(native.str):
@@ -203,7 +210,7 @@ def _dtype_advice(dtype: np.dtype[Any]) -> str:
 
 @lru_cache(maxsize=256)
 def _text_or_date(name: str) -> np.dtype[Any] | None:
-    """Return a dtype for text of one length or for dates by NumPy's name, None for any other name."""
+    """Return the dtype for NumPy's name of a date or of text of one length, or None for any other name."""
     return np.dtype(name) if _TEXT_OR_DATE.fullmatch(name) else None
 
 
@@ -211,12 +218,13 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     """Return a tensor as a leaf.
 
     Args:
-        torch: The module.
+        torch: The torch module.
         tensor: Exactly a torch.Tensor.
-        max_bytes: Unsendable if it has more.
+        max_bytes: Limit on the size of the leaf.
 
     Raises:
-        Unsendable: If it is not dense, on an accelerator, part of a graph, of another dtype or too large.
+        Unsendable: If the tensor is not dense, is on an accelerator, requires a gradient, has another dtype, or is too
+            large.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise Unsendable(NESTED_ADVICE)
@@ -238,16 +246,17 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
         _check_size(tensor, max_bytes)
         dense = tensor if strides == tensor.stride() else tensor.clone()
         tensor = dense.as_strided((dense.numel(),), (1,))
-    if name in _TORCH_ONLY:  # only the bytes matter here
+    if name in _TORCH_ONLY:  # view the bytes as a dtype that NumPy has
         tensor = tensor.view(torch.int16 if name == "bf16" else torch.uint8)
     array = tensor.numpy()
     return _fixed("tensor", name, array, max_bytes, shape=shape, strides=strides)
 
 
 def _check_size(value: Any, max_bytes: int) -> None:
-    """Raise if a tensor or array is too large. Before any copy: an expanded one has more elements than memory.
+    """Raise if a tensor or array is too large.
 
-    Empty ones are held to their other dimensions.
+    Call it before any copy, because an expanded tensor has more elements than its memory holds. For an empty one the
+    product of the other dimensions counts.
     """
     if (size := value.nbytes or math.prod(dim for dim in value.shape if dim) * value.itemsize) > max_bytes:
         raise _too_large(size, max_bytes)
@@ -262,22 +271,22 @@ def _fixed(
     shape: tuple[int, ...] | None = None,
     strides: tuple[int, ...] = (),
 ) -> Leaf:
-    """Return an array of one of the dtypes as a leaf; copies only what is not contiguous.
+    """Return an array of one of the dtypes as a leaf. Copies the array only if it is not contiguous.
 
     Args:
-        container: What the leaf is to be.
-        name: The dtype.
-        array: The elements, in the order in which they are sent.
-        max_bytes: Unsendable if it has more.
-        shape: The array's if None.
-        strides: In elements; empty for C order.
+        container: Container of the leaf.
+        name: Name of the dtype.
+        array: Elements in the order in which they are sent.
+        max_bytes: Limit on the size of the leaf.
+        shape: Shape of the leaf. None selects the array's shape.
+        strides: Strides of the leaf in elements. Empty for C order.
     """
     nbytes = array.nbytes
     if not 0 < nbytes <= max_bytes:
         _check_size(array, max_bytes)
-    if not nbytes:  # which memoryview cannot cast
+    if not nbytes:  # memoryview cannot cast empty data
         data = memoryview(b"")
-    else:  # ascontiguousarray turns zero dimensions into one
+    else:  # the result may have one dimension instead of none, which does not matter for the data
         whole = np.ascontiguousarray(array)
         data = whole.data.cast("B") if array.dtype.kind in "biuf" else whole.reshape(-1).view(np.uint8).data
     if name not in _ANY_BYTES and (problem := _invalid(name, data)):
@@ -290,13 +299,13 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
     """Return a list of one plain type as a leaf.
 
     Args:
-        items: All of exactly this type.
+        items: Items, all of exactly the type ``kind``.
         kind: str, bytes, int, float or bool.
-        max_bytes: Unsendable if it has more.
+        max_bytes: Limit on the size of the leaf.
 
     Raises:
         OverflowError: If an int exceeds 64 bits.
-        Unsendable: If a str has no UTF-8 form, or it is too large.
+        Unsendable: If a str has no UTF-8 form, or the list is too large.
     """
     if kind is str or kind is bytes:
         return text_leaf("list", items, max_bytes)
@@ -307,10 +316,10 @@ def list_leaf(items: list[Any], kind: type, max_bytes: int) -> Leaf:
 
 
 def text_leaf(container: Container, items: Sequence[Text], max_bytes: int) -> Leaf:
-    """Return str or bytes, all of one type, as a leaf: ``scalar`` for a single one, else ``list``.
+    """Return str or bytes, all of one type, as a leaf: a ``scalar`` for a single one, a ``list`` for several.
 
     Raises:
-        Unsendable: If a str has no UTF-8 form, or it is too large.
+        Unsendable: If a str has no UTF-8 form, or the leaf is too large.
     """
     is_text = isinstance(items[0], str)
     try:
@@ -331,11 +340,11 @@ def _too_large(nbytes: int, max_bytes: int) -> TooLarge:
 
 
 def restore(leaf: Leaf) -> Any:
-    """Return what a checked leaf was made from; it shares the leaf's memory if that is writable.
+    """Return the value that a checked leaf was made from. Tensors and arrays share the leaf's memory if it is writable.
 
     Raises:
-        ProtocolError: If the data is not what its dtype says.
-        UnknownTypeError: If it is a tensor of a dtype that torch here does not have, or there is no torch.
+        ProtocolError: If the data does not fit the dtype.
+        UnknownTypeError: If the leaf is a tensor, and torch is not installed here or lacks its dtype.
     """
     if leaf.dtype in ("bytes", "utf8"):
         items = _split(leaf)
@@ -357,7 +366,7 @@ def restore(leaf: Leaf) -> Any:
 
 
 def _restore_tensor(leaf: Leaf) -> Any:
-    """Return a tensor on the leaf's memory."""
+    """Return a tensor that uses the leaf's memory if it is writable."""
     dtypes = _torch_dtypes()
     dtype = dtypes.get(leaf.dtype)
     if dtype is None:
@@ -382,11 +391,11 @@ def _restore_tensor(leaf: Leaf) -> Any:
 
 
 def _owner(torch: Any, data: Any) -> Any:
-    """Return the tensor of bytes at whose beginning the data lies; None if the memory is not torch's.
+    """Return the tensor of bytes that begins at the data's address, or None if the memory is not torch's.
 
-    torch's allocator of pinned memory waits for copies to an accelerator before it gives memory away again. It finds
-    them by the tensor's storage, or by the address that the copy begins at. A storage made of a buffer is none that it
-    knows, so part of such a tensor would be overwritten by the next batch while it is being copied.
+    torch's allocator of pinned memory waits for copies to an accelerator before it reuses memory. It finds these copies
+    by the tensor's storage, or by the address at which the copy begins. It does not know a storage that is made from a
+    buffer. The next batch would then overwrite part of a tensor while that part is still being copied.
     """
     owner: Any = getattr(getattr(data, "obj", None), "base", None)
     if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:
@@ -415,7 +424,10 @@ def _split(leaf: Leaf) -> list[Any]:
 
 
 def _invalid(dtype: str, data: memoryview) -> str:
-    """Return what no element of a dtype can be and is there, as operations would disagree on it; empty if nothing."""
+    """Return which elements are not valid for the dtype, because operations would disagree about their values.
+
+    The text is empty if all elements are valid.
+    """
     if dtype == "bool" and len(data) and int(np.frombuffer(data, np.uint8).max()) > 1:
         return "boolean elements that are neither 0 nor 1"
     if dtype.startswith("<U") and len(data) and int(np.frombuffer(data, "<u4").max()) > sys.maxunicode:
@@ -425,7 +437,7 @@ def _invalid(dtype: str, data: memoryview) -> str:
 
 @cache
 def _torch_dtypes() -> dict[str, Any]:
-    """Return torch's dtype by name; empty without torch. Unsigned types above 8 bits came with torch 2.3."""
+    """Return torch's dtypes by name, none without torch. Unsigned dtypes above 8 bits require torch 2.3."""
     try:
         import torch
     except ImportError:
@@ -438,5 +450,5 @@ def _torch_dtypes() -> dict[str, Any]:
 
 @cache
 def _torch_names() -> dict[Any, str]:
-    """Return the name of torch's dtypes."""
+    """Return the names of torch's dtypes."""
     return {dtype: name for name, dtype in _torch_dtypes().items()}

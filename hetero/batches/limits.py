@@ -1,4 +1,7 @@
-"""How large the structure of a batch may be. Apart from `hetero.batches.structure`: launchers need it without NumPy."""
+"""Limits on the structure of a batch.
+
+They are in a separate module because launchers need them without NumPy, which `hetero.batches.structure` imports.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ __all__ = ["StructureLimits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructureLimits:
-    """Bounds of one batch, the same for who sends and who receives."""
+    """Limits on one batch, which are the same for sender and receiver."""
 
     max_batch_bytes: int = 2**30
-    """All leaves together."""
+    """Bytes of all leaves together."""
     max_leaves: int = 1024
-    """Tensors, arrays, NumPy scalars, long lists and strings."""
+    """Number of leaves: tensors, arrays, NumPy scalars, long lists, and long str and bytes."""
     max_nodes: int = 16_384
-    """Containers and values of the tree."""
+    """Number of containers and values in the tree."""
     max_depth: int = 8
-    """Containers inside containers."""
+    """Depth of containers inside containers."""
     max_ndim: int = 8
-    """Dimensions of an array."""
+    """Number of dimensions of a tensor or array."""
     max_key_bytes: int = 256
-    """UTF-8 of a dictionary key, a field or a type's name."""
+    """UTF-8 bytes of a dictionary key, a field name or a type's name."""
     max_inline_bytes: int = 256
-    """Longer str and bytes become leaves."""
+    """Bytes of a str or bytes in the tree. Longer ones become leaves."""
     max_list_items: int = 2**20
-    """Items of all lists that became leaves: Python objects take many times the bytes that they came in."""
+    """Number of items in all lists that became leaves. A Python object takes many times the bytes of its encoding."""

@@ -1,8 +1,9 @@
-"""Subsets of one data set that share samples: validation samples that the model was trained on.
+"""Detection of subsets of one data set that share samples, as when validation samples are also trained on.
 
-A factory that splits its data draws from generators that are seeded alike for every factory, so that ``split="train"``
-and ``split="val"`` split alike. One that draws from anything else (the time, a generator without a seed) splits
-differently each time it runs. Where the parts are torch's ``Subset``, this shows, and a sentence says so.
+The generators have the same seed whenever a factory runs. A factory that draws its split from them therefore makes the
+same split for ``split="train"`` and for ``split="val"``. A factory that draws from another source (the time, a
+generator without a seed) makes a different split each time it runs. If the parts are torch's ``Subset``, the shared
+samples can be found, and a warning reports them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hetero.spec import DatasetSpec
 __all__ = ["Overlaps"]
 
 _MAX_INDICES = 2**24
-"""Larger subsets are not compared: they would take too much memory."""
+"""Size of the largest subset that is compared. Larger ones would take too much memory."""
 _MAX_KNOWN = 64
 _NUM_LOOKED_AT = 16  # items of a long list, at each end
 _ADVICE = (
@@ -34,30 +35,31 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The samples of one data set that is a subset."""
+    """The samples of one subset."""
 
     spec: DatasetSpec
     base: bytes
-    """Digest of what tells the data sets apart that subsets are made of."""
+    """Digest that identifies the data set inside the subset. See `_identity`."""
     base_name: str
     num_base_samples: int
     indices: npt.NDArray[np.int64]
-    """Sorted, without repeats."""
+    """Indices into the data set inside, sorted and without repeats."""
 
 
 class Overlaps:
-    """The subsets that this process has built. One thread at a time."""
+    """The subsets that this process has built. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         self._known: dict[DatasetSpec, _Part] = {}
         self._told: set[frozenset[DatasetSpec]] = set()
 
     def add(self, spec: DatasetSpec, dataset: Any) -> tuple[str, ...]:
-        """Return a sentence for each data set added before that shares samples with this one, once for each pair.
+        """Return a warning for each data set added before that shares samples with this one, once for each pair.
 
         Args:
-            spec: What was built.
-            dataset: What the factory returned. Only torch's ``Subset``, and one of another one, is looked at.
+            spec: Spec of the data set that was built.
+            dataset: Data set that the factory returned. It is ignored unless it is torch's ``Subset``, which may be a
+                subset of another ``Subset``.
         """
         part = _part(spec, dataset)
         if part is None:
@@ -88,14 +90,17 @@ def _part(spec: DatasetSpec, dataset: Any) -> _Part | None:
             dataset = dataset.dataset
         num_samples = len(dataset)
         base = _identity(dataset)
-    except Exception:  # noqa: BLE001 - data sets without a length, indices that are no numbers
+    except Exception:  # noqa: BLE001 - a data set without a length, or indices that are not numbers
         return None
     assert indices is not None
     return _Part(spec, base, type_name(type(dataset)), num_samples, np.unique(indices).astype(np.int64))
 
 
 def _shared(one: _Part, other: _Part) -> str:
-    """Return what is to be said of two subsets; empty if they share nothing, or are not of the same samples."""
+    """Return a warning about samples that two subsets share.
+
+    The warning is empty if they share no samples, or are subsets of different data sets.
+    """
     same = one.base == other.base and one.num_base_samples == other.num_base_samples
     if not same or one.base_name != other.base_name or one.spec == other.spec:
         return ""
@@ -109,9 +114,10 @@ def _shared(one: _Part, other: _Part) -> str:
 
 
 def _identity(dataset: Any) -> bytes:
-    """Return a digest of what a data set holds: its lists, arrays and paths; else its numbers and texts.
+    """Return a digest of the lists, arrays and paths of a data set. If it has none, of its numbers and str.
 
-    Flags are left out where there is anything better: the same files with another transform are the same samples.
+    Flags are ignored if there are lists, arrays or paths, because the same files with another transform are the same
+    samples.
     """
     attributes = vars(dataset) if hasattr(dataset, "__dict__") else {}
     named = sorted(attributes.items()) or [("", dataset)]
@@ -125,7 +131,7 @@ def _identity(dataset: Any) -> bytes:
 
 
 def _outline(value: Any, depth: int = 0) -> Iterator[bytes]:
-    """Yield what tells one list, array or path from another; nothing for values of other kinds."""
+    """Yield bytes that distinguish lists, arrays and paths from each other. Yield nothing for other values."""
     if isinstance(value, os.PathLike) or (isinstance(value, str | bytes) and (depth or os.sep in str(value))):
         yield str(value).encode("utf-8", "surrogatepass")
     elif hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "reshape"):
