@@ -1,4 +1,4 @@
-"""Nested samples and batches compared bit for bit, and told apart across hosts."""
+"""Comparison of nested samples and batches, bit for bit in one process and by digest across hosts."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ IMPURITY_ADVICE = (
     "a generator of the data set's own (seed it in a method on_seed(self, key)), os.urandom or uuid4, the time, "
     "the order of a set, a counter or cache that changes what a sample is, threads that share a generator."
 )
-"""What to look for when a batch differs from itself."""
+"""Advice for a batch that differs when it is computed twice."""
 
 _MAX_DEPTH = 64
-_OPAQUE_DEPTH = 16  # what an object of unknown type counts for, so that graphs of them end soon
+_OPAQUE_DEPTH = 16  # levels that an object of unknown type counts as, to end walks through graphs of them soon
 
 _Part: TypeAlias = "tuple[str, str, bytes | np.ndarray[Any, Any]]"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where two values are not the same."""
+    """The first place where two values differ."""
 
     path: str
-    """Inside the value, for example ``['image'][0]``; empty for the value itself."""
+    """Path inside the value, for example ``['image'][0]``. Empty for the value itself."""
     what: str
-    """Both sides, briefly."""
+    """Short description of both sides."""
 
     def __str__(self) -> str:
         return f"batch{self.path}: {self.what}"
@@ -44,17 +44,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """What a nested value was when it was frozen."""
+    """Copy of a nested value at the time when it was frozen."""
 
     parts: tuple[_Part, ...]
-    """As the walk yields them, contents copied."""
+    """Parts that the walk yields, with copied contents."""
 
 
 class _Unreadable(bytes):
-    """The content of an object that cannot be looked at: none."""
+    """Empty content of an object that cannot be inspected."""
 
     def __new__(cls, error: Exception) -> _Unreadable:
-        """Keep what it raised."""
+        """Keep the exception that the object raised."""
         made = super().__new__(cls)
         made.error = error
         return made
@@ -63,7 +63,7 @@ class _Unreadable(bytes):
 
 
 def freeze(value: object) -> Frozen:
-    """Copy what `compare` looks at, so that the value's memory may be used for another one."""
+    """Copy everything that `compare` compares. The memory of the value may then be reused."""
     return Frozen(tuple((path, head, _content(body)) for path, head, body in _walk(value, "", 0)))
 
 
@@ -71,17 +71,19 @@ def compare(first: object, second: object) -> Difference | None:
     """Return where two nested values differ, or None if they are the same bit for bit.
 
     Types, dtypes, shapes, strides, the order of dictionary keys, NaN payloads and the
-    sign of zero all count. The strides are those of a copy, which is what a loader delivers
-    (`hetero.batches.layouts`). Objects of unknown types are compared as arrays if NumPy
-    can view them, else by their attributes or their own ``repr``. Nested, sparse and quantized tensors are
-    compared by their components; of what cannot be looked at, such as a meta tensor's content, nothing counts.
+    sign of zero all count. The strides are those of a copy, because a loader delivers a copy
+    (`hetero.batches.layouts`). Objects of unknown types are compared as arrays if NumPy can
+    view them, else by their attributes or their ``repr``. Nested, sparse and quantized
+    tensors are compared by their components. Content that cannot be inspected, such as that
+    of a meta tensor, is ignored.
 
     Args:
-        first: A value, or one that was frozen.
+        first: A value, or a frozen value.
         second: A value.
     """
     parts = first.parts if isinstance(first, Frozen) else _walk(first, "", 0)
-    # A container's part comes first and holds its length: the walks part where one ends early.
+    # strict=False is safe: the part of a container comes before its items and holds its length, so a container of
+    # another length differs before one of the walks ends.
     for (path, head, body), (_, other_head, other_body) in zip(parts, _walk(second, "", 0), strict=False):
         if head != other_head:
             return Difference(path, f"{head} against {other_head}")
@@ -92,10 +94,11 @@ def compare(first: object, second: object) -> Difference | None:
 
 
 def digest(value: object) -> bytes:
-    """Return a 16-byte hash of everything that `compare` looks at: equal exactly if two values are, bit for bit.
+    """Return a 16-byte hash of everything that `compare` compares. It is equal if and only if the values are equal.
 
     Raises:
-        Exception: What an object raised that cannot be looked at: a digest without it would call others equal.
+        Exception: The exception of an object that cannot be inspected. A digest without the content of the object
+            would be equal for different values.
     """
     hasher = blake2b(digest_size=16, person=b"hetero.content")
     for _path, head, body in _walk(value, "", 0):
@@ -104,17 +107,17 @@ def digest(value: object) -> bytes:
         name = head.encode("utf-8", "surrogatepass")
         hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
         hasher.update(name)
-        hasher.update(body if isinstance(body, bytes) else _as_bytes(body))  # no copy of what is contiguous
+        hasher.update(body if isinstance(body, bytes) else _as_bytes(body))  # a contiguous array is not copied
     return hasher.digest()
 
 
 def sketch(value: object) -> bytes:
-    """Return a 16-byte hash that tells samples apart, but not roundings.
+    """Return a 16-byte hash that differs between samples, but ignores rounding.
 
-    Structure, dtypes, shapes, texts, bytes and wide integers count exactly. Of
-    floating point and narrow integer arrays only coarse statistics do, because their last
-    bits depend on the CPU that computed them (NumPy, OpenCV and torch choose code by
-    it), and hosts of different types must agree that they have the same data.
+    Structure, dtypes, shapes, str, bytes and wide integers count exactly. For arrays of
+    floating point numbers and of narrow integers only coarse statistics count. Their last bits
+    depend on the CPU that computed them, because NumPy, OpenCV and torch choose code for the
+    CPU. Hosts of different types must nevertheless agree that they have the same data.
     """
     hasher = blake2b(digest_size=16)
     for _path, head, body in _walk(value, "", 0):
@@ -126,7 +129,7 @@ def sketch(value: object) -> bytes:
 
 
 def outline(value: Any, depth: int = 0) -> str:
-    """Return types and shapes of a sample in brief, for messages; the type alone of what cannot be looked at."""
+    """Return types and shapes of a sample in brief, for messages. Only the type, if the sample cannot be inspected."""
     name = type(value).__name__
     try:
         if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -136,21 +139,21 @@ def outline(value: Any, depth: int = 0) -> str:
             return f"{name} of {len(value)} {{{', '.join(parts)}}}"
         if depth < 3 and isinstance(value, list | tuple):
             return f"{name} of {len(value)} ({', '.join(outline(item, depth + 1) for item in value[:8])})"
-    except Exception:  # noqa: BLE001 - nested tensors, and objects of the user's
+    except Exception:  # noqa: BLE001 - nested tensors, and the user's objects
         return name
     return name
 
 
 def _shape(value: Any) -> str:
-    """Return a shape in brackets. Sizes of jagged dimensions are symbols that differ from tensor to tensor: stars."""
+    """Return a shape in brackets, with stars for jagged dimensions, because their symbols differ between tensors."""
     return f"[{', '.join(str(size) if type(size) is int else '*' for size in value.shape)}]"
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield (path, type and shape, content) of every part, depth first; of some objects only the type is known."""
+    """Yield (path, type and shape, content) of every part, depth first. For some objects only the type is known."""
     try:
         yield from _walk_inside(value, path, depth)
-    except Exception as error:  # noqa: BLE001 - an object of the user's, or a tensor that has no content
+    except Exception as error:  # noqa: BLE001 - one of the user's objects, or a tensor without content
         yield path, f"{outline(value)} that cannot be looked at", _Unreadable(error)
 
 
@@ -182,7 +185,7 @@ def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 
 def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield a NumPy array or scalar; the elements one by one if they are objects."""
+    """Yield a NumPy array or scalar. Elements that are objects are yielded one by one."""
     if isinstance(value, np.ma.MaskedArray):
         yield path, type(value).__name__, b""
         yield from _walk((np.asarray(value), np.ma.getmaskarray(value)), path, depth + 1)
@@ -197,7 +200,7 @@ def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 
 def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield what is neither of Python's nor of NumPy's basic types."""
+    """Yield the parts of an object whose type is not a basic type of Python or NumPy."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     torch = imported("torch")
@@ -209,7 +212,7 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
             yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}", depth + 1)
     elif isinstance(value, set | frozenset):
         yield path, f"{name} of {len(value)}", b"".join(sorted(digest(item) for item in value))
-    elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):  # a PIL image, for one
+    elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):  # for example a PIL image
         yield path, name, b""
         yield from _walk_array(np.asarray(value), path, depth)
     elif hasattr(value, "__dict__"):
@@ -222,7 +225,7 @@ def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
 
 
 def _walk_tensor(torch: Any, value: Any, path: str, depth: int) -> Iterator[_Part]:
-    """Yield a tensor of any dtype and layout: its components, if it has no content of its own."""
+    """Yield a tensor of any dtype and layout. Nested, sparse and quantized tensors are yielded as components."""
     name = f"{type(value).__name__} {value.dtype}".replace("torch.", "")
     if value.is_nested:
         parts = (value.values(), value.offsets()) if value.layout is torch.jagged else value.unbind()
@@ -242,21 +245,21 @@ def _walk_tensor(torch: Any, value: Any, path: str, depth: int) -> Iterator[_Par
 
 
 def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
-    """Return the elements in C order, as bytes where NumPy has no such dtype; nothing if they cannot be had."""
+    """Return the elements in C order, as bytes if NumPy lacks the dtype. Return nothing if they cannot be read."""
     if value.is_meta:
         return b""
     try:
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return flat.numpy()  # type: ignore[no-any-return]
     except TypeError:  # NumPy has no bfloat16
-        # An empty tensor may have any stride, and then no view of another size.
+        # An empty tensor may have any stride, and then it may have no view with another element size.
         return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    except (RuntimeError, NotImplementedError) as error:  # of a tensor class that keeps them elsewhere
+    except (RuntimeError, NotImplementedError) as error:  # a tensor class that keeps its elements elsewhere
         return _Unreadable(error)
 
 
 def _sparse_components(torch: Any, value: Any) -> tuple[Any, ...]:
-    """Return the tensors that a sparse one consists of: in dense form it may be larger than memory."""
+    """Return the components of a sparse tensor, because in dense form it may be larger than memory."""
     if value.layout is torch.sparse_coo:
         return value._indices(), value._values()
     if value.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -277,7 +280,10 @@ def _quantizers(torch: Any, value: Any) -> tuple[Any, ...]:
 
 
 def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """Return the strides of a copy; none for C order, and 0 for dimensions of one element, which NumPy ignores."""
+    """Return the strides of a copy, or an empty tuple for C order.
+
+    Dimensions with one element, whose strides NumPy ignores, have a stride of 0.
+    """
     strides = array_strides(array)
     counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=False) if size != 1]
     if is_c_order([size for size, _ in counted], [stride for _, stride in counted]):
@@ -286,7 +292,7 @@ def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _in_words(strides: tuple[int, ...]) -> str:
-    """Return what strides add to a head: nothing for C order, so that the digests of most batches stay as they were."""
+    """Return the text about strides in a head. It is empty for C order, which keeps the digests of most batches."""
     return f" strides {list(strides)}" if strides else ""
 
 
@@ -295,12 +301,12 @@ def _content(body: bytes | np.ndarray[Any, Any]) -> bytes:
 
 
 def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
-    """Return the elements in C order as a buffer of bytes; arrays of dates have no buffer of their own type."""
+    """Return the elements in C order as a buffer of bytes, because arrays of dates do not support buffers."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
 
 
 def _describe_change(first: bytes, second: bytes) -> str:
-    """Say how two parts of one type differ."""
+    """Return a description of how two parts of one type differ."""
     if len(first) != len(second) or len(first) <= 16:
         return f"{first[:40]!r} against {second[:40]!r}"
     changed = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
@@ -308,7 +314,7 @@ def _describe_change(first: bytes, second: bytes) -> str:
 
 
 def _coarse(array: np.ndarray[Any, Any]) -> bytes:
-    """Return exact bytes of an array that no rounding touches, else its magnitude and the means of four quarters."""
+    """Return the exact bytes of an array that has no rounding, else its magnitude and the means of four quarters."""
     rounded = array.dtype.kind in "fc" or (array.dtype.kind in "iu" and array.dtype.itemsize < 4)
     if not rounded or not array.size:
         return array.tobytes()

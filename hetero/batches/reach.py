@@ -1,8 +1,8 @@
-"""Which code a data set uses, and which globals that code reads; found without running any of it.
+"""Which code a data set uses, and which globals that code reads. None of the code is run.
 
 The walk starts at a factory, a function, a class or an object. It follows the names in compiled code (dis), nested
-functions, closures, decorators, classes with their methods and bases, and objects in globals. It enters the script and
-the user's other modules only, and no module of the standard library, of site-packages or of hetero.
+functions, closures, decorators, classes with their methods and bases, and objects in globals. It enters only the script
+and the user's other modules. It does not enter modules of the standard library, of site-packages or of hetero.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _GLOBAL_LOADS = frozenset({"LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD
 _SCALARS = (bool, bytes, complex, float, int, str, type(None))
 
 Key: TypeAlias = tuple[object, str]
-"""What `owner_key` says of the module or class that has a name, and the name."""
+"""The `owner_key` of the module or class that has a name, and the name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A name in a module or in a class of the user's."""
+    """A name in one of the user's modules or classes."""
 
     label: str
-    """For messages and comparison: ``SCALE`` in the script, ``module.SCALE`` elsewhere."""
+    """Label in messages and comparisons: ``SCALE`` in the script, ``module.SCALE`` elsewhere."""
     owner: Any
     """Namespace of the module, or the class."""
     name: str
-    """In the owner."""
+    """Name in the owner."""
 
     @property
     def key(self) -> Key:
@@ -59,30 +59,34 @@ class Place:
         return owner_key(self.owner), self.name
 
     def value(self) -> Any:
-        """Return the present value; raise KeyError if the name is gone."""
+        """Return the current value.
+
+        Raises:
+            KeyError: If the owner no longer has the name.
+        """
         return (vars(self.owner) if isinstance(self.owner, type) else self.owner)[self.name]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a data set's code reaches."""
+    """Code of a data set, and the names that the code uses."""
 
     places: dict[Key, Place] = field(default_factory=dict)
-    """The globals and class attributes that it reads."""
+    """Globals and class attributes that the code reads."""
     codes: set[tuple[str, int]] = field(default_factory=set)
     """File and first line of every function."""
     namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """The modules that have these functions, by identity."""
+    """Namespaces of the modules that contain these functions, by ``id``."""
     attributes: set[str] = field(default_factory=set)
-    """Every name in that code: the attributes that it may read of an object."""
+    """All names in the code. These are the attributes that it may read from an object."""
     stored: set[Key] = field(default_factory=set)
-    """The globals that it assigns."""
+    """Globals that the code assigns."""
 
 
 def owner_key(owner: Any) -> object:
-    """Return the same for every copy of a module's namespace, and another object for everything else.
+    """Return the identity of an owner of names. It is the same for all copies of a module's namespace.
 
-    In torch's workers the script's functions have another namespace than the module in ``sys.modules``: a copy.
+    In torch's workers, the namespace of the script's functions is a copy of the module's namespace in ``sys.modules``.
     """
     if isinstance(owner, dict) and isinstance(name := owner.get("__name__"), str):
         return _prefix(name)
@@ -90,7 +94,7 @@ def owner_key(owner: Any) -> object:
 
 
 def reach(roots: Iterable[Any]) -> Reach:
-    """Return what the code of ``roots`` reaches; takes some milliseconds."""
+    """Return the code that ``roots`` use, and its names. Takes a few milliseconds."""
     walk = _Walk()
     for root in roots:
         walk.push(root, 0)
@@ -99,14 +103,14 @@ def reach(roots: Iterable[Any]) -> Reach:
 
 
 def is_user_class(kind: type) -> bool:
-    """Return whether a class is defined in the script or in another module of the user's."""
+    """Return whether a class is defined in the script or in another of the user's modules."""
     module = sys.modules.get(kind.__module__)
     return kind.__module__ in SCRIPT_NAMES if module is None else _is_user(vars(module))
 
 
 def user_modules() -> list[ModuleType]:
-    """Return the script and the user's other modules, as far as they are imported."""
-    modules: list[Any] = list(sys.modules.values())  # some put None or other objects there
+    """Return the script and the user's other modules that are imported."""
+    modules: list[Any] = list(sys.modules.values())  # some libraries put None or other objects there
     return [each for each in modules if isinstance(each, ModuleType) and _is_user(vars(each))][:_MAX_ITEMS]
 
 
@@ -114,7 +118,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found = Reach()
         self._queue: deque[tuple[Any, int]] = deque()
-        self._seen: dict[int, Any] = {}  # keeps what it has seen alive, so that no other object gets its id
+        self._seen: dict[int, Any] = {}  # keeps the visited objects alive, because a new object could reuse an id
 
     def push(self, value: Any, depth: int) -> None:
         if isinstance(value, _SCALARS) or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
@@ -132,7 +136,7 @@ class _Walk:
         elif isinstance(value, type):
             self._visit_class(value)
         elif isinstance(value, ModuleType):
-            return  # only its names that are read
+            return  # _scan visits the names of the module that the code reads
         elif isinstance(value, DatasetFactory):
             self._push_all((value.function, value.collate_fn, value.worker_init_fn, value.fingerprint), 0)
         elif isinstance(value, MethodType):
@@ -158,13 +162,13 @@ class _Walk:
         else:
             self.push(type(value), depth)
             try:
-                attributes = list(vars(value).values())  # what a cached function wraps is one of them
-            except Exception:  # noqa: BLE001 - no attributes, or an object of the user's that computes them
+                attributes = list(vars(value).values())  # includes the function that a cached function wraps
+            except Exception:  # noqa: BLE001 - no attributes, or one of the user's objects that computes them
                 return
             self._push_all(attributes[:_MAX_ITEMS], depth)
 
     def _visit_class(self, kind: type) -> None:
-        """Visit what a class has and inherits; what it overrides only if it uses ``super()``."""
+        """Visit the attributes that a class has and inherits, and overridden ones only if it uses ``super()``."""
         names: set[str] = set()
         uses_super = False
         for each in kind.__mro__:
@@ -187,18 +191,18 @@ class _Walk:
         for cell in function.__closure__ or ():
             try:
                 self.push(cell.cell_contents, 0)
-            except ValueError:  # not filled yet
+            except ValueError:  # the cell is still empty
                 continue
         if _is_user(function.__globals__):
             self.found.namespaces[id(function.__globals__)] = function.__globals__
             self._scan(function.__code__, function.__globals__, {})
 
     def _scan(self, code: CodeType, namespace: dict[str, Any], modules: Mapping[str, ModuleType]) -> None:
-        """Note what compiled code reads; ``modules`` are those that the functions around it import."""
+        """Record the names that compiled code reads. ``modules`` are the imports of the functions around the code."""
         self.found.codes.add((os.path.realpath(code.co_filename), code.co_firstlineno))
         self.found.attributes.update(code.co_names)
         imports = _Imports(namespace, dict(modules))
-        value: Any = None  # what the instruction before left on the stack, if it is known
+        value: Any = None  # value that the previous instruction left on the stack, if known
         for instruction in dis.get_instructions(code):
             operation, argument = instruction.opname, instruction.argval
             if operation in _TRANSPARENT:
@@ -221,7 +225,7 @@ class _Walk:
                 self._scan(constant, namespace, imports.known)
 
     def _read(self, namespace: dict[str, Any], name: str) -> Any:
-        """Note that code reads a name of a namespace, and return its value."""
+        """Record that code reads a name of a namespace, and return its value."""
         value = namespace.get(name, _ABSENT)
         if value is _ABSENT:
             return None
@@ -236,18 +240,18 @@ class _Walk:
 
 
 class _Imports:
-    """The import statements of one function, and the local names of what they import."""
+    """The import statements of one function, and the local names of the imported modules."""
 
     def __init__(self, namespace: Mapping[str, Any], known: dict[str, ModuleType]) -> None:
         self.known = known
         self.source: ModuleType | None = None
-        """The module of the statement that is being followed."""
+        """Module of the current import statement."""
         self._package: str = namespace.get("__package__") or ""
-        self._constants: list[Any] = []  # the last two: level, and names that are imported from the module
-        self._names_parts = False  # whether it is `from a import b`, and not `import a.b as c`
+        self._constants: list[Any] = []  # the last two constants: level, and names to import from the module
+        self._names_parts = False  # whether the statement is `from a import b`, and not `import a.b as c`
 
     def follow(self, operation: str, argument: Any, value: Any) -> Any:
-        """Return what is on the stack after an instruction, if it is a module."""
+        """Return the value on the stack after an instruction, if it is a module."""
         if operation in ("LOAD_CONST", "LOAD_SMALL_INT"):
             self._constants = [*self._constants[-1:], argument]
         elif operation == "IMPORT_NAME":
@@ -255,7 +259,7 @@ class _Imports:
             self.source = self._find(argument)
             return self.source
         elif operation in ("POP_TOP", "ROT_TWO", "SWAP"):
-            return value if isinstance(value, ModuleType) else None  # `import a.b as c` drops a, and then stores b
+            return value if isinstance(value, ModuleType) else None  # `import a.b as c` drops a before it stores b
         elif operation in ("STORE_FAST", "STORE_DEREF"):
             self._store(argument, value)
         elif operation == "STORE_FAST_LOAD_FAST":
@@ -266,7 +270,7 @@ class _Imports:
         return None
 
     def took(self, value: Any) -> None:
-        """Note that IMPORT_FROM left a value."""
+        """Record the value that IMPORT_FROM left on the stack."""
         if not self._names_parts:
             self.source = value if isinstance(value, ModuleType) else None
 
@@ -275,7 +279,7 @@ class _Imports:
             self.known[name] = value
 
     def _find(self, name: str) -> ModuleType | None:
-        """Return the module that IMPORT_NAME leaves, if it is imported."""
+        """Return the module that IMPORT_NAME leaves on the stack, if it is imported."""
         level = self._constants[0] if len(self._constants) == 2 and type(self._constants[0]) is int else 0
         if level:
             try:
@@ -289,7 +293,7 @@ class _Imports:
 
 
 def _uses_super(value: Any) -> bool:
-    """Return whether a method may call what it overrides."""
+    """Return whether a method may call the method that it overrides."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return isinstance(code, CodeType) and ("super" in code.co_names or "__class__" in code.co_freevars)
@@ -300,7 +304,7 @@ def _prefix(module: str) -> str:
 
 
 def _is_user(namespace: Mapping[str, Any]) -> bool:
-    """Return whether a module's namespace is that of the script, or of another module that the user wrote."""
+    """Return whether a namespace belongs to the script, or to another module that the user wrote."""
     file = namespace.get("__file__")
     if namespace.get("__name__") in SCRIPT_NAMES:
         return not isinstance(file, str) or not _is_inside(os.path.realpath(file), (_HETERO,))
@@ -315,14 +319,14 @@ def _is_user_file(file: str, script_folder: str | None) -> bool:
     libraries = _libraries()
     below = path
     if script_folder is not None and _is_inside(path, (script_folder,)):
-        # The script may be part of an installed package; its folder may have a virtual environment in it.
+        # The script may be part of an installed package, and its folder may contain a virtual environment.
         below = path[len(script_folder) :]
         libraries = tuple(library for library in libraries if _is_inside(library, (script_folder,)))
     return not {"site-packages", "dist-packages"} & set(Path(below).parts) and not _is_inside(path, libraries)
 
 
 def _script_folder() -> str | None:
-    """Return the folder of the script, unless it is one of libraries as a whole."""
+    """Return the folder of the script, or None if the folder holds installed libraries."""
     for name in reversed(SCRIPT_NAMES):
         file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str):

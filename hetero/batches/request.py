@@ -16,46 +16,49 @@ from hetero.spec import DatasetSpec, Index
 __all__ = ["SAMPLE_ERROR_POLICIES", "BatchRequest", "Indices", "SampleErrorPolicy", "as_indices", "plain_indices"]
 
 Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
-"""An array where all are integers, which is what 10^9 of them need."""
+"""An array if all indices are integers, because 10^9 indices need a compact form, else a tuple."""
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip"]
-"""What becomes of a batch with a sample that raises: an error, or `hetero.batches.skips`."""
+"""Handling of a sample that raises: raise an error, or skip the sample as `hetero.batches.skips` describes."""
 SAMPLE_ERROR_POLICIES: tuple[str, ...] = get_args(SampleErrorPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchRequest:
-    """Everything that a batch depends on, and how to compute it.
+    """Everything that a batch depends on, and options for computing and sending it.
 
     Raises:
         ConfigError: If the fields contradict each other.
     """
 
     spec: DatasetSpec
-    """The data set."""
+    """Spec of the data set."""
     indices: Indices
-    """What the sampler yielded: int64 array, or a tuple if there are other keys; see `as_indices`."""
+    """Indices that the sampler yielded: an int64 array, or a tuple if some are not integers. See `as_indices`."""
     occurrences: npt.NDArray[np.uint32] | None = None
-    """Per index, how often it came before in the epoch's global order; None: all 0."""
+    """For each index, how often it came before in the epoch's global order. None means that all are 0."""
     seed: int
-    """The loader's, signed 64-bit."""
+    """Seed of the loader, signed 64-bit."""
     epoch: int
-    """At least 0."""
+    """Number of the epoch, at least 0."""
     position: int
-    """Of this batch in the epoch's global order, at least 0."""
+    """Position of this batch in the epoch's global order, at least 0."""
     collate: bool = True
-    """False: exactly one index, and the sample itself, as torch's ``batch_size=None``."""
+    """Whether to collate. If not, there is exactly one index, as with torch's ``batch_size=None``."""
     as_is: bool = False
-    """Without collation and without a ``collate_fn``: the sample itself, not torch's ``default_convert`` of it."""
+    """Whether to return the sample itself, without torch's ``default_convert``.
+
+    Ignored with collation or with a ``collate_fn``.
+    """
     contiguous: bool = False
-    """Whether torch's own collation makes contiguous tensors, as it does in torch's workers and nowhere else."""
+    """Whether torch's own collation makes contiguous tensors. In torch it does so only in torch's workers."""
     step: int = 0
-    """Of the rank that asks; lower ones are served first. No part of the batch."""
+    """Step of the rank that sends the request. Lower steps are served first. The batch does not depend on it."""
     verify: bool = False
-    """Compute twice and compare: the purity check."""
+    """Whether to compute the batch twice and compare the results (the purity check)."""
     on_sample_error: SampleErrorPolicy = "raise"
-    """``"skip"``: another sample of the batch stands in for one that raises."""
+    """With ``"skip"``, another sample of the batch replaces a sample that raises."""
     compression: str | None = None
-    """Of the payload on its way, see `hetero.wire.compression`; no part of the batch."""
+    """Compression for sending the payload, see `hetero.wire.compression`. The batch does not depend on it."""
 
     def __post_init__(self) -> None:
         if self.occurrences is not None and len(self.occurrences) != len(self.indices):
@@ -69,23 +72,24 @@ class BatchRequest:
 
 
 def as_indices(indices: Iterable[Any]) -> Indices:
-    """Return what a sampler yielded in the form that `BatchRequest` takes.
+    """Return a sampler's indices in the form that `BatchRequest` takes.
 
     Args:
-        indices: See `hetero.batches.indices.plain_index`.
+        indices: Indices of the types that `hetero.batches.indices.plain_index` accepts.
 
     Returns:
-        A new int64 array if all are integers of 64 bits, else a tuple. Lists in it are new ones.
+        A new int64 array if all indices are integers of 64 bits, else a tuple. Lists in the tuple are copies.
 
     Raises:
-        ConfigError: If one is of another type.
+        ConfigError: If an index has another type.
     """
     if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
         if indices.dtype.kind == "u" and indices.size and int(indices.max()) >= 2**63:
             return tuple(indices.tolist())
-        return indices.astype(np.int64)  # a copy: a sampler may fill one array again and again
+        return indices.astype(np.int64)  # a copy, because a sampler may reuse its array
     plain: list[Any] = list(indices)
-    # Nearly all samplers yield Python's integers: nothing to convert, and 3 us instead of 12 for 64 of them.
+    # Nearly all samplers yield Python's integers. They need no conversion, which takes 3 us instead of 12 for 64 of
+    # them.
     if set(map(type, plain)) != {int}:
         plain = [plain_index(index) for index in plain]
         if any(type(index) is not int for index in plain):
@@ -97,5 +101,5 @@ def as_indices(indices: Iterable[Any]) -> Indices:
 
 
 def plain_indices(indices: Indices) -> Sequence[Index]:
-    """Return the indices as data sets get them: in Python's own types."""
+    """Return the indices in Python's own types, which is the form that data sets receive."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
