@@ -1,4 +1,4 @@
-"""The samples of a batch: one by one, or together."""
+"""Computation of the samples of a batch, one by one or together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAY_SKIP = (
     'Mend the sample, or give the loader on_sample_error="skip": another sample of the batch is repeated in its place.'
 )
 _MAX_POLLS = 64
-"""How often ``cancelled()`` is asked at most in a batch with one seed: 1,024 times took 2 % of one of table rows."""
+"""Limit on calls of ``cancelled()`` for a batch with one seed. 1,024 calls took 2 % of the time for table rows."""
 
 
 class Cancelled(Exception):
@@ -36,7 +36,7 @@ def compute_samples(
     cancelled: Callable[[], bool] | None,
     failed: FailedSamples | None = None,
 ) -> Sequence[Any]:
-    """Return the samples in order; with ``failed``, others stand in for those that raise."""
+    """Return the samples in order. With ``failed``, other samples replace those that raise."""
     indices = plain_indices(request.indices)
     built.enter_epoch(request.seed, request.epoch, host=host)
     compute = _compute_together if built.seeding == "batch" else _compute_each
@@ -52,7 +52,7 @@ def _compute_each(
     cancelled: Callable[[], bool] | None,
     failed: FailedSamples | None,
 ) -> Sequence[Any]:
-    """Seed for every sample. One that stands in is computed again: the same index, draws and bytes."""
+    """Compute samples with a new seed for each. A substitute repeats another sample: same index, draws and bytes."""
     dataset, seed = built.dataset, built.seed
     key_of = sample_keys(request.seed, request.epoch)
     occurrences = [0] * len(indices) if request.occurrences is None else request.occurrences.tolist()
@@ -94,7 +94,7 @@ def _compute_together(
     cancelled: Callable[[], bool] | None,
     failed: FailedSamples | None,
 ) -> Sequence[Any]:
-    """Seed once, and use the data set's ``__getitems__`` if it has one."""
+    """Compute samples with one seed for the batch, and with the data set's ``__getitems__`` if it has one."""
     key = batch_key(request.seed, request.epoch, request.position, request.indices)
     if cancelled is not None and cancelled():
         raise Cancelled
@@ -108,13 +108,13 @@ def _compute_together(
         return _compute_at_once(built, dataset, inner_indices, key, host, cancelled, failed)
     samples: list[Any] = []
     stride = max(1, -(-len(indices) // _MAX_POLLS))
-    while len(samples) < len(indices):  # again only after a sample that raised
+    while len(samples) < len(indices):  # repeats only after a sample that raised
         try:
             for begin in range(len(samples), len(indices), stride):
                 if begin and cancelled is not None and cancelled():
                     raise Cancelled
                 for inner_index in inner_indices[begin : begin + stride]:
-                    samples.append(dataset[inner_index])  # noqa: PERF401 - those before one that raises are kept
+                    samples.append(dataset[inner_index])  # noqa: PERF401 - keep the samples before one that raises
         except Cancelled:
             raise
         except Exception as exc:
@@ -124,7 +124,8 @@ def _compute_together(
                 raise _sample_error(exc, index, note, built, request, host) from exc
             failed.add(len(samples), exc)
             samples.append(None)
-    if failed:  # what stands in goes on drawing: its draws are not those of the sample that it repeats
+    if failed:
+        # The generators are not seeded again. The draws of a substitute differ from those of the sample that it repeats.
         _fill_in(samples, failed, partial(_compute_next, dataset, inner_indices), cancelled)
     return samples
 
@@ -142,24 +143,27 @@ def _compute_at_once(
     cancelled: Callable[[], bool] | None,
     failed: FailedSamples | None,
 ) -> Sequence[Any]:
-    """Return what ``__getitems__`` does. If it raises, ask for one by one, and then for those that work.
+    """Return the result of ``__getitems__``.
 
-    Not ``__getitem__``: the data set may have none, and what ``__getitems__`` returns may be a whole batch.
+    If it raises and samples may be skipped, call it with each index alone. Then call it with the indices that work.
+    ``__getitem__`` is not used, because the data set may not have it, and because ``__getitems__`` may return a whole
+    batch.
     """
     try:
         return _get_items(dataset, indices)
     except Exception as exc:
         to_do = _MAY_SKIP if failed is None else ""
-        # Whose fault it is is not known.
+        # The sample that caused the error is not known.
         error = dataset_error(exc, dataset=built.name, host=host, stage="sample", to_do=to_do)
         if failed is None:
             raise error from exc
+    # Find the samples that raise.
     for position, index in enumerate(indices):
         _poll(cancelled)
         try:
             built.seed(key)
             _get_items(dataset, [index])
-        except Exception as exc:  # noqa: BLE001 - kept, and raised if all do
+        except Exception as exc:  # noqa: BLE001 - recorded, and raised if all samples fail
             failed.add(position, exc)
     if not failed:
         raise with_note(error, " (each sample alone works: there is none to be skipped)")
@@ -173,7 +177,7 @@ def _compute_at_once(
 
 def _get_items(dataset: Any, indices: list[Any]) -> Sequence[Any]:
     together: Sequence[Any] = dataset.__getitems__(indices)
-    # Some return a batch already, with a collate_fn that passes it on: only a list can be counted.
+    # Some data sets return a finished batch, which their collate_fn passes on. Only a list or tuple can be counted.
     if isinstance(together, list | tuple) and len(together) != len(indices):
         raise ValueError(f"__getitems__ returned {len(together)} samples for {len(indices)} indices")
     return together
@@ -185,9 +189,9 @@ def _fill_in(
     compute_again: Callable[[int], Any],
     cancelled: Callable[[], bool] | None,
 ) -> None:
-    """Compute what stands in for the samples that raised.
+    """Compute a substitute for each sample that raised.
 
-    Computed, and not the same object twice: collation may write to what it is given.
+    A substitute is computed again and not the same object twice, because collation may write to its samples.
     """
     for position in failed.positions:
         while True:
@@ -196,7 +200,7 @@ def _fill_in(
             try:
                 samples[position] = compute_again(other)
                 break
-            except Exception:  # noqa: BLE001 - another one stands in
+            except Exception:  # noqa: BLE001 - try another substitute
                 failed.withdraw(other)
 
 
@@ -206,10 +210,10 @@ def _poll(cancelled: Callable[[], bool] | None) -> None:
 
 
 def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[Any]]:
-    """Return what a chain of torch's ``Subset`` wraps, and the indices into that.
+    """Return the data set inside a chain of torch's ``Subset``, and the indices into that data set.
 
-    ``Subset`` always has ``__getitems__``, whether or not the data set inside has; only a look
-    inside tells whether samples can be computed one by one, cancelled and named in errors.
+    ``Subset`` always has ``__getitems__``, even if the data set inside does not. If the data set
+    inside has none, samples can be computed one by one, cancelled and named in errors.
     """
     torch_data = imported("torch.utils.data")
     inner: list[Any] = list(indices)
@@ -220,20 +224,20 @@ def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[An
 
 
 def _index_of_subset(indices: Any, index: Any) -> Any:
-    """Return what an index of a subset is in the data set inside; a list is several."""
+    """Return the index in the data set inside for an index of a subset. A list holds several indices."""
     return [indices[part] for part in index] if isinstance(index, list) else indices[index]
 
 
 def _note_on(error: Exception, index: Index, built: BuiltDataset) -> str:
-    """Return what to add to an error about an index that is outside of the data set; empty for all others.
+    """Return a note for an error about an index out of range, or an empty string for other errors.
 
-    Only what the data set refuses is outside: it may take keys that are integers.
+    Only an index that the data set rejects is out of range, because a data set may use integers as keys.
     """
     if not isinstance(error, IndexError) or not isinstance(index, int):
         return ""
     try:
         num_samples = built.num_samples
-    except Exception:  # noqa: BLE001 - of the user's: what the sample raised says more
+    except Exception:  # noqa: BLE001 - the user's __len__ raised; the error of the sample is more useful
         return ""
     if num_samples is None or -num_samples <= index < num_samples:
         return ""

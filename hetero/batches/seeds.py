@@ -1,8 +1,8 @@
 """Random keys of samples and batches, and the process's generators that they seed.
 
-A key is a 64-bit integer, a blake2b hash over bytes that no two different
-arguments share. The golden values in the tests pin it: a change would silently
-change the augmentation of everybody's next run.
+A key is a 64-bit integer. It is the blake2b hash of bytes that are different for
+different arguments. Golden values in the tests pin the keys, because a change would
+silently change the augmentation in every user's next run.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ __all__ = [
     "torch_generator_is_untouched",
 ]
 
-# Every message starts with a tag and a head of fixed size; one field of varying length may follow.
+# Every message starts with a tag and a head of fixed size. One field of varying length may follow.
 _INTEGER = struct.Struct("<cqQIq").pack
 _HEAD = struct.Struct("<cqQI").pack
-_INTEGER_HEAD = struct.Struct("<cqQ").pack  # with _INTEGER_TAIL it makes what _INTEGER makes
+_INTEGER_HEAD = struct.Struct("<cqQ").pack  # followed by _INTEGER_TAIL, the bytes are those of _INTEGER
 _INTEGER_TAIL = struct.Struct("<Iq").pack
 _BATCH_HEAD = struct.Struct("<cqQQ").pack
 _LENGTH = struct.Struct("<cI").pack
 _SAMPLE, _BATCH, _BUILD = b"hetero.sample", b"hetero.batch", b"hetero.build"
 
 BUILD_KEY = int.from_bytes(blake2b(b"", digest_size=8, person=_BUILD).digest(), "little")
-"""The key that is set before a data set's factory runs: the same for all factories, arguments and hosts.
+"""Key that seeds the generators before a data set's factory runs.
 
-With one seed ``random_split`` splits alike in ``photos(split="train")`` and in ``photos(split="val")``.
+It is the same for all factories, arguments and hosts. ``random_split`` therefore makes the same split in
+``photos(split="train")`` and in ``photos(split="val")``.
 """
 
-_python: Any = random.seed.__self__  # type: ignore[attr-defined]  # of which `random` has the bound methods
+_python: Any = random.seed.__self__  # type: ignore[attr-defined]  # `random` exports the methods of this generator
 _seed_python = super(random.Random, _python).seed
 
 
@@ -61,11 +62,11 @@ def sample_key(seed: int, epoch: int, index: Index, occurrence: int) -> int:
     Args:
         seed: The loader's seed, a signed 64-bit integer.
         epoch: Unsigned 64-bit.
-        index: What the sampler yielded.
-        occurrence: How often ``index`` came before in the epoch's global order; unsigned 32-bit.
+        index: Index that the sampler yielded.
+        occurrence: How often ``index`` came before in the epoch's global order, unsigned 32-bit.
 
     Raises:
-        ConfigError: If a number is out of its range or the index of another type.
+        ConfigError: If a number is out of its range or the index has another type.
     """
     try:
         if isinstance(index, str):
@@ -82,9 +83,9 @@ def sample_key(seed: int, epoch: int, index: Index, occurrence: int) -> int:
 
 
 def sample_keys(seed: int, epoch: int) -> Callable[[Index, int], int]:
-    """Return `sample_key` for one seed and epoch: the same keys and errors.
+    """Return a function that computes `sample_key` for one seed and epoch, with the same keys and errors.
 
-    An integer's key costs 0.4 us instead of 0.75: what is the same for all of them is hashed once.
+    The key of an integer costs 0.4 us instead of 0.75 us, because the part that all keys share is hashed only once.
 
     Args:
         seed: The loader's seed, a signed 64-bit integer.
@@ -97,13 +98,13 @@ def sample_keys(seed: int, epoch: int) -> Callable[[Index, int], int]:
     try:
         copy = blake2b(_INTEGER_HEAD(b"i", seed, epoch), digest_size=8, person=_SAMPLE).copy
     except struct.error:
-        return any_key  # which says what is wrong
+        return any_key  # raises an error that tells what is wrong
     to_bytes, from_bytes = _INTEGER_TAIL, int.from_bytes
 
     def key(index: Index, occurrence: int) -> int:
         try:
             tail = to_bytes(occurrence, index)
-        except struct.error:  # no integer, or out of range
+        except struct.error:  # the index is not an integer, or a number is out of range
             return any_key(index, occurrence)
         hasher = copy()
         hasher.update(tail)
@@ -113,16 +114,16 @@ def sample_keys(seed: int, epoch: int) -> Callable[[Index, int], int]:
 
 
 def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int64] | Sequence[Index]) -> int:
-    """Return the 64-bit key of one batch: for collation, and for ``seeding="batch"``.
+    """Return the 64-bit key of one batch, for collation and for ``seeding="batch"``.
 
     Args:
         seed: The loader's seed, a signed 64-bit integer.
         epoch: Unsigned 64-bit.
-        position: Of the batch in the epoch; unsigned 64-bit.
-        indices: The batch's; an array and a tuple of the same integers give the same key.
+        position: Position of the batch in the epoch, unsigned 64-bit.
+        indices: Indices of the batch. An array and a tuple of the same integers give the same key.
 
     Raises:
-        ConfigError: If a number is out of its range or an index of another type.
+        ConfigError: If a number is out of its range or an index has another type.
     """
     try:
         message = _BATCH_HEAD(b"b", seed, epoch, position)
@@ -142,30 +143,30 @@ def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int6
 def seed_generators(key: int) -> None:
     """Seed `random`, NumPy's global generator and, if torch is imported, its default generator.
 
-    Process-wide, so it belongs into the one thread that computes. Costs about 6 us.
+    The generators belong to the whole process. Call it only in the thread that computes. Costs about 6 us.
 
     Args:
         key: Unsigned 64-bit.
     """
-    # What random.seed does with an integer. Its Python code takes 0.3 us in a loop, and up to 4 where a decoded image
-    # has just driven it from the caches.
+    # The same as random.seed with an integer, without its Python code. That code takes 0.3 us in a loop, and up to 4 us
+    # after the decoding of an image has driven it from the CPU caches.
     _seed_python(key)
     _python.gauss_next = None
-    # NumPy and torch both expand 32 bits into the same Mersenne twister state: give each
-    # the other half of the key, or the two would draw the same numbers.
+    # NumPy and torch both expand 32 bits into the same Mersenne twister state. Give each another half of the key,
+    # because with the same half both would draw the same numbers.
     np.random.seed(key >> 32)
     generator = _torch_generator()
     if generator is not None:
-        # Without the highest bit, so that torch.initial_seed() is an int64, as in torch's workers. The draws are the
-        # same: of the key the Mersenne twister takes the lower half.
+        # Clear the highest bit. torch.initial_seed() is then an int64, as in torch's workers. The draws do not change,
+        # because the Mersenne twister uses only the lower half of the key.
         generator.manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
 
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Put back the state of the three generators on exit: for a fetch inside the trainer.
+    """Restore the state of the three generators on exit. Use it for a fetch inside the trainer.
 
-    If torch is imported inside, its generator is seeded at random on exit, as importing torch does it.
+    If torch is imported inside, torch's generator is seeded at random on exit, as the import of torch does.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
@@ -182,7 +183,10 @@ def preserved_generators() -> Iterator[None]:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Make torch compute with one thread, as workers and endpoints do: sums may depend on the number. Costs 0.2 us."""
+    """Make torch compute with one thread, as in workers and endpoints. Costs 0.2 us.
+
+    The number of threads matters because sums may depend on it.
+    """
     torch: Any = sys.modules.get("torch")
     num_threads = 1 if torch is None else torch.get_num_threads()
     if num_threads == 1:
@@ -196,7 +200,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def torch_generator_is_untouched() -> bool:
-    """Return whether nothing was drawn from torch's default generator since it was seeded, or torch is not imported."""
+    """Return whether torch's default generator has drawn nothing since it was seeded. True if torch is not imported."""
     generator = _torch_generator()
     if generator is None:
         return True
@@ -205,18 +209,18 @@ def torch_generator_is_untouched() -> bool:
 
 
 def _torch_generator() -> Any:
-    """Return torch's default generator, None where torch is not imported."""
+    """Return torch's default generator, or None if torch is not imported."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return None
     try:
         return torch.default_generator
-    except AttributeError:  # another thread is importing it: wait
+    except AttributeError:  # another thread is importing torch; import_module waits for it
         return import_module("torch").default_generator
 
 
 def _int64(index: object) -> int | None:
-    """Return an index as an integer of 64 bits, None if it is none."""
+    """Return an index as an integer, or None if it is not an integer of 64 bits."""
     try:
         integer = to_integer(index)  # type: ignore[arg-type]
     except TypeError:

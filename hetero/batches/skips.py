@@ -1,8 +1,8 @@
-"""Samples that raise, and the samples of the same batch that stand in for them.
+"""Samples that raise, and the samples of the same batch that replace them.
 
-With ``on_sample_error="skip"`` a batch keeps its size. In the place of a sample that raised stands the next one of the
-batch that works; after the last comes the first. Whether a sample raises is up to the data set, its index and its
-draws, so the batch is the same wherever it is computed, like any other.
+With ``on_sample_error="skip"`` a batch keeps its size. The next sample of the batch that works replaces a sample that
+raised. The first sample follows the last. Whether a sample raises depends only on the data set, its index and its
+draws. The batch is therefore the same in every process that computes it, like any other batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hetero.spec import Index
 __all__ = ["MAX_LISTED", "FailedSamples", "Skip", "Skips"]
 
 MAX_LISTED = 100
-"""Samples of one batch that are named; all are counted."""
+"""Limit on the skipped samples of one batch that are listed. All are counted."""
 
 _T = TypeVar("_T")
 
@@ -29,36 +29,36 @@ class Skip:
     """One sample that raised."""
 
     index: str
-    """What was asked for: ``repr``, printable, at most 64 characters."""
+    """``repr`` of the requested index, printable, at most 64 characters."""
     exception: str
-    """First line: type and message, printable, at most 160 characters."""
+    """First line of the exception with its type, printable, at most 160 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skips:
-    """The samples of one batch that raised, and that others stand in for."""
+    """The samples of one batch that raised and were replaced by others."""
 
     num_skipped: int
     listed: tuple[Skip, ...]
-    """The first 100, in the order of the batch."""
+    """The first 100 skipped samples, in the order of the batch."""
     epoch: int = 0
     host: str = ""
-    """Where the batch was computed: host and endpoint, or ``local``. It does not travel: who receives knows it."""
+    """Host and endpoint that computed the batch, or ``local``. It is not sent, because the receiver knows it."""
 
 
 class FailedSamples:
-    """Those of one batch, while it is computed. False as long as there is none.
+    """Record of the samples of one batch that raised, for use during the computation. It is false if no sample raised.
 
     Args:
-        indices: The batch's.
+        indices: Indices of the batch.
         dataset: Registered name.
-        host: Where it is computed.
-        epoch: Of the batch.
+        host: Host that computes the batch.
+        epoch: Epoch of the batch.
     """
 
     def __init__(self, indices: Sequence[Index], *, dataset: str, host: str, epoch: int) -> None:
         self.positions: list[int] = []
-        """Where in the batch they are, ascending."""
+        """Positions of the failed samples in the batch, ascending."""
         self._indices = indices
         self._dataset = dataset
         self._host = host
@@ -71,9 +71,12 @@ class FailedSamples:
         return bool(self.positions)
 
     def add(self, position: int, error: Exception) -> None:
-        """Note that the sample at ``position`` raised; all of them, in ascending order, before the first stand-in."""
+        """Record that the sample at ``position`` raised.
+
+        Record all failed samples, in ascending order, before the first call of `stand_in`.
+        """
         index = self._indices[position]
-        # As text at once: the exception itself holds the frames that hold the samples, and this record.
+        # Keep only the text, because the exception refers to the frames that hold the samples and this record.
         if self._first is None:
             self._first = dataset_error(
                 error, dataset=self._dataset, host=self._host, stage="sample", sample_index=index
@@ -83,10 +86,10 @@ class FailedSamples:
         self.positions.append(position)
 
     def stand_in(self, position: int) -> int:
-        """Return where the next sample is that works; the first one follows the last.
+        """Return the position of the next sample that works. The first sample follows the last.
 
         Raises:
-            DatasetError: If none does: that of the first that raised.
+            DatasetError: The error of the first failed sample, if no sample of the batch works.
         """
         if self._working is None:
             failed = set(self.positions)
@@ -98,14 +101,14 @@ class FailedSamples:
         return self._working[bisect.bisect(self._working, position) % len(self._working)]
 
     def withdraw(self, position: int) -> None:
-        """Note that a sample which worked raised when it was to stand in: it is not asked for again."""
+        """Record that a sample which worked before raised as a substitute. It is not used as a substitute again."""
         cast("list[int]", self._working).remove(position)
 
     def replaced(self, items: Sequence[_T]) -> list[_T]:
-        """Return the batch's ``items`` with those of failed samples replaced by those that stand in.
+        """Return the batch's ``items``, in which items of working samples replace those of failed samples.
 
         Raises:
-            DatasetError: As `stand_in`.
+            DatasetError: If no sample works, see `stand_in`.
         """
         found = list(items)
         for position in self.positions:
@@ -113,5 +116,5 @@ class FailedSamples:
         return found
 
     def skips(self) -> Skips:
-        """Return what is to be told of them."""
+        """Return the report about the skipped samples."""
         return Skips(num_skipped=len(self.positions), listed=tuple(self._listed), epoch=self._epoch, host=self._host)

@@ -1,8 +1,7 @@
-"""Nested batch <-> a small tree and a list of flat leaves.
+"""Conversion of a nested batch to a small tree and a list of flat leaves, and back.
 
-The tree keeps types and insertion order, None, short numbers, strings and lists. Tensors,
-arrays, NumPy scalars and whatever is long becomes a `Leaf`. A plain Python
-value in the tree stands for itself.
+The tree keeps types, insertion order, None, short numbers, strings and lists. Each tensor, array,
+NumPy scalar and long value becomes a `Leaf`. The tree holds a plain Python value as it is.
 """
 
 from __future__ import annotations
@@ -59,11 +58,14 @@ __all__ = [
 
 
 class UnsupportedBatchError(ConfigError):
-    """A batch holds something that cannot be sent; the message starts with the path inside the batch."""
+    """A batch holds a value that cannot be sent. The message starts with the path inside the batch."""
 
 
 _MIN_LEAF_ITEMS = 8
-"""Shorter lists stay in the tree: thousands of coordinate pairs would cost more as leaves, and run out of them."""
+"""Length of the shortest list that becomes a leaf. Shorter lists stay in the tree.
+
+As leaves, thousands of coordinate pairs would cost more and exceed the limit on leaves.
+"""
 _PLAIN_TYPES = frozenset({str, bytes, int, float, bool})
 _KEY_TYPES = _PLAIN_TYPES | {complex, tuple, frozenset, type(None)}
 _SCRIPT_NAMES = ("__main__", "__mp_main__")
@@ -72,7 +74,7 @@ _script_module = "__main__"
 
 
 def set_script_module(name: str) -> None:
-    """Say under which name ``sys.modules`` has the user's script, where that is not ``__main__``."""
+    """Set the name of the user's script in ``sys.modules``, if that is not ``__main__``."""
     global _script_module
     _script_module = name
 
@@ -80,17 +82,17 @@ def set_script_module(name: str) -> None:
 def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, list[Leaf]]:
     """Split a batch into a tree and leaves.
 
-    The leaves share the batch's memory where that is contiguous: encode them before the batch changes.
+    A leaf shares the batch's memory if that memory is contiguous. Encode the leaves before the batch changes.
 
     Args:
         batch: Dicts, lists, tuples, sets, namedtuples and dataclasses of tensors, arrays, numbers, str, bytes and None.
-        limits: Bounds; the default ones if None.
+        limits: Limits on the batch. None selects the defaults.
 
     Returns:
-        The tree, and the leaves in the order in which the tree mentions them.
+        The tree, and the leaves in the order in which the tree refers to them.
 
     Raises:
-        UnsupportedBatchError: For any other type, and beyond a limit.
+        UnsupportedBatchError: If the batch holds another type or exceeds a limit.
     """
     flattener = _Flattener(limits or StructureLimits())
     try:
@@ -127,7 +129,7 @@ class _Flattener:
     def __init__(self, limits: StructureLimits) -> None:
         self.limits = limits
         self.leaves: list[Leaf] = []
-        self.path: list[object] = []  # to what is looked at; right also when an exception ends the walk
+        self.path: list[object] = []  # path to the current value; still valid after an exception ends the walk
         self.bytes_left = limits.max_batch_bytes
         self.nodes_left = limits.max_nodes
         self.list_items_left = limits.max_list_items
@@ -140,7 +142,7 @@ class _Flattener:
         if value is None or kind is bool or kind is float or kind is complex:
             return value  # type: ignore[no-any-return]
         if kind is int:
-            max_bits = 8 * self.limits.max_inline_bytes - 1  # a sign comes with them
+            max_bits = 8 * self.limits.max_inline_bytes - 1  # one bit for the sign
             if value.bit_length() > max_bits:
                 raise Unsendable(f"an int of {value.bit_length()} bits cannot be sent, at most {max_bits}")
             return value  # type: ignore[no-any-return]
@@ -159,7 +161,7 @@ class _Flattener:
         if kind is list:
             item_kinds = set(map(type, value)) if len(value) >= _MIN_LEAF_ITEMS else set()
             if len(item_kinds) == 1 and item_kinds <= _PLAIN_TYPES:
-                with suppress(OverflowError):  # of integers beyond 64 bits
+                with suppress(OverflowError):  # a list of integers beyond 64 bits stays in the tree
                     return self._plain_list(value, item_kinds.pop())
             return ListTree(self._children(enumerate(value), depth))
         if kind is tuple:
@@ -260,7 +262,7 @@ class _Flattener:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether it has no lone surrogates."""
+    """Return whether a text has a UTF-8 form, which means that it has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -269,18 +271,18 @@ def _is_utf8(text: str) -> bool:
 
 
 def without_script_module(text: str) -> str:
-    """Return text without the name that the user's script has where it is imported: as where it is ``__main__``."""
+    """Return text without the module name that the user's script has when imported, as if it were ``__main__``."""
     return text if _script_module == "__main__" else text.replace(f"{_script_module}.", "")
 
 
 def type_name(kind: type) -> str:
-    """Return a type's name for messages, without the module if that is Python's own or the user's script."""
+    """Return a type's name for messages. The module is left out if it is ``builtins`` or the user's script."""
     is_plain = kind.__module__ in ("builtins", *_SCRIPT_NAMES, _script_module)
     return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _advice(kind: type) -> str:
-    """Say what to do about a type that cannot be sent."""
+    """Return advice about a type that cannot be sent."""
     for base in kind.__mro__[1:]:
         if kind.__name__ == "NestedTensor" and base.__module__ == "torch":
             return NESTED_ADVICE
@@ -299,29 +301,29 @@ def _advice(kind: type) -> str:
 
 
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Return the fields of a namedtuple or dataclass type, None for other types."""
+    """Return the fields of a namedtuple or dataclass type, or None for other types."""
     if issubclass(kind, tuple):
         names = getattr(kind, "_fields", None)
         return names if isinstance(names, tuple) and all(isinstance(name, str) for name in names) else None
     if not dataclasses.is_dataclass(kind):
         return None
     try:
-        object.__new__(kind)  # refuses subclasses of built-in types, whose value is more than their fields
+        object.__new__(kind)  # rejects subclasses of built-in types, because their fields are not their whole value
     except TypeError:
         return None
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def module_name(kind: type) -> str:
-    """Return the module of a type as `find_type` takes it: empty for the user's script."""
+    """Return the module of a type in the form that `find_type` takes. It is empty for the user's script."""
     return "" if kind.__module__ in (*_SCRIPT_NAMES, _script_module) else kind.__module__
 
 
 def find_type(module: str, qualified_name: str) -> type | None:
-    """Return a type of a module that is already imported; runs no code of the module."""
+    """Return a type of an imported module, or None if it is not found. Runs no code of the module."""
     found: Any = sys.modules.get(module or _script_module)
     for name in qualified_name.split("."):
-        # Not getattr: a module's __getattr__ may import, a descriptor may compute.
+        # Do not use getattr, because a module's __getattr__ may import and a descriptor may compute.
         found = getattr(found, "__dict__", {}).get(name)
     return found if isinstance(found, type) else None
 
@@ -330,7 +332,7 @@ def _find_record_type(tree: RecordTree) -> type:
     """Return the type of a record.
 
     Raises:
-        UnknownTypeError: If this process has none of that name, or one with other fields.
+        UnknownTypeError: If this process has no type of that name, or its type has other fields.
     """
     kind = find_type(tree.module, tree.qualified_name)
     name = f"a {tree.qualified_name!r:.60} of {f'the module {tree.module!r:.60}' if tree.module else 'the script'}"
@@ -355,15 +357,15 @@ def _find_record_type(tree: RecordTree) -> type:
 def unflatten(tree: Tree, leaves: Sequence[Leaf]) -> Any:
     """Rebuild a batch on the memory of its leaves.
 
-    Tensors and arrays are writable and share the leaves' memory. No code of the user's runs:
-    dataclasses are filled as unpickling does it, without ``__init__``.
+    Tensors and arrays are writable. They share the leaves' memory if that is writable. None of the
+    user's code runs, because dataclasses are filled without ``__init__``, as in unpickling.
 
     Args:
-        tree: As `flatten` returns it.
-        leaves: One per `LeafRef`, in order.
+        tree: Tree that `flatten` returned.
+        leaves: One leaf for each `LeafRef`, in order.
 
     Raises:
-        ProtocolError: If the tree does not mention each leaf once and in order, or a leaf's data does not fit its
+        ProtocolError: If the tree does not refer to each leaf once and in order, or a leaf's data does not fit its
             dtype.
         UnknownTypeError: If a record's type is not imported here or has other fields, or torch lacks a dtype.
     """

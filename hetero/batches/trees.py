@@ -1,4 +1,4 @@
-"""A nested batch without its leaves: what `hetero.batches.structure` makes, and what travels."""
+"""The tree of a nested batch without its leaves. `hetero.batches.structure` makes it, and it is sent with the batch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ __all__ = [
 ]
 
 MAX_EQUAL_HASHES = 64
-"""Of keys or items: a table of which all have the same hash takes time that grows with their number's square.
+"""Limit on keys or items of one container that have the same hash.
 
-Powers of two up to the longest integer that can be sent have 34 in common.
+There is a limit because the time to build a table of them grows with the square of their number. Up to 34 of the powers
+of two that can be sent have the same hash.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRef:
-    """Stands for a leaf."""
+    """A reference to a leaf."""
 
     index: int
 
@@ -50,7 +51,7 @@ class TupleTree:
 
 @dataclass(frozen=True, slots=True)
 class SetTree:
-    """A set or frozenset of what `is_hashable`."""
+    """A set or frozenset. `is_hashable` is true for its items."""
 
     items: tuple[Tree, ...]
     is_frozen: bool
@@ -58,22 +59,22 @@ class SetTree:
 
 @dataclass(frozen=True, slots=True)
 class MappingTree:
-    """A dict, or a collections.OrderedDict; in insertion order."""
+    """A dict or collections.OrderedDict, in insertion order."""
 
     keys: tuple[Tree, ...]
-    """What `is_hashable`."""
+    """Keys. `is_hashable` is true for all of them."""
     values: tuple[Tree, ...]
     ordered: bool
     read_only: bool = False
-    """Whether a types.MappingProxyType is around it."""
+    """Whether the mapping is inside a types.MappingProxyType."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordTree:
-    """A namedtuple or dataclass of the user's."""
+    """A namedtuple or dataclass that the user defined."""
 
     module: str
-    """Empty: the user's script, which is ``__main__`` in one process and not in another."""
+    """Module of the type. Empty for the user's script, which is not ``__main__`` in every process."""
     qualified_name: str
     fields: tuple[str, ...]
     values: tuple[Tree, ...]
@@ -94,20 +95,23 @@ Tree: TypeAlias = (
     | bytes
     | None
 )
-"""A nested batch without its leaves; plain values stand for themselves."""
+"""A nested batch without its leaves. Plain values are in the tree as they are."""
 
 
 def is_hashable(tree: Tree) -> bool:
-    """Return whether it may be a key, or in a set: a plain value, or tuples and frozensets of these."""
+    """Return whether a tree may be a key or an item of a set: a plain value, or tuples and frozensets of these."""
     if isinstance(tree, TupleTree) or (isinstance(tree, SetTree) and tree.is_frozen):
         return all(map(is_hashable, tree.items))
     return not isinstance(tree, LeafRef | ListTree | SetTree | MappingTree | RecordTree)
 
 
 def collide(items: Sequence[Tree]) -> bool:
-    """Return whether too many keys or items, all of which `is_hashable`, have the same hash.
+    """Return whether too many hashable keys or items have the same hash.
 
-    Whoever makes a batch chooses the hashes of numbers and of tuples of numbers: of integers that are equal modulo
-    2**61 - 1, for one.
+    The sender of a batch can choose the hashes of numbers and of tuples of numbers. For example, integers that are
+    equal modulo 2**61 - 1 have the same hash.
+
+    Args:
+        items: Keys or items for which `is_hashable` is true.
     """
     return len(items) > MAX_EQUAL_HASHES and max(Counter(map(hash, items)).values()) > MAX_EQUAL_HASHES

@@ -1,7 +1,7 @@
-"""Where the user's code assigns or changes globals, found in its source.
+"""Search of the user's source for code that assigns or changes globals.
 
-Module-level statements do not count, because every process that imports the module runs them. Functions do, and what
-is behind ``if __name__ == "__main__":``.
+Module-level statements do not count, because every process that imports the module runs them. Functions count, and so
+do the statements behind ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MUTATORS = frozenset(
         *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "fill", "insert", "pop"),
         *("popitem", "popleft", "remove", "reverse", "rotate", "setdefault", "sort", "subtract", "update"),
         *("difference_update", "intersection_update", "symmetric_difference_update"),
-        *("merge_from_dict", "merge_from_file", "merge_from_list"),  # of yacs and its like
+        *("merge_from_dict", "merge_from_file", "merge_from_list"),  # of yacs and similar libraries
     )
 )
 _NO_IMPORTS: Mapping[str, tuple[str, str | None]] = MappingProxyType({})
@@ -34,23 +34,26 @@ _NO_IMPORTS: Mapping[str, tuple[str, str | None]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One place in the source that assigns or changes something that is not local there."""
+    """One place in the source that assigns or changes a value that is not local to its function."""
 
     path: tuple[str, ...]
-    """Names from the global on: ``("SCALE",)``, ``("config", "SCALE")``; ``""`` is a local, ``"*"`` any global."""
+    """Names from the global to the value, for example ``("SCALE",)`` or ``("config", "SCALE")``.
+
+    The first name is ``""`` for a local variable, and ``"*"`` for any global.
+    """
     is_store: bool
-    """Whether the last name of the path is assigned; otherwise the object there is changed."""
+    """Whether the last name of the path is assigned. If not, the object with that name is changed."""
     function: str
-    """Name of the function; empty behind ``if __name__ == "__main__":``."""
+    """Name of the function. Empty behind ``if __name__ == "__main__":``."""
     first_line: int
-    """Of the function."""
+    """First line of the function."""
     line: int
     imports: Mapping[str, tuple[str, str | None]] = field(default_factory=lambda: _NO_IMPORTS)
-    """What the function imports, by local name: module, and the name in it or None."""
+    """Imports of the function by local name: the module, and the name in the module or None."""
 
 
 def writes_in(file: str) -> tuple[Write, ...]:
-    """Return what the functions of a source file assign and change; nothing if it cannot be read."""
+    """Return the writes in the functions of a source file, or an empty tuple if the file cannot be read."""
     try:
         status = Path(file).stat()
     except OSError:
@@ -71,14 +74,14 @@ def _parse(file: str, _changed_ns: int) -> tuple[Write, ...]:
 
 
 def changed_objects(write: Write, namespace: Mapping[str, Any]) -> Iterator[Key]:
-    """Yield what a write changes in this process.
+    """Yield the names and objects that a write changes in this process.
 
     Args:
-        write: Of the module that has ``namespace``.
-        namespace: Of the module.
+        write: A write in the source of a module.
+        namespace: Namespace of the same module.
 
     Yields:
-        The name that is assigned, with its owner's key, or the identity of a changed object and ``""``.
+        The ``id`` of each object on the path, with ``""``. For an assignment, also the owner's key with the name.
     """
     root, *rest = write.path
     owner: Any = namespace
@@ -109,7 +112,7 @@ def changed_objects(write: Write, namespace: Mapping[str, Any]) -> Iterator[Key]
 
 
 def _members(owner: Any) -> Mapping[str, Any]:
-    if isinstance(owner, dict):  # a namespace, or an object that is a dictionary
+    if isinstance(owner, dict):  # the namespace of a module, or the user's dictionary
         return owner
     try:
         members: Mapping[str, Any] = vars(owner)
@@ -177,7 +180,7 @@ class _Finder(ast.NodeVisitor):
             self.visit(inside)
         self._scopes.pop()
 
-    # What assigns and changes
+    # Nodes that assign or change
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self._targets(node.targets)
@@ -223,7 +226,7 @@ class _Finder(ast.NodeVisitor):
             else:
                 self._change(node.args[0], node)
         for keyword in node.keywords:
-            if keyword.arg == "namespace":  # of argparse: it is filled
+            if keyword.arg == "namespace":  # argparse fills this object
                 self._change(keyword.value, node)
         self.generic_visit(node)
 
@@ -247,7 +250,7 @@ class _Finder(ast.NodeVisitor):
 
     def _note(self, names: tuple[str, ...], node: Any, *, is_store: bool) -> None:
         if not self._scopes:
-            return  # every process that imports the module does it
+            return  # at module level, where every process that imports the module runs it
         scope = self._scopes[-1]
         imports = next((each.imports for each in reversed(self._scopes) if names[0] in each.imports), _NO_IMPORTS)
         is_global = names[0] in scope.declared or not any(names[0] in each.own for each in self._scopes)
@@ -256,12 +259,12 @@ class _Finder(ast.NodeVisitor):
                 return
             names = ("", *names[1:])
         elif imports and len(names) == 1 and is_store:
-            return  # a local name gets another value
+            return  # assigns a new value to the local name of an import
         self.found.append(Write(names, is_store, scope.name, scope.first_line, node.lineno, imports))
 
 
 def _collect(node: ast.AST, scope: _Scope) -> None:
-    """Note the local names of a function, and leave out those of functions in it."""
+    """Record the local names of a function, without those of the functions inside it."""
     if isinstance(node, ast.Global):
         scope.declared.update(node.names)
     elif isinstance(node, ast.Nonlocal):
@@ -292,7 +295,10 @@ def _collect_imports(node: ast.Import | ast.ImportFrom, scope: _Scope) -> None:
 
 
 def _path(node: ast.expr) -> tuple[tuple[str, ...], bool] | None:
-    """Return the names up to a subscript, and whether there is none; None for what begins with no name."""
+    """Return the names of an expression up to its first subscript, and whether it has no subscript.
+
+    None for an expression that does not begin with a name.
+    """
     names: list[str] = []
     is_exact = True
     while not isinstance(node, ast.Name):
