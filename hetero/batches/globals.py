@@ -175,7 +175,7 @@ class GlobalsReader:
 def _is_own(place: Place, changed: set[Key], attributes: set[str]) -> bool:
     """Return whether the data set's own code changes a global or class attribute."""
     if isinstance(place.owner, type) and place.name in attributes:
-        return True  # self._cache[index] = ... changes an attribute of the class; which class self has is not known
+        return True  # self._cache[index] = ... may change this attribute, because the class of self is not known
     with contextlib.suppress(KeyError):
         value = place.value()
         return place.key in changed or (not _is_immutable(value) and (id(value), "") in changed)
@@ -261,7 +261,7 @@ def _describe(write: Write, file: str) -> str:
 
 
 def _show(name: str, value: Any) -> str:
-    """Return the text of a short plain value, or the type of another one, whose content may not belong in a log."""
+    """Return the text of a short plain value, else only its type, because the content may not belong in a log."""
     kind = type(value).__name__
     if _SECRET.search(name):
         return f"a {kind} (not shown)"

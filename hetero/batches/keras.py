@@ -8,7 +8,7 @@ batch of any epoch, in any order. The state of such a data set in an epoch is th
 
 Keras 3 does the same in a run that begins at epoch 0, except that here the random numbers come from the loader's
 seed. Keras 3 calls on_epoch_end before the first epoch too (`EpochIterator.reset`), which shuffles data that are
-sorted by class. Keras 2 does not call it before the first epoch, and hetero does not call it for data sets of Keras 2.
+sorted by class. Keras 2 does not call it before the first epoch, and for data sets of Keras 2 hetero does not either.
 A data set without these methods is never copied.
 """
 
@@ -134,8 +134,10 @@ class EpochCopies:
         self._is_of_keras_3 = base is not None and hasattr(base, "on_epoch_begin")
         self._shares_arrays = True
         self._latest: tuple[int, int, Any] | None = None
-        """Seed, epoch, and the copy that becomes the next epoch. No batch is fetched from this copy, because fetching
-        may change a data set."""
+        """Seed, epoch, and the copy that becomes the next epoch.
+
+        No batch is fetched from this copy, because fetching may change a data set.
+        """
         self._copies: dict[tuple[int, int], Any] = {}
         """Copies to fetch from, by seed and epoch, the oldest first."""
 

@@ -126,7 +126,8 @@ class LeafShape:
         ndim = len(self.shape)
         if ndim > max_ndim or ndim != {"scalar": 0, "list": 1}.get(self.container, ndim):
             raise ProtocolError(f"a {self.container} leaf has {ndim} dimensions, at most {max_ndim} are allowed")
-        # Python integers do not overflow. Ignore zeros, because an empty array must not have absurd dimensions either.
+        # Check the size. Python integers do not overflow. Ignore zeros in the shape, because an empty array must not
+        # have absurd dimensions either.
         item_bytes = text_or_date.itemsize if text_or_date else _ITEM_BYTES.get(self.dtype, _LENGTH.itemsize)
         size = math.prod(dim for dim in self.shape if dim) * item_bytes
         if size > max_bytes or self.nbytes > max_bytes:
@@ -167,8 +168,10 @@ class Leaf:
     nbytes: int
     """Length of the data in bytes."""
     data: memoryview
-    """Data in memory order, as a view of format ``B`` with one dimension. Only writable data is restored without a
-    copy."""
+    """Data in memory order, as a view of format ``B`` with one dimension.
+
+    Only writable data is restored without a copy.
+    """
     strides: tuple[int, ...] = ()
     """Strides in elements. Empty for C order."""
 
@@ -238,6 +241,7 @@ def tensor_leaf(torch: Any, tensor: Any, max_bytes: int) -> Leaf:
     if tensor.is_neg() or (name[0] == "c" and tensor.is_conj()):
         _check_size(tensor, max_bytes)
         tensor = tensor.resolve_conj().resolve_neg()
+    # Find the strides to send, and bring the elements into one dimension in memory order.
     shape = tuple(tensor.shape)
     strides = () if tensor.is_contiguous() and 1 not in shape and 0 not in shape else tensor_strides(torch, tensor)
     if strides:
@@ -395,7 +399,8 @@ def _owner(torch: Any, data: Any) -> Any:
 
     torch's allocator of pinned memory waits for copies to an accelerator before it reuses memory. It finds these copies
     by the tensor's storage, or by the address at which the copy begins. It does not know a storage that is made from a
-    buffer. The next batch would then overwrite part of a tensor while that part is still being copied.
+    buffer. It would therefore miss the copy of a part of such a tensor, and the next batch could overwrite the part
+    during the copy.
     """
     owner: Any = getattr(getattr(data, "obj", None), "base", None)
     if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:
@@ -424,9 +429,9 @@ def _split(leaf: Leaf) -> list[Any]:
 
 
 def _invalid(dtype: str, data: memoryview) -> str:
-    """Return which elements are not valid for the dtype, because operations would disagree about their values.
+    """Return which elements are invalid for the dtype, or an empty string if all are valid.
 
-    The text is empty if all elements are valid.
+    Invalid elements must be rejected, because operations would disagree about their values.
     """
     if dtype == "bool" and len(data) and int(np.frombuffer(data, np.uint8).max()) > 1:
         return "boolean elements that are neither 0 nor 1"

@@ -314,7 +314,10 @@ def _describe_change(first: bytes, second: bytes) -> str:
 
 
 def _coarse(array: np.ndarray[Any, Any]) -> bytes:
-    """Return the exact bytes of an array that has no rounding, else its magnitude and the means of four quarters."""
+    """Return the exact bytes of an array that rounding cannot affect, else its magnitude and the means of its quarters.
+
+    Rounding can affect floating point and complex numbers, and integers of less than 32 bits.
+    """
     rounded = array.dtype.kind in "fc" or (array.dtype.kind in "iu" and array.dtype.itemsize < 4)
     if not rounded or not array.size:
         return array.tobytes()

@@ -106,6 +106,7 @@ def _compute_together(
         raise dataset_error(exc, dataset=built.name, host=host, stage="sample") from exc
     if is_batched:
         return _compute_at_once(built, dataset, inner_indices, key, host, cancelled, failed)
+    # There is no __getitems__. Compute the samples one by one, and poll after every ``stride`` samples.
     samples: list[Any] = []
     stride = max(1, -(-len(indices) // _MAX_POLLS))
     while len(samples) < len(indices):  # repeats only after a sample that raised
@@ -125,7 +126,7 @@ def _compute_together(
             failed.add(len(samples), exc)
             samples.append(None)
     if failed:
-        # The generators are not seeded again. The draws of a substitute differ from those of the sample that it repeats.
+        # The generators are not seeded again, so a substitute draws other numbers than the sample that it repeats.
         _fill_in(samples, failed, partial(_compute_next, dataset, inner_indices), cancelled)
     return samples
 
@@ -167,6 +168,7 @@ def _compute_at_once(
             failed.add(position, exc)
     if not failed:
         raise with_note(error, " (each sample alone works: there is none to be skipped)")
+    # Compute the batch with substitutes for these samples.
     indices = failed.replaced(indices)
     try:
         built.seed(key)

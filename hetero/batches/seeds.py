@@ -143,7 +143,7 @@ def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int6
 def seed_generators(key: int) -> None:
     """Seed `random`, NumPy's global generator and, if torch is imported, its default generator.
 
-    The generators belong to the whole process. Call it only in the thread that computes. Costs about 6 us.
+    The generators belong to the whole process. Call this only in the thread that computes. Costs about 6 us.
 
     Args:
         key: Unsigned 64-bit.

@@ -47,7 +47,9 @@ class Skips:
 
 
 class FailedSamples:
-    """Record of the samples of one batch that raised, for use during the computation. It is false if no sample raised.
+    """Record of the samples of one batch that raised, for use while the batch is computed.
+
+    An instance is false in a condition if no sample raised.
 
     Args:
         indices: Indices of the batch.

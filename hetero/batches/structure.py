@@ -62,7 +62,7 @@ class UnsupportedBatchError(ConfigError):
 
 
 _MIN_LEAF_ITEMS = 8
-"""Length of the shortest list that becomes a leaf. Shorter lists stay in the tree.
+"""Length of the shortest list of one plain type that becomes a leaf. Shorter lists stay in the tree.
 
 As leaves, thousands of coordinate pairs would cost more and exceed the limit on leaves.
 """

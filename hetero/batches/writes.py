@@ -94,6 +94,7 @@ def changed_objects(write: Write, namespace: Mapping[str, Any]) -> Iterator[Key]
             root, value = name, owner.get(name)
     else:
         value = owner.get(root)
+    # Follow the path from the global through modules and objects.
     names = [root, *rest]
     for position, name in enumerate(names):
         is_last = position == len(names) - 1
