@@ -72,7 +72,8 @@ def dataset(
             every sample. ``"batch"`` seeds them once per batch. Use it for samples that cost
             less than the seeding (7 us) and for data sets with torch's ``__getitems__``. With
             None, a few samples are probed if the data set has ``__getitems__``. The choice is
-            ``"batch"`` if they draw no random numbers, and ``"sample"`` in all other cases.
+            ``"batch"`` if they draw no random numbers, or if the data set has no
+            ``__getitem__``. It is ``"sample"`` in all other cases.
         collate_fn: Same as torch's. None selects ``default_collate``.
         worker_init_fn: Same as torch's.
         fingerprint: A text that identifies the data on a host, or a function that returns it

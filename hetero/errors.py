@@ -204,7 +204,7 @@ class DatasetError(HeteroError):
         if issubclass(kind, (DatasetError, StopIteration, StopAsyncIteration)):
             return self
         try:
-            return _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy takes classes for unhashable
+            return _combined_with(kind)(self.record)  # type: ignore[arg-type]  # mypy considers classes unhashable
         except Exception:  # noqa: BLE001 - the user's class has a layout or constructor that allows no other base
             return self
 

@@ -70,7 +70,7 @@ class DatasetSpec:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Decoded arguments, in a new dictionary for each call.
+        """Decoded arguments, as a new dictionary for each access.
 
         Raises:
             ConfigError: If ``arguments_json`` is not a JSON object.
@@ -129,7 +129,7 @@ def _refuse_attribute(spec: DatasetSpec, name: str, value: object) -> NoReturn:
     )
 
 
-# Set it after the class definition, because the __setattr__ of a frozen dataclass raises an error without advice.
+# Replace it after the class definition, because the __setattr__ of a frozen dataclass raises an error without advice.
 DatasetSpec.__setattr__ = _refuse_attribute  # type: ignore[assignment,method-assign]
 
 
@@ -185,7 +185,10 @@ def set_describer(describer: Callable[[DatasetSpec], int] | None) -> None:
 
 
 def set_builder(builder: Callable[[DatasetSpec], int]) -> None:
-    """Set the function that returns ``len(spec)`` if no describer is set. The registry sets one that builds here."""
+    """Set the function that returns ``len(spec)`` if no describer is set.
+
+    The registry sets a function that builds the data set in this process.
+    """
     global _builder
     _builder = builder
 

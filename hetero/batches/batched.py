@@ -36,8 +36,9 @@ def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
     """Return how often to seed, and a warning for the user, which may be empty.
 
     If the factory states nothing and the data set has ``__getitems__``, a few samples are probed. If they draw no
-    random numbers, one seed per batch has the same effect as one per sample, and ``__getitems__`` can be used. Probing
-    changes the global generators.
+    random numbers, one seed per batch has the same effect as one per sample, and ``__getitems__`` can be used. A data
+    set without ``__getitem__`` is not probed, because it can only be seeded once per batch. Probing changes the global
+    generators.
 
     Args:
         dataset: Data set that the factory returned.

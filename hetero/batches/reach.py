@@ -84,9 +84,10 @@ class Reach:
 
 
 def owner_key(owner: Any) -> object:
-    """Return the identity of an owner of names. It is the same for all copies of a module's namespace.
+    """Return the identity of an owner of names: the prefix of a module's names, or the ``id`` of any other owner.
 
-    In torch's workers, the namespace of the script's functions is a copy of the module's namespace in ``sys.modules``.
+    All copies of a module's namespace have the same identity. In torch's workers, the namespace of the script's
+    functions is a copy of the namespace in ``sys.modules``.
     """
     if isinstance(owner, dict) and isinstance(name := owner.get("__name__"), str):
         return _prefix(name)

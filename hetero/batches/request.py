@@ -50,7 +50,7 @@ class BatchRequest:
     Ignored with collation or with a ``collate_fn``.
     """
     contiguous: bool = False
-    """Whether torch's own collation makes contiguous tensors. In torch it does so only in torch's workers."""
+    """Whether torch's own collation makes contiguous tensors. torch itself does so only in its workers."""
     step: int = 0
     """Step of the rank that sends the request. Lower steps are served first. The batch does not depend on it."""
     verify: bool = False
