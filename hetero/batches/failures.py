@@ -143,7 +143,7 @@ def index_text(index: object) -> str:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame outside this package on, or all of it if it has no such frame."""
+    """Return the traceback from the first frame outside this package on, or all of it if there is no such frame."""
     frame = trace
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
         frame = frame.tb_next

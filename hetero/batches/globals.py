@@ -44,8 +44,8 @@ __all__ = ["GlobalValue", "GlobalsReader", "check_globals", "digest_of"]
 MAX_GLOBALS = 256
 """Limit on the number of globals of one data set that are compared."""
 
-_MAX_BYTES = 2**20  # of one text or array; only parts of a longer one are hashed
-_MAX_ITEMS = 50_000  # of one container; only some items of a longer list are hashed
+_MAX_BYTES = 2**20  # of one text or array. Only parts of a longer one are hashed.
+_MAX_ITEMS = 50_000  # of one container. Only some items of a longer list are hashed.
 _MAX_PARTS = 200_000
 _MAX_DEPTH = 20
 _NUM_SAMPLES = 1_000

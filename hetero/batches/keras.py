@@ -170,7 +170,7 @@ class EpochCopies:
         return self._advance(seed, epoch)
 
     def _advance(self, seed: int, epoch: int) -> Any:
-        """Return the copy from which the other copies of an epoch are made."""
+        """Return the copy that is the source of the other copies of an epoch."""
         latest, self._latest = self._latest, None  # if a method raises, the copy is half changed and must not be kept
         if latest is not None and latest[0] == seed and latest[1] <= epoch:
             _, done, dataset = latest

@@ -77,7 +77,7 @@ NESTED_ADVICE = "a sparse or nested tensor cannot be sent; convert it with .to_d
 
 _LENGTH = np.dtype("<u4")
 _ANY_BYTES = frozenset(_ITEM_BYTES) - {"bool"}
-"""Dtypes in which every pattern of bits is a valid element."""
+"""Dtypes that accept every pattern of bits as an element."""
 _MAX_STRIDE = 2**48
 """Limit on a stride, in elements. It is needed because a dimension with one element may have any stride."""
 _MAX_STRIDE_BYTES = 2**62 - 1
@@ -106,7 +106,7 @@ class LeafShape:
     dtype: str
     """One of `DTYPES` of the container, or NumPy's name of a dtype for text or dates."""
     shape: tuple[int, ...]
-    """Shape in elements. A list has one dimension, and a scalar has none."""
+    """Shape in elements, with one dimension for a list and zero dimensions for a scalar."""
     nbytes: int
     """Bytes of the data. If elements vary in length, this includes the bytes of their lengths."""
     strides: tuple[int, ...] = ()
@@ -280,7 +280,7 @@ def _fixed(
     Args:
         container: Container of the leaf.
         name: Name of the dtype.
-        array: Elements in the order in which they are sent.
+        array: Elements in the order of sending.
         max_bytes: Limit on the size of the leaf.
         shape: Shape of the leaf. None selects the array's shape.
         strides: Strides of the leaf in elements. Empty for C order.
@@ -398,9 +398,9 @@ def _owner(torch: Any, data: Any) -> Any:
     """Return the tensor of bytes that begins at the data's address, or None if the memory is not torch's.
 
     torch's allocator of pinned memory waits for copies to an accelerator before it reuses memory. It finds these copies
-    by the tensor's storage, or by the address at which the copy begins. It does not know a storage that is made from a
-    buffer. It would therefore miss the copy of a part of such a tensor, and the next batch could overwrite the part
-    during the copy.
+    by the tensor's storage, or by the start address of the copy. It does not know a storage that is made from a buffer.
+    It would therefore miss the copy of a part of such a tensor, and the next batch could overwrite the part during the
+    copy.
     """
     owner: Any = getattr(getattr(data, "obj", None), "base", None)
     if type(owner) is not torch.Tensor or owner.dtype is not torch.uint8 or owner.ndim != 1:

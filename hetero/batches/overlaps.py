@@ -114,10 +114,10 @@ def _shared(one: _Part, other: _Part) -> str:
 
 
 def _identity(dataset: Any) -> bytes:
-    """Return a digest of the lists, arrays and paths of a data set. If it has none, of its numbers and str.
+    """Return a digest of the lists, arrays and paths of a data set.
 
-    Flags are ignored if there are lists, arrays or paths, because the same files with another transform are the same
-    samples.
+    Numbers and str count only if there are no lists, arrays or paths, because flags do not change the samples: the same
+    files with another transform are the same samples.
     """
     attributes = vars(dataset) if hasattr(dataset, "__dict__") else {}
     named = sorted(attributes.items()) or [("", dataset)]

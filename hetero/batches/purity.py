@@ -252,7 +252,7 @@ def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return flat.numpy()  # type: ignore[no-any-return]
     except TypeError:  # NumPy has no bfloat16
-        # An empty tensor may have any stride, and then it may have no view with another element size.
+        # An empty tensor may have any stride, which can make a view with another element size impossible.
         return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     except (RuntimeError, NotImplementedError) as error:  # a tensor class that keeps its elements elsewhere
         return _Unreadable(error)

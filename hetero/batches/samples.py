@@ -214,8 +214,8 @@ def _poll(cancelled: Callable[[], bool] | None) -> None:
 def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[Any]]:
     """Return the data set inside a chain of torch's ``Subset``, and the indices into that data set.
 
-    ``Subset`` always has ``__getitems__``, even if the data set inside does not. If the data set
-    inside has none, samples can be computed one by one, cancelled and named in errors.
+    ``Subset`` always has ``__getitems__``, even if the data set inside does not have it. Without
+    it, samples can be computed one by one, cancelled and named in errors.
     """
     torch_data = imported("torch.utils.data")
     inner: list[Any] = list(indices)

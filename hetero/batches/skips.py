@@ -107,7 +107,7 @@ class FailedSamples:
         cast("list[int]", self._working).remove(position)
 
     def replaced(self, items: Sequence[_T]) -> list[_T]:
-        """Return the batch's ``items``, in which items of working samples replace those of failed samples.
+        """Return a copy of the batch's ``items`` where items of working samples replace those of failed samples.
 
         Raises:
             DatasetError: If no sample works, see `stand_in`.

@@ -89,7 +89,7 @@ def flatten(batch: Any, limits: StructureLimits | None = None) -> tuple[Tree, li
         limits: Limits on the batch. None selects the defaults.
 
     Returns:
-        The tree, and the leaves in the order in which the tree refers to them.
+        The tree, and the leaves in the order of the tree's references.
 
     Raises:
         UnsupportedBatchError: If the batch holds another type or exceeds a limit.
