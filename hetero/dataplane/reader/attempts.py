@@ -1,4 +1,4 @@
-"""A request on its way, its attempts, and what a failed one means for it. No threads, no network."""
+"""One request in flight, its attempts, and what a failed attempt means for it. No threads, no network."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hetero.errors import BatchTimeoutError, DataPlaneError, DatasetError, Proto
 __all__ = ["Attempt", "Item"]
 
 _MAX_NAMED_INDICES = 64
-"""Of a batch that is to blame."""
+"""Bound of the indices in the error of a batch that is to blame."""
 _MAX_HINTED_INDICES = 8
-"""Of one that may be."""
+"""Bound of the indices in a note on a batch that may be to blame."""
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One request, until its batch or its error is there."""
+    """One request, from its planning until its batch or its error is there."""
 
     sequence: int
     request: BatchRequest
     agreement: Agreement
     losses: Losses = field(default_factory=Losses)
     attempts: list[Attempt] = field(default_factory=list)
-    """In progress, at most two."""
+    """The attempts in progress, at most two."""
     num_damaged: int = 0
     num_late: int = 0
     num_broken: int = 0
@@ -39,7 +39,7 @@ class Item:
     def failed(
         self, connection: EndpointConnection, error: CallFailedError, *, data_timeout_s: float
     ) -> BaseException | None:
-        """Note a failed call that is no loss; return what to raise, None to ask again."""
+        """Record a failed call whose endpoint was not lost. Return what to raise, or None to ask again."""
         if error.fault is Fault.LATE:
             self.num_late += 1
             message = f"{MAX_ATTEMPTS} times no batch within {data_timeout_s:g} s, last from {connection.name}"
@@ -53,7 +53,7 @@ class Item:
         return None
 
     def damaged(self, connection: EndpointConnection, error: ProtocolError) -> BaseException | None:
-        """Note a damaged arrival; return what to raise, None to ask again."""
+        """Record that the batch arrived damaged. Return what to raise, or None to ask again."""
         self.num_damaged += 1
         if self.num_damaged < MAX_ATTEMPTS:
             return None
@@ -62,7 +62,7 @@ class Item:
         return damaged
 
     def killed_too_often(self) -> DatasetError:
-        """Return the error that names its indices."""
+        """Return the error of a request that killed too many endpoints. It names the request's indices."""
         names = [lost.record.endpoint_id for lost in self.losses.endpoints if lost.has_died]
         indices = self._first_indices(_MAX_NAMED_INDICES)
         note = "; on_sample_error='skip' covers exceptions only" if self.request.on_sample_error == "skip" else ""
@@ -75,7 +75,7 @@ class Item:
         )
 
     def words_on_losses(self) -> str:
-        """Return how often it was lost on its way, and its indices, on one line; empty if it never was."""
+        """Return on one line how many calls for this request were lost, and its indices. Empty if no call was lost."""
         if not self.losses.num_calls:
             return ""
         calls = f"calls for batch {self.request.position} that were lost: {self.losses.num_calls}"
@@ -89,22 +89,22 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One call for an item: in progress until it is settled."""
+    """One call for an item, in progress until its outcome is settled."""
 
     item: Item
     connection: EndpointConnection
     issued_s: float
     """Monotonic."""
     is_alone: bool = False
-    """It has the endpoint for itself."""
+    """Whether the endpoint computes no other request of this process meanwhile."""
     is_hedge: bool = False
-    """It is the second of two at the same time."""
+    """Whether it is the second of two attempts at the same time."""
     is_given_up: bool = False
-    """The other one was faster: whatever comes of this says nothing."""
+    """Whether the other attempt was faster. Then the outcome of this one says nothing."""
     call: Any = None
-    """Has ``cancel``; set without the lock by the lane that fetches."""
+    """The call, which has ``cancel``. The fetcher sets it without the lock."""
     generation: int = field(init=False)
-    """Of the connection when the call began."""
+    """The connection's generation when the call began."""
 
     def __post_init__(self) -> None:
         self.generation = self.connection.generation
@@ -112,17 +112,21 @@ class Attempt:
 
     @property
     def since_s(self) -> float:
-        """Since when an answer is due: its issue, or the endpoint's last answer, if that was later.
+        """Time from which the answer is due, in monotonic seconds.
 
-        An endpoint computes one batch after the other, so this leaves out most of the time in its
-        queue. Emulated slots compute at the same time: there it is the issue alone.
+        It is when the request was sent, or when the endpoint last answered if that was later. An endpoint computes one
+        batch after the other, so this excludes most of the time in its queue. Emulated slots compute at the same time.
+        For them it is always when the request was sent.
         """
         if self.connection.record.num_slots > 1:
             return self.issued_s
         return max(self.issued_s, self.connection.load_at_s)
 
     def is_lowest_of(self, items: Iterable[Item]) -> bool:
-        """Tell whether the endpoint had this request before the others of ``items``: lower steps are computed first."""
+        """Return whether no earlier request of ``items`` is on the same endpoint, or was lost with it.
+
+        An endpoint computes lower steps first. If this is true, it was probably computing this request.
+        """
         connection = self.connection
         earlier = [item for item in items if item.sequence < self.item.sequence]
         return not any(
@@ -131,7 +135,7 @@ class Attempt:
         )
 
     def cancel(self) -> None:
-        """End the call if it has begun; called without the lock."""
+        """Cancel the call if it has begun. Called without the lock."""
         call = self.call
         if call is not None:
             call.cancel()

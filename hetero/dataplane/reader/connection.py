@@ -1,4 +1,4 @@
-"""A reader process's connection to one endpoint, and what becomes of its calls."""
+"""A reader process's connection to one endpoint, and what its calls mean for its state."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ __all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 _DESCRIBE_TIMEOUT_S = 300.0
-_random = random.SystemRandom()  # the global generator is the trainer's, and ranks that are seeded alike draw alike
+_random = random.SystemRandom()  # the global generator is the trainer's, and equally seeded ranks draw alike
 
 
 class ConnectionState(enum.Enum):
-    """What is known of an endpoint.
+    """What is known about an endpoint.
 
-    CONNECTING -> READY (it answered) -> DOWN (a call failed) -> CONNECTING (the
-    back-off is over). CONNECTING -> DOWN, too. Any -> FOREIGN, which is final
-    for this incarnation.
+    CONNECTING -> READY when it answered. READY or CONNECTING -> DOWN when a call failed. DOWN -> CONNECTING when the
+    back-off is over. Any state -> FOREIGN, which is final for this incarnation.
     """
 
     CONNECTING = "connecting"
@@ -49,32 +48,32 @@ class ConnectionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A batch and how it came."""
+    """A batch, and how it was transferred."""
 
     batch: Any
     nbytes: int
-    """Held from now on: payload as it was before compression, and headers."""
+    """Bytes held from now on: the payload before compression, and headers."""
     saved_bytes: int = 0
-    """Of them, those that compression kept off the network."""
+    """The part of ``nbytes`` that compression kept off the network."""
     lacks_compression: bool = False
-    """Whether the endpoint has not the package for what was asked of it."""
+    """Whether the endpoint lacks the package for the requested compression."""
     num_queued: int
     """The endpoint's load when it sent the batch."""
     skips: Skips | None = None
-    """The samples of the batch that others stand in for."""
+    """The substituted samples of the batch."""
 
 
 class EndpointConnection:
     """One endpoint as this process sees it.
 
-    The fields are guarded by the fleet's lock; `prepare`, `describe` and `fetch` block and are called without it.
+    The fleet's lock guards the fields. `prepare`, `describe` and `fetch` block and are called without the lock.
 
     Args:
         record: The endpoint.
         token: The job's token.
         job_id: The job's id.
-        limits: What its answers may make this process allocate.
-        tls: Of this host; None for a job in plaintext.
+        limits: Bounds of the memory that the endpoint's answers may make this process allocate.
+        tls: This host's TLS, None for a job in plaintext.
     """
 
     def __init__(
@@ -84,26 +83,26 @@ class EndpointConnection:
         self.state = ConnectionState.CONNECTING
         self.last_word = "not heard of yet"
         self.prepared: set[DatasetSpec] = set()
-        """Specifications that it serves and that agree with the reference."""
+        """Specifications that it serves and whose description agrees with the reference."""
         self.preparing: set[DatasetSpec] = set()
         self.unusable: set[DatasetSpec] = set()
-        """Those that it cannot build, or that differ from the reference."""
+        """Specifications that it cannot build, or whose description differs from the reference."""
         self.descriptions: dict[DatasetSpec, Description] = {}
         self.num_outstanding = 0
-        """Our own requests on it."""
+        """Requests of this process on the endpoint."""
         self.load = 0
-        """As it last reported, at ``load_at_s``."""
+        """The load that it last reported, at ``load_at_s``."""
         self.load_at_s = 0.0
         self.chosen_at = 0
-        """Number of the choice that took it last."""
+        """Number of the last choice that chose it."""
         self.busy_until_s = 0.0
         self.retry_at_s = 0.0
         self.reserved_by: object | None = None
-        """Whoever wants it alone."""
+        """The request that needs the endpoint alone."""
         self.is_retired = False
-        """It left the directory."""
+        """Whether it left the directory."""
         self.has_died = False
-        """It left the directory, and its host stayed: its end was its own."""
+        """Whether it left the directory while its host stayed. Then the endpoint itself ended."""
         self._num_failures = 0
         self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
         self._limits = limits
@@ -121,34 +120,34 @@ class EndpointConnection:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Tells this process of the endpoint from its successors."""
+        """Id and incarnation, which tell this endpoint process from its successors."""
         return self.record.endpoint_id, self.record.incarnation
 
     def serves(self, spec: DatasetSpec) -> bool:
-        """Tell whether requests for ``spec`` may be sent."""
+        """Return whether requests for ``spec`` may be sent."""
         return self.state is ConnectionState.READY and spec in self.prepared and not self.is_retired
 
     def mark_ready(self) -> None:
-        """It is prepared. Whether batches come through as well, only the first one tells: see `delivered`."""
+        """Record that the endpoint is prepared. Only a batch shows whether batches arrive: see `delivered`."""
         self.state = ConnectionState.READY
         if not self._num_failures:
             self.last_word = "answered"
 
     def delivered(self) -> None:
-        """A batch came through: the next failure is a first one again."""
+        """Record that a batch arrived. The next failure counts as a first one again."""
         self._num_failures = 0
         self.last_word = "answered"
 
     def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
-        """A call failed: try again after a random back-off, which grows until a batch was delivered.
+        """Record a failed call. Try again after a random back-off, which grows until a batch is delivered.
 
         Args:
-            why: Last word.
+            why: The new last word.
             now_s: Monotonic seconds.
-            generation: Of the link whose call failed; the failure of an older one says nothing any more.
+            generation: Generation of the link whose call failed. The failure of an older link is ignored.
 
         Returns:
-            Whether it was in use.
+            Whether the endpoint was ready until now.
         """
         if self.state is ConnectionState.FOREIGN or (generation is not None and generation != self._generation):
             return False
@@ -162,13 +161,13 @@ class EndpointConnection:
         self.reserved_by = None
         bound_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**self._num_failures)
         self._num_failures += 1
-        # Full jitter: ranks that lost the same host must not come back in step.
+        # Full jitter, because ranks that lost the same host must not come back in step.
         self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
-        self._retire_link()  # closing may wait for calls: not under the fleet's lock
+        self._retire_link()  # it is closed later: closing may wait for calls, which the fleet's lock forbids
         return was_ready
 
     def mark_foreign(self, why: str) -> None:
-        """Never use this incarnation."""
+        """Record that this incarnation must never be used."""
         self.state = ConnectionState.FOREIGN
         self.last_word = why
         self.prepared.clear()
@@ -176,28 +175,28 @@ class EndpointConnection:
 
     @property
     def generation(self) -> int:
-        """Grows with every new link."""
+        """Number that grows with every new link."""
         return self._generation
 
     def disconnect(self) -> None:
-        """Close the link for good: calls in progress and later ones fail. Idempotent, blocks as `close_stale`."""
+        """Close the link for good. Calls in progress and later calls fail. Idempotent. Blocks as `close_stale` does."""
         with self._link_lock:
-            self._is_closed = True  # a preparation that is about to begin must not open what nobody would close
+            self._is_closed = True  # a preparation that is about to begin must not open a link that stays open
         self._retire_link()
         self.close_stale()
 
     def close_stale(self) -> None:
-        """Close links that failed; blocks until their calls have ended."""
+        """Close the links that failed. Blocks until their calls have ended."""
         with self._link_lock:
             stale, self._stale = self._stale, []
         for link in stale:
             link.close()
 
     def prepare(self, spec: DatasetSpec, *, timeout_s: float) -> None:
-        """Have the endpoint build the data set; may take minutes.
+        """Make the endpoint build the data set. May take minutes.
 
         Raises:
-            DatasetError: The factory raised there.
+            DatasetError: The factory raised on the endpoint.
             CallFailedError: The call failed.
             AuthenticationError: The endpoint refuses the token.
         """
@@ -212,8 +211,8 @@ class EndpointConnection:
         """Return length, fingerprint and environment of a prepared data set.
 
         Raises:
-            CallFailedError: The call failed, or the link on which it was prepared is not there any more.
-            DatasetError, AuthenticationError: As `prepare`.
+            CallFailedError: The call failed, or the link that prepared the data set is gone.
+            DatasetError, AuthenticationError: As in `prepare`.
         """
         request = pb.DescribeRequest(protocol=PROTOCOL, dataset=requests.spec_to_proto(spec))
         link = self._present_link(Fault.UNREACHABLE)
@@ -239,17 +238,17 @@ class EndpointConnection:
         """Return one batch.
 
         Args:
-            request: What to compute.
+            request: The batch to compute.
             timeout_s: Bound of the whole call.
-            allocate: Where leaves go; None for ordinary memory.
-            on_call: Given the call, so that another thread can cancel it.
+            allocate: Allocates memory for leaves, None for ordinary memory.
+            on_call: Called with the call, for other threads to cancel it.
 
         Raises:
-            DatasetError: The user's code raised there.
+            DatasetError: The user's code raised on the endpoint.
             ProtocolError: The answer breaks the protocol or arrived damaged.
             ConfigError: The request is too large.
-            CallFailedError: The call failed; `Fault.UNSENT` if there is no link.
-            AuthenticationError: As `prepare`.
+            CallFailedError: The call failed. The fault is `Fault.UNSENT` without a link.
+            AuthenticationError: As in `prepare`.
         """
         message = requests.serialize(request, self._limits)
         options = {} if allocate is None else {"allocate": allocate}
@@ -280,7 +279,7 @@ class EndpointConnection:
             return self._link
 
     def _present_link(self, otherwise: Fault) -> Link:
-        """Return the link that `prepare` opened: no other one attends."""
+        """Return the link that `prepare` opened, because no other link attends."""
         link = self._link
         if link is None:
             raise CallFailedError(otherwise, "there is no connection to it")
@@ -295,8 +294,8 @@ class EndpointConnection:
 
 
 def _failed(failure: pb.Failure) -> Exception:
-    """Return what to raise for the failure of the user's code in an answer to Prepare or Describe."""
+    """Return the exception for a failure of the user's code in an answer to Prepare or Describe."""
     try:
         return DatasetError(requests.failure_from_proto(failure))
-    except ProtocolError as error:  # of this endpoint's; raised as it is, it would end all reading
+    except ProtocolError as error:  # this endpoint's fault only: raised unchanged, it would end all reading
         return CallFailedError(Fault.BROKEN, str(error))

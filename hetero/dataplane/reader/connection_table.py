@@ -1,4 +1,4 @@
-"""The connections that the directory calls for, and the last words of those that left."""
+"""The connections to the endpoints in the directory, and the last words of endpoints that left."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Roster:
     def __init__(self, connect: Callable[[EndpointRecord], EndpointConnection]) -> None:
         self._connect = connect
         self._connections: dict[str, EndpointConnection] = {}
-        self._retired: list[EndpointConnection] = []  # calls may still be in progress
+        self._retired: list[EndpointConnection] = []  # they left, but calls may still be in progress
         self._last_words: dict[str, str] = {}
         self.num_slots = 0
-        """Batches that the endpoints together compute at the same time, foreign ones left out."""
+        """Batches that all endpoints together compute at the same time, except foreign endpoints."""
 
     def __iter__(self) -> Iterator[EndpointConnection]:
         return iter(tuple(self._connections.values()))
 
     def follow(self, records: Iterable[EndpointRecord], hosts: Container[str]) -> None:
-        """Make the connections what the directory says. A restarted endpoint gets a new one.
+        """Make the connections match the directory. A restarted endpoint gets a new connection.
 
         Args:
             records: The endpoints.
-            hosts: The hosts that are there. An endpoint that leaves together with its host has not died: the host was
-                lost with all it had, or took its leave. It may be back by now, with a launch of its own.
+            hosts: The hosts that are there. An endpoint that leaves together with its host has not died. The host was
+                lost with all its endpoints, or it left in order. It may be back by now, with a new launch.
         """
         before, self._connections = self._connections, {}
         launches: dict[str, str] = {}
@@ -55,23 +55,23 @@ class Roster:
         self.count_slots()
 
     def count_slots(self) -> None:
-        """Take in that an endpoint is foreign. Kept, because readers ask several times per batch."""
+        """Count the slots of all endpoints except foreign ones. Kept, because readers ask several times per batch."""
         self.num_slots = sum(
             connection.record.num_slots for connection in self if connection.state is not ConnectionState.FOREIGN
         )
 
     def take_ended(self) -> list[EndpointConnection]:
-        """Return, once, the connections that left and have no call in progress: they are to be closed."""
+        """Return, once, the connections that left and have no call in progress. The caller closes them."""
         ended = [connection for connection in self._retired if not connection.num_outstanding]
         self._retired = [connection for connection in self._retired if connection.num_outstanding]
         return ended
 
     def all(self) -> list[EndpointConnection]:
-        """Return every connection, those that left and are still in use too."""
+        """Return all connections, including those that left and are still in use."""
         return [*self._connections.values(), *self._retired]
 
     def describe(self) -> str:
-        """Return each endpoint and its last word, on one line."""
+        """Return all endpoints and their last words, on one line."""
         words = [f"{connection.name}: {connection.last_word}" for connection in self]
         words += [f"{name}: {word}" for name, word in self._last_words.items() if name not in self._connections]
         return "; ".join(words) if words else "no endpoint has appeared in the directory"

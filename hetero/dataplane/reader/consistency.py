@@ -1,9 +1,8 @@
-"""Do all endpoints hold the same data set? Pure: no threads, no network.
+"""Checks that all endpoints hold the same data set. Pure: no threads, no network.
 
-The first endpoint in natural order that can answer gives the reference, so that
-all ranks compare with the same. An endpoint that was there when the reference
-was taken and differs fails the job; one that comes later is left out with a
-warning, because the job can go on without it.
+The first endpoint in natural order that can answer gives the reference, so all ranks compare with the same reference.
+If an endpoint that was there when the reference was taken differs, the job fails. If an endpoint that joins later
+differs, it is left out with a warning, because the job can go on without it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Agreement:
-    """What is known of one data set specification across endpoints.
+    """What is known about one data set specification across endpoints.
 
     Args:
         spec: The specification.
@@ -35,27 +34,27 @@ class Agreement:
         self.spec = spec
         self.reference: Description | None = None
         self.failure: HeteroError | None = None
-        """Why no batch of this data set can be trusted."""
+        """The reason that no batch of this data set can be trusted."""
         self.batch_bytes = 64 * 2**20
-        """The largest of the last batches; a guess that errs on the large side until one was seen."""
+        """Largest size of the recent batches. Until a batch was seen it is a guess on the large side."""
         self._sizes: deque[int] = deque(maxlen=_NUM_SIZES)
         self.was_served = False
-        """An endpoint was ready for it once."""
+        """Whether an endpoint was ever ready for the data set."""
         self.has_settled = False
-        """Whoever waited for the reference once need not do so again."""
+        """Whether a caller has waited for the reference already. Later callers need not wait again."""
         self.descriptions: dict[str, Description] = {}
-        """What endpoints said, by endpoint."""
+        """Descriptions that endpoints gave, by endpoint."""
         self.build_s = 0.0
-        """The longest time that an endpoint took to prepare."""
+        """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
         self._initial: set[tuple[str, str]] = set()
         self._has_warned = False
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
-        """Take the reference if it can be taken, and admit or leave out who has described itself.
+        """Take the reference if an endpoint can give it, and compare the endpoints that have described themselves.
 
         Args:
-            connections: Those in use, in natural order.
+            connections: The endpoints in use, in natural order.
         """
         if self.reference is None:
             self._take_reference(connections)
@@ -73,12 +72,12 @@ class Agreement:
                 self._compare(connection, description, self.reference)
 
     def observe_size(self, nbytes: int) -> None:
-        """Take in the size of a batch."""
+        """Record the size of a batch."""
         self._sizes.append(nbytes)
         self.batch_bytes = max(self._sizes)
 
     def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
-        """Tell whether everyone who was there at the start has been compared, is not used, or cannot be reached."""
+        """Return whether every endpoint that was there at the start is compared, excluded, or unreachable."""
         return self.reference is not None and all(
             connection.identity not in self._initial
             or self.spec in connection.prepared | connection.unusable
@@ -87,11 +86,11 @@ class Agreement:
         )
 
     def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
-        """The user's code raised while an endpoint prepared or described."""
+        """Record that the user's code raised while an endpoint prepared or described the data set."""
         self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
 
     def rejected(self, connection: EndpointConnection, details: str) -> None:
-        """An endpoint does not understand what it is asked: it is of another version than this process."""
+        """Record that an endpoint does not understand a request, because its version differs from this process's."""
         why = f"speaks another protocol: {details}"
         advice = "install the same version of hetero on all hosts"
         self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
@@ -106,7 +105,7 @@ class Agreement:
                 self._initial = {other.identity for other in connections}
                 return
             if self.spec in connection.preparing:
-                return  # it comes first and may still answer
+                return  # this endpoint comes first and may still answer
 
     def _compare(self, connection: EndpointConnection, found: Description, expected: Description) -> None:
         if (found.num_samples, found.fingerprint) == (expected.num_samples, expected.fingerprint):

@@ -1,4 +1,4 @@
-"""Why a call to an endpoint failed, as far as the reader draws conclusions from it."""
+"""Why a call to an endpoint failed, as far as the reader acts on it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import enum
 __all__ = ["MAX_ATTEMPTS", "CallFailedError", "Fault"]
 
 MAX_ATTEMPTS = 3
-"""Deaths, damaged arrivals, or late answers of one request before it fails by name."""
+"""Deaths, late answers, damaged arrivals or internal failures, each counted apart, after which a request fails."""
 
 
 class Fault(enum.Enum):
-    """What is to be done next depends on it."""
+    """The cause of a failed call, which decides what the reader does next."""
 
     UNSENT = "it could not be asked"
-    """The request cannot have reached it: whatever ended it, this request did not."""
+    """The request cannot have reached the endpoint, so it did not cause the endpoint's end."""
     UNREACHABLE = "the connection failed"
     LATE = "no answer in time"
     BUSY = "it has too many requests in work"
@@ -26,12 +26,12 @@ class Fault(enum.Enum):
 
     @property
     def is_loss(self) -> bool:
-        """Whether the endpoint is not there, or not any more."""
+        """Whether the endpoint could not be reached or was lost."""
         return self in (Fault.UNREACHABLE, Fault.UNSENT)
 
 
 class CallFailedError(Exception):
-    """A call to one endpoint failed; the fleet decides what that means."""
+    """A failed call to one endpoint. The fleet decides what the failure means."""
 
     def __init__(self, fault: Fault, details: str) -> None:
         super().__init__(fault, details)

@@ -1,9 +1,8 @@
-"""The endpoints as one reader process sees them: followed, prepared, compared, chosen.
+"""All endpoints as one reader process sees them. Follows, prepares, compares and chooses them.
 
-One lock guards everything here and in the readers. It is never held during a
-call, a wait of the user's, or the user's code. One thread follows the directory
-and the back-offs; an endpoint is prepared in a short-lived thread of its own,
-so that one slow build does not hold up the others.
+One lock guards everything here and in the readers. It is never held during a call, a wait of the user's thread, or the
+user's code. One thread follows the directory and the back-offs. A short-lived thread prepares each endpoint, so one
+slow build does not hold up the others.
 """
 
 from __future__ import annotations
@@ -48,26 +47,26 @@ class Listener(Protocol):
     """A reader, as the fleet sees it."""
 
     def on_fleet_change(self) -> None:
-        """Called with the lock held: an endpoint came, went, or is free."""
+        """React to an endpoint that came, left, or is free. Called with the lock held."""
 
     def close(self) -> None:
-        """Called without the lock, at the end."""
+        """Close the reader. Called without the lock, when the fleet closes."""
 
 
 class Fleet:
-    """All endpoints of the job, for the readers of one process. Thread-safe; a context manager.
+    """All endpoints of the job, for the readers of one process. Thread-safe context manager.
 
     Args:
-        directory: Which endpoints exist.
-        token: The job's token; None if the job runs without.
+        directory: The endpoints that exist.
+        token: The job's token, None if the job runs without one.
         job_id: The job's id.
-        rank: Of this process, in ``[0, world_size)``.
+        rank: Rank of this process, in ``[0, world_size)``.
         world_size: Processes that read.
         prepare_timeout_s: Bound for building a data set, and for the first endpoint to appear.
-        data_timeout_s: How long there may be no endpoint later on.
-        limits: What answers may make this process allocate.
-        tls: Of this host; None for a job in plaintext.
-        clock: Monotonic seconds.
+        data_timeout_s: Bound of the time without any endpoint later on.
+        limits: Bounds of the memory that answers may make this process allocate.
+        tls: This host's TLS, None for a job in plaintext.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -94,22 +93,22 @@ class Fleet:
         self.hedging = Hedging()
         self.lock = threading.Lock()
         self.failure: HeteroError | None = None
-        """Why nothing can be read any more: the token is wrong, say."""
+        """The reason that nothing can be read any longer, a wrong token for example."""
         self.uncompressed_hosts: set[str] = set()
-        """Those of which it was said that they lack the package for compression."""
+        """Hosts that lack the package for compression and for which a warning was logged."""
         self._directory = directory
         self._pid = os.getpid()
         self._changed = threading.Condition(self.lock)
         self._news = True
         self._is_closed = False
-        keep_freed_memory()  # hetero.launch.ranks.rank has done it already; other launchers' ranks have not
+        keep_freed_memory()  # hetero.launch.ranks.rank has done this already, but ranks of other launchers have not
         connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
         self._roster = Roster(connect)
-        self._used: list[EndpointConnection] = []  # this rank's, in order of preference
+        self._used: list[EndpointConnection] = []  # this rank's endpoints, in order of preference
         self._agreements: dict[DatasetSpec, Agreement] = {}
         self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
         self.abandoned: deque[Listener] = deque()
-        """Readers that the script dropped at a moment when they could not be closed; the watcher does it."""
+        """Readers that could not be closed when the script dropped them. The watcher closes them."""
         self._num_choices = 0
         self._watcher: threading.Thread | None = None
         self._unsubscribe = directory.subscribe(self._wake)
@@ -123,9 +122,9 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        """Close readers and connections; idempotent. Blocks until calls have ended."""
+        """Close readers and connections. Idempotent. Blocks until calls have ended."""
         if self._pid != os.getpid():
-            return  # a forked copy: threads and channels are the parent's
+            return  # a forked copy: the threads and channels are the parent's
         with self.lock:
             if self._is_closed:
                 return
@@ -142,16 +141,16 @@ class Fleet:
             self._watcher.join(_IDLE_S)
 
     def describe(self, spec: DatasetSpec) -> Description:
-        """Return length, fingerprint and environment of a data set; blocks, cached.
+        """Return length, fingerprint and environment of a data set. Blocks. The result is cached.
 
-        Waits for the first endpoint that can answer, and a moment for the others, so
-        that data sets that differ are found before the first batch.
+        This waits for the first endpoint that can answer. It then waits a moment for the other endpoints, to find data
+        sets that differ before the first batch.
 
         Raises:
             DatasetError: The factory raised.
             DatasetMismatchError: Two hosts hold different data.
-            ProtocolMismatchError: An endpoint is of another version.
-            EndpointUnavailableError: Nobody answered within ``prepare_timeout_s``.
+            ProtocolMismatchError: An endpoint has another version.
+            EndpointUnavailableError: No endpoint answered within ``prepare_timeout_s``.
             AuthenticationError: An endpoint refuses the token.
         """
         self.check_process()
@@ -176,7 +175,7 @@ class Fleet:
                 self._changed.wait(0.5)
 
     def check_process(self) -> None:
-        """Raise in a forked child, where the lock may be held for ever by a thread that is not there.
+        """Raise in a forked child, where the lock may be held for ever by a thread that exists only in the parent.
 
         Raises:
             HeteroError: This is not the process that made the fleet.
@@ -187,7 +186,7 @@ class Fleet:
     # For readers, with the lock held
 
     def want(self, spec: DatasetSpec) -> Agreement:
-        """Have endpoints prepare ``spec`` from now on. Needs the lock."""
+        """Start to prepare ``spec`` on the endpoints, if that has not begun. Needs the lock."""
         if self._is_closed:
             raise HeteroError("the connection to the data hosts is closed")
         if self._watcher is None:
@@ -200,11 +199,11 @@ class Fleet:
         return agreement
 
     def listen(self, listener: Listener) -> None:
-        """Tell ``listener`` of changes, as long as it lives. Needs the lock."""
+        """Report changes to ``listener`` until it is garbage-collected. Needs the lock."""
         self._listeners.add(listener)
 
     def raise_failure(self, agreement: Agreement) -> None:
-        """Raise what makes waiting pointless. Needs the lock."""
+        """Raise the failure that makes waiting pointless, if there is one. Needs the lock."""
         failure = self.failure or agreement.failure
         if failure is not None:
             raise failure
@@ -212,26 +211,27 @@ class Fleet:
             raise HeteroError("the connection to the data hosts is closed")
 
     def choose(self, spec: DatasetSpec, *, alone_for: object | None = None) -> EndpointConnection | None:
-        """Take the endpoint that should compute the next request; None if there is none now. Needs the lock.
+        """Take the endpoint that should compute the next request, None if no endpoint can take it. Needs the lock.
 
         Args:
             spec: The request's data set.
-            alone_for: The request, if nothing else of this process may be on the endpoint meanwhile. An
-                endpoint is then kept free of new requests until it is idle; ask again.
+            alone_for: The request, if the endpoint must have no other request of this process meanwhile. Then the
+                chosen endpoint gets no new requests until it is idle. Until then this returns None, and the caller asks
+                again.
         """
         now_s = self.clock()
         avoided = self.hedging.stragglers.avoided(now_s)
         chosen = routing.least_loaded(self._used, spec, now_s=now_s, alone_for=alone_for, avoided=avoided)
         if chosen is not None and alone_for is not None:
             if any(other.reserved_by is alone_for for other in self._roster if other is not chosen):
-                self.unreserve((alone_for,))  # that was to be idle for it, and is not to be had any more
+                self.unreserve((alone_for,))  # the endpoint that was reserved for it was not chosen
             chosen.reserved_by = alone_for
             if chosen.num_outstanding:
                 return None
         return self._taken(chosen)
 
     def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
-        """Take the endpoint for the second attempt of a request; None if there is none that helps. Needs the lock."""
+        """Take the endpoint for a request's second attempt, None if no endpoint would help. Needs the lock."""
         now_s = self.clock()
         avoided = self.hedging.stragglers.avoided(now_s)
         return self._taken(routing.less_loaded(self._used, spec, overdue_on, now_s=now_s, avoided=avoided))
@@ -244,7 +244,7 @@ class Fleet:
         return chosen
 
     def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
-        """Give back what `choose` or `choose_other` gave. Needs the lock."""
+        """Give back an endpoint that `choose` or `choose_other` returned. Needs the lock."""
         connection.num_outstanding -= 1
         is_awaited = connection.reserved_by is not None
         if alone_for is not None and connection.reserved_by is alone_for:
@@ -255,14 +255,14 @@ class Fleet:
             self._tell_listeners()
 
     def unreserve(self, owners: Container[object]) -> None:
-        """Let go of endpoints that these requests wanted alone. Needs the lock."""
+        """Release the endpoints that are reserved for these requests. Needs the lock."""
         for connection in self._roster:
             if connection.reserved_by is not None and connection.reserved_by in owners:
                 connection.reserved_by = None
         self._tell_listeners()
 
     def call_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
-        """Draw the conclusions from a failed call. Needs the lock."""
+        """Update the endpoint's state after a failed call. Needs the lock."""
         now_s = self.clock()
         if error.fault.is_loss:
             self._mark_down(connection, error, generation)
@@ -270,7 +270,7 @@ class Fleet:
             connection.last_word = str(error)
             connection.busy_until_s = now_s + 0.2
         elif error.fault in (Fault.LATE, Fault.BROKEN):
-            # It may be its own fault, and is the least loaded one as long as it is.
+            # The fault may be the endpoint's own. It stays the least loaded endpoint while it fails.
             self.hedging.stragglers.avoid(connection, kept_s=1.0, now_s=now_s)
         elif error.fault is Fault.UNPREPARED:
             connection.last_word = str(error)
@@ -283,7 +283,7 @@ class Fleet:
         self._notify()
 
     def fail(self, error: HeteroError) -> None:
-        """End all reading of this process. Needs the lock."""
+        """End all reading in this process. Needs the lock."""
         if self.failure is None:
             self.failure = error
         self._notify()
@@ -293,28 +293,28 @@ class Fleet:
         return self._roster.num_slots
 
     def next_free_s(self) -> float:
-        """Return in how many seconds an endpoint may be asked again that was busy, or infinity. Needs the lock."""
+        """Return the seconds until a busy endpoint may be asked again, infinite if none are busy. Needs the lock."""
         return routing.next_free_s(self._used, now_s=self.clock())
 
     def has_ready(self, spec: DatasetSpec) -> bool:
-        """Tell whether any endpoint of this rank serves ``spec``. Needs the lock."""
+        """Return whether any endpoint of this rank serves ``spec``. Needs the lock."""
         return any(connection.serves(spec) for connection in self._used)
 
     def is_preparing(self, spec: DatasetSpec) -> bool:
-        """Tell whether an endpoint that can be reached is building ``spec``. Needs the lock."""
+        """Return whether an endpoint that can be reached is building ``spec``. Needs the lock."""
         return any(spec in connection.preparing for connection in self._used)
 
     def describe_endpoints(self) -> str:
-        """Return each endpoint and its last word, on one line. Needs the lock."""
+        """Return all endpoints and their last words, on one line. Needs the lock."""
         return self._roster.describe()
 
     def unavailable(self, what: str, waited_s: float, *, note: str = "") -> EndpointUnavailableError:
         """Return the error that names every endpoint. Needs the lock.
 
         Args:
-            what: What none of them served.
-            waited_s: How long that was waited for, seconds.
-            note: What else is known, a line.
+            what: The data set or batch that no endpoint served.
+            waited_s: Seconds that the reader waited for it.
+            note: Further facts, one line.
         """
         lines = [f"no endpoint served {what} for {waited_s:.0f} s.", note, *self.describe_endpoints().split("; ")]
         return EndpointUnavailableError("\n    ".join(filter(None, lines)))
@@ -350,6 +350,7 @@ class Fleet:
                 if self._is_closed:
                     return
                 self._news = False
+                # Take over what the directory says, and find what has to be prepared.
                 self._roster.follow(*self._directory.contents())
                 ended = self._roster.take_ended()
                 self._used = routing.subset(self._roster, self.rank, self.world_size)
@@ -360,6 +361,7 @@ class Fleet:
                 for connection, spec in due:
                     connection.preparing.add(spec)
                 remaining = list(self._roster)
+            # Without the lock: close what left, and start the preparations.
             for connection in ended:
                 connection.disconnect()
             for connection in remaining:
@@ -376,7 +378,7 @@ class Fleet:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + _IDLE_S) - self.clock()))
 
     def _prepare(self, connection: EndpointConnection, spec: DatasetSpec) -> None:
-        """Bring one endpoint to serve one data set; runs in a thread of its own."""
+        """Make one endpoint serve one data set. Runs in a thread per call."""
         with self.lock:
             generation = connection.generation
             agreement = self._agreements[spec]
@@ -388,20 +390,20 @@ class Fleet:
             connection.prepare(spec, timeout_s=self.prepare_timeout_s)
             agreement.build_s = max(agreement.build_s, self.clock() - begin_s)
             outcome = connection.describe(spec)
-        except Exception as error:  # noqa: BLE001 - concluded below
+        except Exception as error:  # noqa: BLE001 - `_conclude` handles it
             outcome = error
         with self.lock:
             connection.preparing.discard(spec)
             if not self._is_closed:
                 if not connection.is_retired:
                     self._conclude(connection, agreement, outcome, generation)
-                agreement.update(list(self._roster))  # others may have waited for this one, the first, to answer
+                agreement.update(list(self._roster))  # others may have waited for this one to give the reference
             self._notify()
 
     def _conclude(
         self, connection: EndpointConnection, agreement: Agreement, outcome: Description | Exception, generation: int
     ) -> None:
-        """Take in what became of a preparation; if its link has been replaced, only what holds for every link."""
+        """Record the outcome of a preparation. If its link was replaced, record only what holds for every link."""
         if isinstance(outcome, Description):
             if connection.generation == generation and connection.state is not ConnectionState.FOREIGN:
                 connection.mark_ready()
@@ -437,7 +439,7 @@ _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # Locks may be held by threads that do not exist in the child; nothing of these fleets is usable here.
+    # A thread that does not exist in the child may hold a lock. Nothing in these fleets is usable here.
     for fleet in list(_fleets):
         atexit.unregister(fleet.close)
         fleet._roster = Roster(fleet._roster._connect)

@@ -1,9 +1,8 @@
-"""When a request is asked for a second time. Pure: times are passed in; guarded by the fleet's lock.
+"""Decides when a request is sent a second time. Pure: times are passed in. Guarded by the fleet's lock.
 
-A hedge is a second attempt of a request that takes longer than it ought to. Three
-things decide: a deadline learnt from recent requests of the same data set (`Pace`),
-a budget (`Budget`), and which endpoints kept a trainer waiting lately (`Stragglers`).
-The window hedges only the batch that its consumer is waiting for.
+A hedge is a second attempt of a request that takes too long. Three things decide about it: a deadline learnt from
+recent requests of the same data set (`Pace`), a budget (`Budget`), and the endpoints that recently kept a trainer
+waiting (`Stragglers`). The window hedges only the batch that its consumer waits for.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ __all__ = ["Budget", "Hedging", "Pace", "Stragglers"]
 
 
 class Pace:
-    """How long requests of one data set take, and from when on one is overdue.
+    """How long requests of one data set take, and when one is overdue.
 
-    Overdue is twice the 98th percentile of the last 128 requests, at least 0.5 s. Slow
-    samples that come regularly are therefore in the deadline (with 5 % of all batches slow,
-    128 requests hold fewer than three of them in 4 % of cases), and one hiccup is not. The
-    floor is above what a busy machine's scheduler, a collector or a page cache cost.
+    A request is overdue after twice the 98th percentile of the last 128 requests, at least 0.5 s. Therefore the
+    deadline covers slow samples that come regularly, and ignores a single hiccup. If 5 % of all batches are slow, 128
+    requests hold fewer than three of them in 4 % of cases. The minimum is more than a delay by a busy machine's
+    scheduler, a garbage collector or a page cache.
     """
 
     MIN_OBSERVATIONS = 16
-    """Nothing is overdue before so many requests were observed."""
+    """Observed requests before any request can be overdue."""
     NUM_OBSERVATIONS = 128
     QUANTILE = 0.98
     MULTIPLE = 2.0
@@ -42,7 +41,7 @@ class Pace:
         self._sorted: list[float] = []
 
     def observe(self, time_s: float) -> None:
-        """Take in how long a request took that was answered."""
+        """Record how many seconds an answered request took."""
         if len(self._recent) == self.NUM_OBSERVATIONS:
             del self._sorted[bisect.bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(time_s)
@@ -50,7 +49,7 @@ class Pace:
 
     @property
     def deadline_s(self) -> float:
-        """How long a request may take before it is overdue; infinite until that is known."""
+        """Seconds until a request is overdue, infinite before enough requests were observed."""
         count = len(self._sorted)
         if count < self.MIN_OBSERVATIONS:
             return math.inf
@@ -59,11 +58,10 @@ class Pace:
 
 
 class Budget:
-    """What hedging may cost: after n requests at most 2 + n / 20 hedges have been issued, at any time.
+    """Bound of the number of hedges. After n requests at most 2 + n / 20 hedges have been sent, at any time.
 
-    Two are free, so that a short job can hedge; each request earns a twentieth. At most
-    32 are saved, so that any stretch of n requests has at most 32 + n / 20 hedges, however
-    quiet the job was before.
+    Two hedges are free, so a short job can hedge. Each request earns a twentieth of a hedge. The budget saves at most
+    32 hedges. Therefore any stretch of n requests has at most 32 + n / 20 hedges, even after a quiet time.
     """
 
     FREE = 2
@@ -74,27 +72,27 @@ class Budget:
         self._credit = self.FREE * self.REQUESTS_PER_HEDGE  # in twentieths: integers do not drift
 
     def earn(self) -> None:
-        """A request came: once each, however often it is refused or lost, and has to be asked for again."""
+        """Record a new request. Called once per request, however often it is refused, lost and asked for again."""
         self._credit = min(self._credit + 1, self.MAX_SAVED * self.REQUESTS_PER_HEDGE)
 
     @property
     def allows(self) -> bool:
-        """Tell whether a hedge may be issued."""
+        """Whether a hedge may be sent."""
         return self._credit >= self.REQUESTS_PER_HEDGE
 
     def spend(self) -> None:
-        """A hedge is issued; only if it is allowed."""
+        """Record that a hedge is sent. Called only if `allows` is true."""
         assert self.allows
         self._credit -= self.REQUESTS_PER_HEDGE
 
 
 class Stragglers:
-    """Endpoints that a hedge overtook, or that were late or answered nonsense, and have not given a batch since.
+    """Endpoints that were overtaken by a hedge, late, or answered nonsense, and that have sent no batch since.
 
-    They are ready, but others come first for a while: else the place that the cancelled
-    request left would draw the next request to an endpoint that stands still. The while
-    is as long as it kept the request, doubled each time that it happens again, at most
-    10 s; then it gets one request at a time until it answers.
+    They are ready, but other endpoints are preferred for a while. Otherwise the place that the cancelled request freed
+    would attract the next request to an endpoint that is stuck. An endpoint is avoided for the time that it kept the
+    request. This time doubles with each repetition, up to 10 s. After it the endpoint gets one request at a time until
+    it answers.
     """
 
     MAX_AVOIDED_S = 10.0
@@ -103,18 +101,18 @@ class Stragglers:
         self._until_s: weakref.WeakKeyDictionary[EndpointConnection, tuple[int, float]] = weakref.WeakKeyDictionary()
 
     def avoid(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
-        """``connection`` kept a request for ``kept_s`` seconds, in vain."""
+        """Record that ``connection`` kept a request for ``kept_s`` seconds without a result."""
         times, _ = self._until_s.get(connection, (0, 0.0))
         avoided_s = min(self.MAX_AVOIDED_S, kept_s * 2.0 ** min(times, 16))
         self._until_s[connection] = times + 1, now_s + avoided_s
 
     def answered(self, connection: EndpointConnection) -> None:
-        """It delivers."""
+        """Record that ``connection`` delivered a batch."""
         if self._until_s:
             self._until_s.pop(connection, None)
 
     def avoided(self, now_s: float) -> AbstractSet[EndpointConnection]:
-        """Return those that get a request only if there is no other endpoint."""
+        """Return the endpoints that get a request only if no other endpoint can take it."""
         if not self._until_s:
             return frozenset()
         return {
@@ -125,7 +123,7 @@ class Stragglers:
 
 
 class Hedging:
-    """What one process knows for its hedges: all readers share the budget."""
+    """The hedging state of one process. All its readers share the budget."""
 
     def __init__(self) -> None:
         self.budget = Budget()
@@ -133,11 +131,11 @@ class Hedging:
         self._paces: dict[DatasetSpec, Pace] = {}
 
     def observe(self, request: BatchRequest, time_s: float) -> None:
-        """Take in how long an answered request took. A purity check takes about twice as long and says nothing."""
+        """Record how long an answered request took. Ignore purity checks, because they take about twice as long."""
         if not request.verify:
             self._paces.setdefault(request.spec, Pace()).observe(time_s)
 
     def deadline_s(self, request: BatchRequest) -> float:
-        """Return how long a request without purity check may take until it is overdue; infinite if not known."""
+        """Return the seconds until a request without purity check is overdue, infinite if not known."""
         pace = self._paces.get(request.spec)
         return math.inf if pace is None else pace.deadline_s

@@ -1,8 +1,7 @@
-"""The trainer's side of the data plane: batches in order, whoever computes them.
+"""The trainer's side of the data plane. Delivers batches in order, no matter which endpoint computes them.
 
-A `Reader` is a handle on its `Window`. The fetching threads hold the window and
-never the reader, so that a reader that is dropped without `close` is collected,
-which closes its window.
+A `Reader` is a handle on its `Window`. The fetchers hold the window and never the reader. Therefore a reader that the
+script drops without `close` is garbage-collected, which closes its window.
 """
 
 from __future__ import annotations
@@ -33,33 +32,35 @@ logger = logging.getLogger(__name__)
 
 
 class Reader(Iterator[Any]):
-    """Batches strictly in the order of their requests; an iterator. For one consuming thread.
+    """Iterator over batches, strictly in the order of their requests. For one consuming thread.
 
-    Requests are taken from the iterator in the consuming thread, at construction and in
-    ``next``, never further ahead than the window: a sampler that draws from the trainer's
-    generators draws where torch's own loader would.
+    The reader takes requests from their iterator in the consuming thread, at construction and in ``next``. It never
+    takes them further ahead than the window. Therefore a sampler that draws from the trainer's random generators draws
+    where torch's own loader would.
 
-    A batch that the consumer waits for and that takes longer than it ought to is asked for a
-    second time, elsewhere: see `hetero.dataplane.reader.hedging`.
+    If the consumer waits for a batch that takes too long, the reader asks another endpoint for the same batch: see
+    `hetero.dataplane.reader.hedging`.
 
-    A `DatasetError` is one batch's: the next call returns the batch after it. After any other exception, and after the
-    end, the reader is closed. Several readers share one fleet.
+    A `DatasetError` belongs to one batch, and the next call returns the batch after it. After any other exception, and
+    after the last batch, the reader is closed. Several readers share one fleet.
 
     Args:
         fleet: The endpoints.
-        requests: What to fetch; may be endless.
-        prefetch_factor: Batches on their way per endpoint slot; this rank's share of them, at least 2, is the window.
-            Default 2. The window has a third place, and up to 8 times as many while one batch holds up those that came
-            after it, for at most 24 MiB more: see `hetero.dataplane.reader.window_growth`.
-        window_bytes: Bound of what the window holds; default `default_window_bytes`. One batch is always allowed.
-        data_timeout_s: Bound of one call, and of the time without any endpoint; default the fleet's.
-        allocate: Where leaves go (pinned memory); called with a size in bytes from fetching threads.
-        on_skips: Given the samples of a batch that others stand in for, in the consuming thread, just before it returns
-            that batch: once, however often it was asked for. What it raises is raised instead.
-        on_received: Given the bytes of a batch before compression, and of them those that it saved; called as
-            `on_skips` is.
-        on_wait: Called at least twice a second while a batch is waited for, in that thread and without the lock; told
-            whether no endpoint serves. What it raises ends the reader.
+        requests: The batches to fetch. May be endless.
+        prefetch_factor: Batches in flight per endpoint slot, over all ranks. Default 2. The window has this rank's
+            share of them as places, at least 2. A window of 2 gets a third place. While one batch holds up those after
+            it, the window grows up to 8 times. The additional places hold at most 24 MiB: see
+            `hetero.dataplane.reader.window_growth`.
+        window_bytes: Bound of the bytes in the window, `default_window_bytes` by default. One batch is always allowed.
+        data_timeout_s: Bound of one call, and of the time without any endpoint. Default is the fleet's.
+        allocate: Allocates memory for leaves (pinned memory, for example). Fetchers call it with a size in bytes.
+        on_skips: Called with the substituted samples of a batch, in the consuming thread, just before `next` returns
+            that batch. Called once per batch, however often the batch was asked for. If it raises, `next` raises that
+            exception instead.
+        on_received: Called with the bytes of a batch before compression, and with how many of them compression saved.
+            Called in the same thread and at the same time as ``on_skips``.
+        on_wait: Called at least twice a second while the consumer waits for a batch, in its thread and without the
+            lock. Its argument is True if no endpoint serves. If it raises, the reader ends.
 
     Raises:
         ConfigError: If ``prefetch_factor`` or ``window_bytes`` is not positive.
@@ -101,7 +102,7 @@ class Reader(Iterator[Any]):
             data_timeout_s=data_timeout_s if data_timeout_s is not None else fleet.data_timeout_s,
             allocate=allocate,
         )
-        # The collector may run it in a thread that holds the lock.
+        # The garbage collector may run it in a thread that holds the lock.
         self._finalizer = weakref.finalize(self, self._window.abandon)
         with fleet.lock:
             fleet.listen(self._window)
@@ -111,12 +112,12 @@ class Reader(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch; blocks.
+        """Return the next batch. Blocks.
 
         Raises:
             StopIteration: The requests are exhausted, or the reader is closed.
-            DatasetError: The user's code raised for this batch, or killed its endpoint three times.
-            EndpointUnavailableError: There was no endpoint for the data timeout.
+            DatasetError: The user's code raised for this batch, or the batch killed its endpoint three times.
+            EndpointUnavailableError: No endpoint served for the data timeout.
             DataPlaneError: See `hetero.errors`.
         """
         self._fleet.check_process()
@@ -138,7 +139,7 @@ class Reader(Iterator[Any]):
         try:
             raise outcome
         finally:
-            del outcome  # it holds this frame by its traceback, and so everybody who iterates
+            del outcome  # its traceback holds this frame, and with it every frame that iterates
 
     @property
     def is_open(self) -> bool:
@@ -146,7 +147,7 @@ class Reader(Iterator[Any]):
         return self._finalizer.alive
 
     def close(self) -> None:
-        """Cancel what is on its way and end the threads; idempotent. Blocks until they have ended."""
+        """Cancel the requests in flight and end the threads. Idempotent. Blocks until they have ended."""
         if self._finalizer.detach() is not None:
             self._window.close()
 
@@ -157,7 +158,7 @@ class Reader(Iterator[Any]):
         self.close()
 
     def _fill(self) -> None:
-        """Take requests until the window is full; the user's sampler runs here, without the lock."""
+        """Take requests until the window is full. The user's sampler runs here, without the lock."""
         while not self._is_exhausted:
             with self._fleet.lock:
                 if self._window.is_closed or self._num_taken >= self._window.next_sequence + self._window.limit:
@@ -167,7 +168,7 @@ class Reader(Iterator[Any]):
             except StopIteration:
                 self._is_exhausted = True
                 return
-            except Exception as error:  # noqa: BLE001 - the sampler's: raised when its turn comes
+            except Exception as error:  # noqa: BLE001 - raised by the sampler, and raised again when its turn comes
                 self._is_exhausted = True
                 self._plan_failure = error
                 with self._fleet.lock:
@@ -180,7 +181,7 @@ class Reader(Iterator[Any]):
             self._num_taken += 1
 
     def _wait(self) -> Arrived | BaseException:
-        """Block until the next batch is there; return it or what is to be raised."""
+        """Block until the next outcome is there. Return the batch, or the exception to raise."""
         window, fleet = self._window, self._fleet
         begin_s = fleet.clock()
         log_after_s = _LOG_AFTER_S
@@ -196,6 +197,7 @@ class Reader(Iterator[Any]):
                 fleet.raise_failure(self._agreement)
                 now_s = fleet.clock()
                 spec = self._agreement.spec
+                # Give up if no endpoint has served for too long.
                 if fleet.has_ready(spec):
                     unserved_since_s = None
                 elif unserved_since_s is None:
@@ -203,6 +205,7 @@ class Reader(Iterator[Any]):
                 elif now_s - unserved_since_s > self._patience_s(self._agreement):
                     what, note = f"data set {spec.name!r}", window.words_on_losses()
                     raise fleet.unavailable(what, now_s - unserved_since_s, note=note)
+                # Log at growing intervals that the wait is long.
                 if now_s >= begin_s + log_after_s:
                     log_after_s = 2 * max(log_after_s, now_s - begin_s)
                     logger.warning(
@@ -214,20 +217,24 @@ class Reader(Iterator[Any]):
                 window.arrived.wait(min(_POLL_S, window.hedge_if_overdue()))
             if self._on_wait is not None:
                 self._on_wait(unserved_since_s is not None)
-            self._fill()  # the window grows with the fleet
+            self._fill()  # the window grows when endpoints join
 
     def _patience_s(self, agreement: Agreement) -> float:
-        """Return how long there may be no endpoint: longer at the start, and while one builds the data set."""
+        """Return how many seconds the reader waits without an endpoint.
+
+        It waits longer at the start, and while an endpoint builds the data set.
+        """
         if not agreement.was_served or self._fleet.is_preparing(agreement.spec):
             return max(self._window.data_timeout_s, self._fleet.prepare_timeout_s)
         return self._window.data_timeout_s
 
 
 def default_window_bytes() -> int:
-    """Return the default bound of a window: 1 GiB, or a rank's share of a quarter of the memory, if that is less.
+    """Return the default bound of a window in bytes.
 
-    The memory is the host's, or what this process's control group may use (a container's limit), if that is less. The
-    ranks of this host are ``LOCAL_WORLD_SIZE``, else 1.
+    It is 1 GiB, or this rank's share of a quarter of the memory if that is less. The memory is the host's, or the limit
+    of this process's control group (a container, for example) if that is less. ``LOCAL_WORLD_SIZE`` gives the number of
+    ranks on this host, 1 if it is not set.
     """
     given = os.environ.get("LOCAL_WORLD_SIZE", "1")
     num_local_readers = int(given) if given.isdigit() and int(given) > 0 else 1

@@ -15,20 +15,19 @@ _LOAD_AGE_S = 1.0
 
 
 def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int) -> list[EndpointConnection]:
-    """Return the endpoints that a rank uses: all of a small job's, a part of a large job's.
+    """Return the endpoints that a rank uses: all endpoints of a small job, some of a large job.
 
-    144 endpoints and 8 ranks need not be 1,152 connections. A rank gets twice its
-    share, at least 8, so that a lost host leaves choice; neighbours are on different
-    hosts; each rank starts elsewhere. Those that are down do not count, so that
-    others take their place.
+    144 endpoints and 8 ranks need not make 1,152 connections. A rank gets twice its share, at least 8, to have a choice
+    even after a host is lost. Neighbours in the list are on different hosts, and each rank starts at another place of
+    the list. Endpoints that are down do not count, so others take their place.
 
     Args:
-        connections: All, in natural order.
+        connections: All endpoints, in natural order.
         rank: In ``[0, world_size)``.
         world_size: Processes that read.
 
     Returns:
-        In order of preference.
+        The endpoints in order of preference.
     """
     across_hosts = sorted(connections, key=_index_on_host)
     count = len(across_hosts)
@@ -50,22 +49,22 @@ def unprepared(
     first: EndpointConnection | None,
     now_s: float,
 ) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
-    """Return what is to be prepared now, and when to look again.
+    """Return which data sets have to be prepared on which endpoints now, and when to look again.
 
     Args:
-        connections: Those in use.
+        connections: The endpoints in use.
         specs: The data sets that are wanted.
-        first: The first in natural order, in use or not: it gives the reference, so that all ranks compare with the
-            same.
+        first: The first endpoint in natural order, in use or not. It gives the reference, so all ranks compare with the
+            same one.
         now_s: Monotonic seconds.
 
     Returns:
-        Endpoints with data sets, and the end of the first back-off, infinite if there is none.
+        Pairs of endpoint and data set, and the end of the first back-off, infinite if no endpoint is in back-off.
     """
     due = []
     next_due_s = math.inf
     for connection in connections if first is None or first in connections else [first, *connections]:
-        # One that has described a data set waits for the reference.
+        # An endpoint that has described a data set waits for the reference.
         known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
         missing = [spec for spec in specs if spec not in known]
         if not missing or connection.state is ConnectionState.FOREIGN:
@@ -85,17 +84,18 @@ def least_loaded(
     alone_for: object | None,
     avoided: Container[EndpointConnection] = (),
 ) -> EndpointConnection | None:
-    """Return the endpoint for the next request; None if there is none now.
+    """Return the endpoint for the next request, None if no endpoint can take it now.
 
-    Our own outstanding requests per slot decide, then the load that it reported, then
-    which was not chosen longest; at first the order of ``connections``, which differs per rank.
+    The endpoint with the fewest outstanding requests of this process per slot is chosen. On a tie the lowest reported
+    load decides, then the longest time since the last choice. At first the order of ``connections`` decides, which
+    differs between ranks.
 
     Args:
-        connections: Those in use.
+        connections: The endpoints in use.
         spec: The request's data set.
         now_s: Monotonic seconds.
-        alone_for: Who wants the endpoint alone, if so: what it has reserved comes first.
-        avoided: Those that are taken only if there is no other.
+        alone_for: The request that needs an endpoint alone, or None. The endpoint that it has reserved is preferred.
+        avoided: Endpoints to choose only if all others are unsuitable.
     """
     ready = [
         connection
@@ -121,17 +121,17 @@ def less_loaded(
     now_s: float,
     avoided: Container[EndpointConnection] = (),
 ) -> EndpointConnection | None:
-    """Return the endpoint for a second attempt; None if there is none now.
+    """Return the endpoint for a second attempt, None if no endpoint can take it now.
 
-    It is ready, nobody's alone, and has fewer of our requests per slot than the one that has
-    the first attempt. Another host comes first: what stops an endpoint may stop its host.
+    It is ready, not reserved, and has fewer of this process's requests per slot than the endpoint of the first attempt.
+    Another host is preferred, because what stops an endpoint may stop its whole host.
 
     Args:
-        connections: Those in use.
+        connections: The endpoints in use.
         spec: The request's data set.
-        overdue_on: Where the first attempt is.
+        overdue_on: The endpoint of the first attempt.
         now_s: Monotonic seconds.
-        avoided: Those that are not taken.
+        avoided: Endpoints not to choose.
     """
     load = overdue_on.num_outstanding / overdue_on.record.num_slots
     ready = [
@@ -152,14 +152,14 @@ def less_loaded(
 
 
 def next_free_s(connections: Iterable[EndpointConnection], *, now_s: float) -> float:
-    """Return in how many seconds the first of those that had too much to do may be asked again.
+    """Return in how many seconds the first busy endpoint may be asked again.
 
     Args:
-        connections: Those in use.
+        connections: The endpoints in use.
         now_s: Monotonic seconds.
 
     Returns:
-        More than 0; infinite if none had.
+        More than 0, infinite if no endpoint is busy.
     """
     busy_until_s = [each.busy_until_s for each in connections if each.busy_until_s > now_s]
     return min(busy_until_s, default=math.inf) - now_s
@@ -167,7 +167,7 @@ def next_free_s(connections: Iterable[EndpointConnection], *, now_s: float) -> f
 
 def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float, int]:
     num_slots = connection.record.num_slots
-    # An old report says nothing, and must not keep an endpoint idle for ever.
+    # Ignore an old report, because it says nothing and must not keep an endpoint idle for ever.
     load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
     return connection.num_outstanding / num_slots, load / num_slots, connection.chosen_at
 

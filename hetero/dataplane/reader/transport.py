@@ -1,8 +1,8 @@
-"""What is open between a reader process and one endpoint: a gRPC channel, and connections that carry batches.
+"""The open connections between a reader process and one endpoint: a gRPC channel, and connections that carry batches.
 
-Over the channel the reader prepares, describes, and attends: that call says where batches are to be had and
-ends when the endpoint does, be it that the process dies, is stopped, or cannot be reached (gRPC's keepalive). Each
-fetch has a connection to itself; connections are kept for the next one, for a minute.
+Over the channel the reader attends, prepares and describes. The answer to Attend says where to connect for batches. The
+Attend call ends when the endpoint process dies, is stopped, or cannot be reached (gRPC's keepalive). Each fetch has a
+connection to itself. An idle connection is kept for a minute for later fetches.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STATUS_FAULTS = {
     grpc.StatusCode.FAILED_PRECONDITION: Fault.FOREIGN,
     grpc.StatusCode.INVALID_ARGUMENT: Fault.MALFORMED,
     grpc.StatusCode.UNIMPLEMENTED: Fault.MALFORMED,
-    grpc.StatusCode.CANCELLED: Fault.UNREACHABLE,  # by `Link.close`: what else cancels says so itself
+    grpc.StatusCode.CANCELLED: Fault.UNREACHABLE,  # by `Link.close`: other cancellations raise their own fault
 }
 _REFUSAL_FAULTS = {
     Refusal.BUSY: Fault.BUSY,
@@ -63,17 +63,17 @@ class Call(Protocol):
     """A fetch in progress."""
 
     def cancel(self) -> None:
-        """Have it fail with `Fault.CANCELLED`, unless it has ended; from any thread."""
+        """Make the fetch fail with `Fault.CANCELLED`, unless it has ended. Called from any thread."""
 
 
 class Link:
-    """Opened by the first call. Thread-safe.
+    """The connections to one endpoint, opened by the first call. Thread-safe.
 
     Args:
         record: The endpoint.
-        metadata: Of gRPC calls: the job's token and id.
-        limits: What answers may make this process allocate.
-        tls: Of this host; None for a job in plaintext.
+        metadata: Metadata of gRPC calls: the job's token and id.
+        limits: Bounds of the memory that answers may make this process allocate.
+        tls: This host's TLS, None for a job in plaintext.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Link:
         self._tls = tls
         self._metadata = metadata
         self._limits = limits
-        self._lock = threading.Lock()  # of the fields below
-        self._attending = threading.Lock()  # only one thread at a time does
+        self._lock = threading.Lock()  # guards the fields below
+        self._attending = threading.Lock()  # held by the one thread that runs `attend`
         self._channel = channels.open_channel(address, name=record.host, tls=tls)
         self._attendance: Any = None
         self._port = 0
         self._hello = b""
         self._streams: set[Stream] = set()
-        self._idle: list[tuple[float, Stream]] = []  # since when; the last one is taken first
-        self._end = ""  # why there is nothing to be had any more
+        self._idle: list[tuple[float, Stream]] = []  # pairs of idle-since time and connection, last in first out
+        self._end = ""  # why the link has ended
 
     def call(self, method: str, request: Message, reply: type[_Reply], timeout_s: float) -> _Reply:
-        """Call a method of the service, and return its answer; blocks.
+        """Call a method of the service and return its answer. Blocks.
 
         Raises:
             CallFailedError: The call failed.
@@ -110,10 +110,10 @@ class Link:
         return _parse(reply, data, method)
 
     def attend(self) -> None:
-        """Tell the endpoint that this process uses it, once; blocks until a connection for batches is there.
+        """Tell the endpoint, once, that this process uses it. Block until a connection for batches is there.
 
         Raises:
-            CallFailedError, AuthenticationError: As `call`; also if the link has ended.
+            CallFailedError, AuthenticationError: As in `call`. CallFailedError also if the link has ended.
         """
         with self._attending:
             if self._end:
@@ -126,7 +126,7 @@ class Link:
                 is_late.set()
                 call.cancel()
 
-            timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call itself has no bound
+            timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call itself has no time limit
             timer.daemon = True
             try:
                 with self._grpc_errors():
@@ -141,6 +141,7 @@ class Link:
                 raise
             finally:
                 timer.cancel()
+            # The answer names the port for batches and the ticket that this process has to show there.
             try:
                 reply = _parse(pb.AttendReply, data, "Attend")
                 if not 0 < reply.port < 2**16 or len(reply.ticket) != TICKET_BYTES:
@@ -149,31 +150,31 @@ class Link:
                 call.cancel()
                 raise
             self._attendance, self._port, self._hello = call, reply.port, GREETING + reply.ticket
-            # At once if it has ended meanwhile.
+            # gRPC runs this at once if the call has ended meanwhile.
             call.add_done_callback(lambda ended: self._drop(f"the endpoint ended: {ended.details() or ended.code()}"))
             self._try_port()
 
     def fetch(self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]) -> int:
-        """Send a request for a batch and receive it into ``decoder``; blocks. Only after `attend`.
+        """Send a request for a batch and receive the batch into ``decoder``. Blocks. Only after `attend`.
 
         Args:
             request: A ``FetchRequest``.
-            decoder: New; complete when this returns.
-            timeout_s: Bound of it all.
-            on_call: Given the call, so that another thread can cancel it.
+            decoder: A new decoder. It is complete when this returns.
+            timeout_s: Bound of the whole fetch.
+            on_call: Called with the call, for other threads to cancel it.
 
         Returns:
-            The bytes of the answer, uncompressed.
+            The bytes of the answer before compression.
 
         Raises:
-            DatasetError: The user's code raised there.
+            DatasetError: The user's code raised on the endpoint.
             ProtocolError: The answer breaks the protocol or arrived damaged.
             CallFailedError: The call failed.
         """
         deadline_s = time.monotonic() + timeout_s
         call = _StreamCall()
         on_call(call)
-        is_in_step = False  # the next answer on this connection will be the next request's
+        is_in_step = False  # whether the next answer on this connection will belong to the next request
         try:
             stream, message = self._ask(call, request, deadline_s)
             decoder.take_message(message)
@@ -200,12 +201,12 @@ class Link:
             self._give_back(call, is_usable=is_in_step)
 
     def close(self) -> None:
-        """End everything; calls in progress fail. Idempotent, blocks until gRPC has let go."""
+        """End everything. Calls in progress fail. Idempotent. Blocks until gRPC has closed the channel."""
         self._drop("the connection was closed")
         self._channel.close()
 
     def _try_port(self) -> None:
-        """Make the first connection, for the first fetch: an endpoint without a way for batches is of no use."""
+        """Open the connection for the first fetch, because an endpoint that cannot deliver batches is of no use."""
         call = _StreamCall()
         is_usable = False
         try:
@@ -219,14 +220,15 @@ class Link:
             self._give_back(call, is_usable=is_usable)
 
     def _ask(self, call: _StreamCall, request: bytes, deadline_s: float) -> tuple[Stream, bytes]:
-        """Send the request; return the connection, which the call holds, and the message of the answer."""
+        """Send the request. Return the connection, which the call holds, and the answer's message."""
         stream = self._reuse(call)
         if stream is not None:
             try:
                 return stream, self._exchange(call, stream, request, deadline_s)
             except (ConnectionResetError, BrokenPipeError):
-                # Either the endpoint died, perhaps of this request: then nobody listens there any more. Or it lives,
-                # and no request can be blamed for what has become of an idle connection; asking twice is harmless.
+                # Either the endpoint died, perhaps because of this request. Then its port accepts no connections now.
+                # Or the endpoint lives and only an idle connection has ended. Then no request is to blame, and asking
+                # twice does no harm.
                 self._give_back(call, is_usable=False)
         stream = self._connect(call, deadline_s)
         return stream, self._exchange(call, stream, request, deadline_s)
@@ -240,7 +242,7 @@ class Link:
         return message
 
     def _reuse(self, call: _StreamCall) -> Stream | None:
-        """Have the call hold a connection that nobody uses; None if there is none."""
+        """Make the call hold an idle connection and return it, None if all are in use."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -249,13 +251,13 @@ class Link:
             call.hold(stream)
             if stream.is_quiet() or call.is_cancelled:
                 return stream
-            self._give_back(call, is_usable=False)  # it has ended, or has more to say than it was asked
+            self._give_back(call, is_usable=False)  # the connection has ended, or sent data that was not asked for
 
     def _connect(self, call: _StreamCall, deadline_s: float) -> Stream:
-        """Have the call hold a new connection.
+        """Make the call hold a new connection and return it.
 
         Raises:
-            OSError: There is none to be had.
+            OSError: The connection could not be opened.
         """
 
         def register(stream: Stream) -> None:
@@ -273,7 +275,7 @@ class Link:
         return stream
 
     def _give_back(self, call: _StreamCall, *, is_usable: bool) -> None:
-        """Take from the call what it holds; close that if it is of no use, and what nobody has used for long."""
+        """Take the connection from the call. Keep it if it is usable, else close it. Close old idle ones too."""
         stream = call.let_go()
         if stream is None:
             return
@@ -291,7 +293,7 @@ class Link:
             each.close()
 
     def _drop(self, why: str) -> None:
-        """End the connections: whoever uses one fails at once, and gives it back; may be called by gRPC's thread."""
+        """End the connections. A call that uses one fails at once and gives it back. May run in gRPC's thread."""
         with self._lock:
             if self._end:
                 return
@@ -306,7 +308,7 @@ class Link:
 
     @contextlib.contextmanager
     def _grpc_errors(self) -> Iterator[None]:
-        """Raise this side's exceptions for gRPC's: the only place that does. For nothing but the call."""
+        """Translate gRPC's exceptions to this package's. The only place that does. Wrap nothing but the call."""
         try:
             yield
         except grpc.RpcError as error:
@@ -316,7 +318,7 @@ class Link:
                     f"{self._name} refuses this job's token: give every host of the job the same one"
                 ) from error
             raise CallFailedError(_STATUS_FAULTS.get(code, Fault.BROKEN), channels.short_details(error)) from error
-        except ValueError as error:  # its way to say that the channel was closed meanwhile
+        except ValueError as error:  # gRPC raises this if the channel was closed meanwhile
             raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
 
 
@@ -328,24 +330,24 @@ def _parse(kind: type[_Reply], data: bytes, method: str) -> _Reply:
 
 
 class _StreamCall:
-    """A fetch that another thread may cancel, but not the next one on the same connection."""
+    """A fetch that another thread may cancel without ending the next fetch on the same connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self.is_cancelled = False
         self.is_sent = False
-        """Whether the endpoint may have got the request."""
+        """Whether the endpoint may have received the request."""
 
     def hold(self, stream: Stream) -> None:
-        """Say which connection it is on."""
+        """Set the connection that the fetch uses."""
         with self._lock:
             self._stream = stream
             if self.is_cancelled:
                 stream.shut_down()
 
     def let_go(self) -> Stream | None:
-        """Return the connection that it was on; cancelling leaves that alone from now on."""
+        """Return the connection that the fetch used. From now on `cancel` leaves that connection alone."""
         with self._lock:
             stream, self._stream = self._stream, None
             return stream

@@ -1,11 +1,10 @@
-"""The batches between delivery and the furthest request, and the threads that fetch them.
+"""The batches between delivery and the furthest request, and the fetchers: the threads that fetch them.
 
-A request (`Item`) is missing, has one or two attempts in progress, or has an
-outcome. Lanes take the lowest missing one, choose its endpoint, fetch, and put
-the outcome in place; if its last attempt fails it is missing again. The consumer
-takes outcomes in order. While it waits for one that is overdue it issues a second
-attempt, which another lane makes; the first answer wins and the other attempt is
-cancelled. Everything is guarded by the fleet's lock.
+A request (`Item`) is missing, has one or two attempts in progress, or has an outcome. Each fetcher takes the lowest
+missing request, chooses an endpoint, fetches the batch, and stores the outcome. If the last attempt of a request fails,
+the request is missing again. The consumer takes outcomes in order. If it waits for a request that is overdue, it starts
+a second attempt, which another fetcher makes. The first answer wins, and the other attempt is cancelled. The fleet's
+lock guards everything.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A batch that waits for its turn."""
+    """A batch that is there and waits for its turn."""
 
     batch: Any
     nbytes: int
@@ -50,7 +49,7 @@ class Arrived:
 
 
 class Window:
-    """What the lanes of one reader share; methods need the fleet's lock unless they say otherwise.
+    """State that the fetchers of one reader share. Methods need the fleet's lock unless their docstring says otherwise.
 
     Args:
         fleet: The endpoints.
@@ -70,16 +69,16 @@ class Window:
         self.is_closed = False
         self.arrived = threading.Condition(fleet.lock)
         self.work = threading.Condition(fleet.lock)
-        self.next_sequence = 0  # to be delivered
+        self.next_sequence = 0  # the next one to deliver
         self.outcomes: dict[int, Arrived | BaseException] = {}
         self.data_timeout_s = data_timeout_s
         self._prefetch_factor = prefetch_factor
         self._window_bytes = window_bytes
         self._allocate = allocate
         self._missing: list[Item] = []  # to be asked for, by sequence
-        self._attempts: set[Attempt] = set()  # in progress, those given up included
-        self._hedges: deque[Attempt] = deque()  # those of them that no lane has taken yet
-        self._wants_place = False  # the consumer has an overdue request, and every other endpoint has more to do
+        self._attempts: set[Attempt] = set()  # in progress, including those given up
+        self._hedges: deque[Attempt] = deque()  # the attempts that no fetcher has taken yet
+        self._wants_place = False  # the consumer's request is overdue, but every other endpoint is at least as busy
         self._stretch = Stretch()
         self._held_bytes = 0
         self._lanes: list[threading.Thread] = []
@@ -87,31 +86,35 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Most batches on their way: what is planned; at least 3, if that takes no more than a `Stretch` may.
+        """Largest number of batches in flight: the plan, but at least 3.
 
-        With two, one is delivered, one is sent, and nobody computes.
+        The third place is used only if it needs no more bytes than a `Stretch` may. With two places, one batch is
+        delivered and one is sent, and no endpoint computes.
         """
         return max(3, self._planned)
 
     @property
     def _planned(self) -> int:
-        """This rank's share of all slots, times the factor."""
+        """This rank's share of all slots, times the prefetch factor."""
         return max(2, math.ceil(self._prefetch_factor * self.fleet.num_slots() / self.fleet.world_size))
 
     @property
     def limit(self) -> int:
-        """Batches between delivery and the furthest request: the size, and more while or after the next one is late."""
+        """Batches that may lie between delivery and the furthest request.
+
+        This is `size`, and more while the next batch is late and for some time after.
+        """
         return self._stretch.limit(num_waiting=len(self.outcomes), size=self.size)
 
     def add(self, item: Item) -> None:
-        """Put a request into the window, and see that a lane is there for it."""
-        self.fleet.hedging.budget.earn()  # once, however often it has to be asked for
+        """Put a request into the window, and start a fetcher for it if none is free."""
+        self.fleet.hedging.budget.earn()  # once per request, however often it is sent
         self._insert(item)
         self._ensure_lane()
         self.work.notify()
 
     def put(self, sequence: int, outcome: Arrived | BaseException) -> None:
-        """Set what is delivered, or raised, when its turn comes."""
+        """Set the batch to deliver, or the exception to raise, when its turn comes."""
         if isinstance(outcome, Arrived):
             self._held_bytes += outcome.nbytes
         self.outcomes[sequence] = outcome
@@ -120,14 +123,14 @@ class Window:
             or self._stretch.is_held_up(num_waiting=len(self.outcomes), size=self.size)
             or self._wants_place
         ):
-            self.arrived.notify_all()  # to take it, requests that now have a place, or the place for a hedge
+            self.arrived.notify_all()  # the consumer takes the outcome, fills new places, or hedges
 
     def deliverable(self) -> int | None:
-        """Return the request whose outcome may be taken now: the next in order; None if it is not there yet."""
+        """Return the sequence number of the next outcome in order, None if it is not there yet."""
         return self.next_sequence if self.next_sequence in self.outcomes else None
 
     def pop(self) -> Arrived | BaseException | None:
-        """Return the next outcome in order; None if it is not there yet."""
+        """Return the next outcome in order, None if it is not there yet."""
         sequence = self.deliverable()
         if sequence is None:
             return None
@@ -137,23 +140,24 @@ class Window:
         self._stretch.delivered()
         if isinstance(outcome, Arrived):
             self._held_bytes -= outcome.nbytes
-        self._wake_lane()  # room in bytes, and whoever is next may exceed the bound
+        self._wake_lane()  # there is room in bytes, and the next request may exceed the bound
         return outcome
 
     def words_on_losses(self) -> str:
-        """Return how often the next batch was lost on its way; empty if it never was."""
+        """Return how many calls for the next batch were lost, empty if none were."""
         return next((item.words_on_losses() for item in self._unanswered() if item.sequence == self.next_sequence), "")
 
     def hedge_if_overdue(self) -> float:
-        """Ask for the next batch a second time if it is overdue and that may help. For the consumer that waits for it.
+        """Send the next request a second time if it is overdue and that may help. For the consumer that waits for it.
 
-        Only this one is hedged: the trainer waits for no other. Those that wait behind it on the same endpoint are
-        overdue as well when their turn comes. A hedge may exceed the window's bytes, by one batch: a window that is
-        full of batches that wait for this one has no other place for it, and one of the two attempts is soon ended.
-        What exceeds the window by itself is not hedged, nor is a purity check, which would be lost with its attempt.
+        Only the next request is hedged, because the trainer waits for no other. Requests that wait behind it on the
+        same endpoint are overdue as well when their turn comes. A hedge may exceed the window's bytes by one batch,
+        because a window that is full of batches that wait for this one has no other place for it. One of the two
+        attempts ends soon. There is no hedge if the window exceeds its bytes without it, as it does with one batch that
+        is too large. A purity check is not hedged either, because it would be lost with its attempt.
 
         Returns:
-            Seconds until it will be overdue; infinite if there is nothing to watch.
+            Seconds until the request is overdue, infinite if no attempt is to be watched.
         """
         fleet, hedging = self.fleet, self.fleet.hedging
         self._wants_place = False
@@ -185,14 +189,15 @@ class Window:
         self._attempts.add(hedge)
         self._hedges.append(hedge)
         self._ensure_lane()
-        self.work.notify_all()  # of one notified lane nobody knows whether it was woken for a missing request
+        self.work.notify_all()  # all, because a single notified fetcher may have been woken for a missing request
         return math.inf
 
     def _wake_lane(self) -> None:
-        """Have one more lane look for work: only if there is any, since nearly always each request has its lane.
+        """Wake one fetcher if there is work. Usually no request is missing, because each request has its fetcher.
 
-        A lane looks before it waits, and wakes the next one if it has found something. So it is enough that whatever
-        makes room wakes one lane, or happens in one, which looks next: there follow as many as there is work for.
+        A fetcher looks for work before it waits, and wakes the next fetcher if it has found some. Therefore it is
+        enough to wake one fetcher when room appears. A fetcher that itself makes room needs to wake no other, because
+        it looks for work next.
         """
         if self._missing:
             self.work.notify()
@@ -203,7 +208,7 @@ class Window:
         self.arrived.notify_all()
 
     def abandon(self) -> None:
-        """Close, now if the lock is free, else soon: this thread may hold it. For finalizers."""
+        """Close now if the lock is free, otherwise soon, because this thread may hold the lock. For finalizers."""
         if self.fleet.lock.acquire(blocking=False):
             self.fleet.lock.release()
             self.close()
@@ -211,9 +216,9 @@ class Window:
             self.fleet.abandoned.append(self)
 
     def close(self) -> None:
-        """End the lanes; idempotent, blocks until they have ended. Called without the lock."""
+        """End the fetchers. Idempotent. Blocks until they have ended. Called without the lock."""
         if self._pid != os.getpid():
-            return  # a forked copy: the lanes are the parent's, and its lock may be held for ever
+            return  # a forked copy: the fetchers are the parent's, and its lock may be held for ever
         with self.fleet.lock:
             self.is_closed = True
             while self._hedges:
@@ -231,10 +236,10 @@ class Window:
             if lane is not threading.current_thread():
                 lane.join(max(0.0, deadline_s - time.monotonic()))
 
-    # Lanes
+    # Fetchers
 
     def _ensure_lane(self) -> None:
-        """Start a lane if all may be busy: one for each request in progress, and one for each second attempt."""
+        """Start a fetcher if all may be busy. Start at most one per request in flight and one per second attempt."""
         num_lanes = len(self._lanes)
         if num_lanes >= len(self._missing) + len(self._attempts):
             return
@@ -244,7 +249,7 @@ class Window:
                 return
         lane = threading.Thread(target=self._run_lane, name=f"hetero-lane-{num_lanes}", daemon=True)
         lane.start()
-        self._lanes.append(lane)  # not before: one that could not be started cannot be joined
+        self._lanes.append(lane)  # only now, because a thread that failed to start cannot be joined
 
     def _run_lane(self) -> None:
         try:
@@ -256,7 +261,7 @@ class Window:
                 self.fleet.fail(HeteroError(f"internal error while fetching batches: {error!r}"))
 
     def _take(self) -> Attempt | None:
-        """Return the hedge that was issued, or the lowest request that can be asked for now; None to leave."""
+        """Block until there is a hedge or a request to send. Return the hedge or the lowest request, None if closed."""
         with self.fleet.lock:
             while not self.is_closed:
                 attempt = self._hedges.popleft() if self._hedges else self._first_askable()
@@ -267,7 +272,7 @@ class Window:
         return None
 
     def _first_askable(self) -> Attempt | None:
-        passed: set[Agreement] = set()  # whose other requests get the same answer: there is no room, or no endpoint
+        passed: set[Agreement] = set()  # data sets whose other requests have no room, or no endpoint, either
         for item in tuple(self._missing):
             if item.agreement in passed:
                 continue
@@ -291,13 +296,14 @@ class Window:
         return self._expected_bytes(agreement, num_more=1) <= bound
 
     def _expected_bytes(self, agreement: Agreement, *, num_more: int) -> int:
-        """Return what the window will hold when everything in progress, and so many attempts more, have arrived."""
+        """Return the window's bytes when all attempts in progress, and ``num_more`` others, have arrived."""
         return self._held_bytes + (len(self._attempts) + num_more) * agreement.batch_bytes
 
     def _awaits_verdict(self, item: Item) -> bool:
-        """Tell whether one more loss could be one death too many, and it is not yet known which losses were deaths.
+        """Return whether the request must not be sent now, because one more loss could be one death too many.
 
-        If they were, or that does not become known in time, the item fails.
+        The request waits until it is known which losses were deaths. If they were, or if that does not become known in
+        time, it fails.
         """
         if not item.losses.may_be_deaths(item.request.spec):
             return False
@@ -309,7 +315,7 @@ class Window:
         return True
 
     def _lost_too_long(self, item: Item) -> HeteroError | None:
-        """Return what to raise if endpoints have been lost with it for too long."""
+        """Return the error to raise if calls for this request have been lost for too long, else None."""
         lost_s = item.losses.too_long_s(self.fleet.clock(), data_timeout_s=self.data_timeout_s)
         if lost_s is None:
             return None
@@ -317,12 +323,13 @@ class Window:
         return self.fleet.unavailable(what, lost_s, note=item.words_on_losses())
 
     def _make(self, attempt: Attempt) -> Fetched | Exception:
-        """Ask the endpoint."""
-        if attempt.is_given_up:  # before it began
+        """Fetch the batch from the attempt's endpoint. Return it, or the exception."""
+        if attempt.is_given_up:  # before the call began
             return CallFailedError(Fault.CANCELLED, "")
 
         def started(call: Any) -> None:
-            # Without the lock: others set a flag, then look for the call, this the other way round; one sees the other.
+            # Without the lock. Another thread sets a flag and then looks for the call. This thread sets the call and
+            # then looks for the flag. Therefore at least one of them sees the other.
             attempt.call = call
             if self.is_closed or attempt.is_given_up:
                 call.cancel()
@@ -335,9 +342,9 @@ class Window:
             return error
 
     def _settle(self, attempt: Attempt, outcome: Fetched | Exception) -> None:
-        """Put the outcome of an attempt where it belongs: delivery, the attempt beside it, or another one.
+        """Store the outcome of an attempt, leave the request to its other attempt, or let it be sent again.
 
-        What has room then this lane finds, which looks for work next.
+        This method wakes no fetcher for the room that it makes, because its own fetcher looks for work next.
         """
         item = attempt.item
         with self.fleet.lock:
@@ -346,7 +353,7 @@ class Window:
                 return
             if isinstance(outcome, Fetched):
                 self._answered(attempt, outcome)
-            if attempt.is_given_up:  # its end says nothing of the endpoint: it may be cancelled, or late by a hair
+            if attempt.is_given_up:  # its end says nothing about the endpoint: it was cancelled, or only slightly late
                 return
             if isinstance(outcome, Fetched):
                 self._won(attempt, outcome)
@@ -365,7 +372,7 @@ class Window:
         self.fleet.release(attempt.connection, alone_for=attempt.item if attempt.is_alone else None)
 
     def _answered(self, attempt: Attempt, fetched: Fetched) -> None:
-        """Learn from a batch about the endpoint and the data set, delivered or not."""
+        """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
         fleet, connection, now_s = self.fleet, attempt.connection, self.fleet.clock()
         fleet.hedging.observe(attempt.item.request, now_s - attempt.since_s)
         fleet.hedging.stragglers.answered(connection)
@@ -378,7 +385,10 @@ class Window:
         attempt.item.agreement.observe_size(fetched.nbytes)
 
     def _note_uncompressed(self, attempt: Attempt) -> None:
-        """Count a batch whose endpoint cannot compress; say so once per host: their machines are often set up alike."""
+        """Count a batch whose endpoint cannot compress. Log a warning once per host.
+
+        Its advice is for every host, because hosts are often set up alike.
+        """
         fleet, name = self.fleet, attempt.item.request.compression
         host = attempt.connection.record.host
         fleet.stats.uncompressed += 1
@@ -400,10 +410,14 @@ class Window:
         self.put(attempt.item.sequence, Arrived(fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes))
 
     def _is_final(self, attempt: Attempt, error: Exception) -> bool:
-        """Settle a failed attempt: the item fails, is asked for again, or has another attempt to wait for."""
+        """Settle a failed attempt: its request fails, is sent again, or waits for its other attempt.
+
+        Returns:
+            Whether the request has failed.
+        """
         item, fleet = attempt.item, self.fleet
         final = self._failed(attempt, error)
-        # What the user's code raised it raises everywhere, and a wrong token is wrong everywhere.
+        # The user's code raises the same everywhere, and a wrong token is wrong everywhere.
         if item.attempts and not isinstance(final, DatasetError | AuthenticationError):
             return False
         if final is not None:
@@ -415,7 +429,7 @@ class Window:
         return False
 
     def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
-        """Draw the conclusions from a failed attempt; return what to raise, None to ask again."""
+        """Act on a failed attempt. Return what to raise, or None to ask again."""
         fleet, item, connection = self.fleet, attempt.item, attempt.connection
         if isinstance(error, CallFailedError):
             was_first = attempt.is_lowest_of(self._unanswered())
