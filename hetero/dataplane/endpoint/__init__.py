@@ -6,8 +6,8 @@
 fork_server.py   imports the script once and forks endpoints
 script.py        the user's script as a module
 endpoint.py      one endpoint process from start to end
-service.py       what it answers
+service.py       its answers to readers
 transport.py     the connections over which it delivers batches
-compute.py       its queue and its compute thread
-faulty.py        batches that are wrong on purpose, for tests
+compute.py       its queue and its compute threads
+faulty.py        calls that fail on purpose, for tests
 """

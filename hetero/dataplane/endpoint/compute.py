@@ -1,8 +1,7 @@
-"""The one place of an endpoint that runs the user's code: a priority queue and its thread.
+"""The one place of an endpoint that runs the user's code: a priority queue and its threads.
 
-Random generators are global to a process, so real work is done one piece at a
-time. An endpoint that stands for n emulated vCPUs has n slots: each takes a
-task, does the real work when its turn comes, then waits until the stated time
+Random generators are global to a process, so real work is done one piece at a time. An endpoint that emulates n vCPUs
+has n slots. Each slot takes a task and does the real work when its turn comes. It then waits until the emulated time
 has passed since it took the task.
 """
 
@@ -25,10 +24,10 @@ class Task:
     """A piece of work in the queue. Thread-safe.
 
     Args:
-        work: Called with this task on the compute thread; polls `is_cancelled`.
-        emulated_s: How long it is to occupy its slot; 0: as long as it takes.
-        is_abandoned: Tells whether nobody waits for the result any more; asked every few milliseconds, from a few
-            after the task was queued. May make a system call.
+        work: Called with this task on the compute thread. It polls `is_cancelled`.
+        emulated_s: Seconds that the task occupies its slot, or 0 to free the slot when the work is done.
+        is_abandoned: Returns whether the requester has left. Called at most once in a few milliseconds, first a few
+            milliseconds after the task was queued. May make a system call.
     """
 
     def __init__(
@@ -37,18 +36,18 @@ class Task:
         self._work = work
         self.emulated_s = emulated_s
         self._is_abandoned = is_abandoned
-        self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # whoever queued it was there just now
+        self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # the requester was there just now
         self._cancelled = threading.Event()
         self._finished = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
 
     def cancel(self) -> None:
-        """Give the result up: the task leaves the queue, or stops where it polls; idempotent."""
+        """Give up the result. The task leaves the queue, or stops where it polls. Idempotent."""
         self._cancelled.set()
 
     def is_cancelled(self) -> bool:
-        """Tell whether the result was given up; cheap enough to be called for every sample."""
+        """Return whether the result was given up. Cheap enough to be called for every sample."""
         if self._is_abandoned is not None and not self._cancelled.is_set():
             now_s = time.monotonic()
             if now_s >= self._ask_at_s:
@@ -59,28 +58,28 @@ class Task:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether the result was known to be given up; asks nobody, unlike `is_cancelled`."""
+        """Whether the result is known to be given up. Does not call ``is_abandoned``, unlike `is_cancelled`."""
         return self._cancelled.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the task is done, at most ``timeout_s`` seconds; True if it is."""
+        """Block until the task is done, at most ``timeout_s`` seconds. Return whether it is done."""
         return self._finished.wait(timeout_s)
 
     def result(self) -> Any:
-        """Return what the work returned, or raise what it raised; only once `wait` was true."""
+        """Return what the work returned, or raise what it raised. Only after `wait` has returned True."""
         if self._error is not None:
             raise self._error
         return self._value
 
     def run(self) -> None:
-        """Do the work and keep its outcome."""
+        """Do the work and keep its result or exception."""
         try:
             self._value = self._work(self)
         except BaseException as error:  # noqa: BLE001 - a data set that calls sys.exit() must not end the thread
             self._error = error
 
     def finish(self) -> None:
-        """Wake those who wait."""
+        """Mark the task as done, which wakes the threads in `wait`."""
         self._finished.set()
 
     def wait_cancelled(self, timeout_s: float) -> None:
@@ -89,11 +88,11 @@ class Task:
 
 
 class Compute:
-    """Runs tasks, lowest priority number first, in order of arrival among equals.
+    """Runs tasks by priority, lowest number first. Tasks of equal priority run in order of arrival.
 
     Args:
-        num_slots: Tasks in progress at the same time, >= 1; more than one only for emulation.
-        clock: Monotonic seconds.
+        num_slots: Tasks in progress at the same time, >= 1. More than one only for emulation.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, num_slots: int = 1, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,7 +105,7 @@ class Compute:
         self._real_work = threading.Lock()
         self._fault = faults_at("compute")
         self.num_overruns = 0
-        """Emulated tasks whose real work, waiting for its turn included, took longer than the emulated time."""
+        """Emulated tasks whose real work took longer than the emulated time. The wait for its turn counts as work."""
         self._threads = [
             threading.Thread(target=self._serve, name=f"compute-{slot}", daemon=True) for slot in range(num_slots)
         ]
@@ -121,7 +120,7 @@ class Compute:
         emulated_s: float = 0.0,
         is_abandoned: Callable[[], bool] | None = None,
     ) -> Task:
-        """Queue a piece of work; does not block. The arguments are those of `Task`.
+        """Queue a piece of work. Does not block. The arguments are those of `Task`.
 
         Raises:
             RuntimeError: If closed.
@@ -137,12 +136,12 @@ class Compute:
 
     @property
     def num_queued(self) -> int:
-        """Tasks waiting or in progress: the load that clients see."""
+        """Tasks waiting or in progress. Clients see this number as the load."""
         with self._changed:
             return len(self._queue) + len(self._running)
 
     def close(self) -> None:
-        """Cancel what is queued or running, and end the threads after the sample in progress; idempotent."""
+        """Cancel all tasks, queued or running. The threads end after the sample in progress. Idempotent."""
         with self._changed:
             self._is_closed = True
             for task in (*self._running, *(task for _, _, task in self._queue)):
@@ -163,10 +162,10 @@ class Compute:
                 self._running.discard(task)
                 self.num_overruns += overran
             task.finish()
-            del task  # its result: while this thread waits, nobody needs it
+            del task  # frees its result, which this thread must not hold while it waits
 
     def _run(self, task: Task) -> bool:
-        """Run one task in its slot; return whether its real work overran the emulated time."""
+        """Run one task in its slot. Return whether its real work overran the emulated time."""
         taken_s = self._clock()
         if not task.is_cancelled():
             with self._real_work:

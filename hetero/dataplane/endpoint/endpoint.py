@@ -1,8 +1,8 @@
-"""One preprocessing process: one gRPC server and one delivery on ports of their own, one compute thread.
+"""One preprocessing process: a gRPC server and a `Delivery`, each on its own port, and compute threads.
 
-Started by `hetero.dataplane.endpoint.fork_server`: forked from a process that has imported the
-script, or, where forking is not safe, as a fresh process that imports it here.
-Ends on SIGTERM: stops accepting, finishes what is in flight within the grace.
+`hetero.dataplane.endpoint.fork_server` starts it. Usually it is forked from a process that has imported the script.
+Where forking is not safe, it is a fresh process that imports the script here. On SIGTERM it accepts no more requests,
+finishes those in progress within the grace, and ends.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ __all__ = ["EndpointOptions", "main", "run_endpoint"]
 _REPORT_INTERVAL_S = 1.0
 _EVENT_TIMEOUT_S = 5.0
 _MAX_CALLS = 1024
-"""Each holds a thread, that of a rank which attends for as long as it does."""
+"""Bound of concurrent gRPC calls. Each call holds a thread. A rank's Attend call holds one while the rank attends."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointOptions:
-    """What an endpoint is told at its start."""
+    """The settings of an endpoint."""
 
     host: str
     index: int
-    """Among the endpoints of its host."""
+    """Number of this endpoint on its host, from 0."""
     num_endpoints: int
-    """Of its host."""
+    """Number of endpoints on this host."""
     address: str
     """This host's numeric address."""
     incarnation: str
     job_id: str
     tls_dir: str | None = None
-    """Folder with this host's certificate; None: plaintext."""
+    """Folder with this host's certificate, None for plaintext."""
     num_slots: int = 1
     sample_time_s: float = 0.0
     max_batch_bytes: int = Limits().max_batch_bytes
     grace_s: float = 5.0
-    """For calls in flight when it is told to end."""
+    """Seconds for requests in progress when the endpoint is asked to end."""
     script: str = ""
     is_module: bool = False
     script_args: tuple[str, ...] = ()
@@ -76,16 +76,16 @@ class EndpointOptions:
 
     @property
     def name(self) -> str:
-        """Id in the directory: ``algo-1/0``."""
+        """Id in the directory, for example ``algo-1/0``."""
         return f"{self.host}/{self.index}"
 
 
 class Endpoint:
-    """The server and what it needs; a context manager.
+    """The servers of an endpoint and what they need. Context manager.
 
     Args:
-        options: See `EndpointOptions`.
-        on_build: Called when the building of a data set begins (False), and has ended (True).
+        options: The endpoint's settings.
+        on_build: Called with False when the building of a data set begins, and with True when it has ended.
 
     Raises:
         AuthenticationError: The token file or the certificate cannot be used.
@@ -95,8 +95,9 @@ class Endpoint:
     def __init__(self, options: EndpointOptions, on_build: Callable[[bool], None] = lambda has_ended: None) -> None:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
-        # Each request in work holds a batch. All ranks together have about two per slot on their way; beyond this bound
-        # they are told to come back, instead of queueing unseen.
+        # Each request in progress holds a batch. All ranks together have about two requests per slot in flight.
+        # Requests beyond this bound are refused as `Refusal.BUSY`, because readers would not see requests that wait in
+        # a queue.
         max_requests = 64 + 4 * options.num_slots
         self._options = options
         self._compute = Compute(options.num_slots)
@@ -137,14 +138,14 @@ class Endpoint:
         self.stop(0.0)
 
     def stop(self, grace_s: float) -> None:
-        """Take no new requests, give those in progress ``grace_s`` seconds, end; idempotent."""
+        """Accept no new requests, give those in progress ``grace_s`` seconds, and end. Idempotent."""
         self._health.set_serving(False)
         self._service.delivery.stop(grace_s)
         self._server.stop(0.0).wait(1.0)
         self._compute.close()
 
     def statistics(self) -> EndpointStatistics:
-        """Return the counters; blocks if the service is stuck, so that an answer is a sign of life."""
+        """Return the counters. Blocks if the service is stuck, so an answer is a sign of life."""
         self._service.show_life()
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
@@ -154,11 +155,11 @@ class Endpoint:
 
 
 def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
-    """Serve until SIGTERM; blocks the main thread.
+    """Serve until SIGTERM. Blocks the main thread.
 
     Args:
-        options: See `EndpointOptions`; the script has been imported.
-        reports: To the pool: ``ready``, ``statistics`` and ``failed`` events.
+        options: The endpoint's settings. The script has been imported.
+        reports: Socket to the pool for ``ready``, ``build``, ``statistics`` and ``failed`` events.
 
     Returns:
         The exit status.
@@ -181,14 +182,14 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
         with endpoint:
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
             while signal.SIGTERM not in signals.wait(_REPORT_INTERVAL_S):
-                report("statistics", dataclasses.asdict(endpoint.statistics()))  # and a beat, see `beats`
+                report("statistics", dataclasses.asdict(endpoint.statistics()))  # also a beat: see `pool.liveness`
             endpoint.stop(options.grace_s)
             report("statistics", dataclasses.asdict(endpoint.statistics()))
     return int(ExitCode.OK)
 
 
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:
-    """Send one event to the pool; a pool that is gone or does not read is no reason to stop serving."""
+    """Send one event to the pool. If the pool is gone or does not read, the endpoint goes on serving."""
     message = json.dumps({"event": event, **facts}).encode()
     deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
     while time.monotonic() < deadline_s:
@@ -197,29 +198,29 @@ def send_event(reports: socket.socket, event: str, **facts: object) -> None:
             return
         except BlockingIOError:
             if event == "statistics":
-                return  # the next one says more
+                return  # the next one is newer
             select.select([], [reports], [], _EVENT_TIMEOUT_S)
         except OSError:
             return
 
 
 def report_failure(reports: socket.socket, error: HeteroError) -> None:
-    """Tell the pool why this process cannot go on."""
+    """Report to the pool why this process cannot go on."""
     child = dataclasses.asdict(error.record) if isinstance(error.record, ChildFailure) else None
     send_event(reports, "failed", kind=type(error).__name__, message=str(error)[:32_768], child=child)
 
 
 def configure_process(level: str) -> None:
-    """Set up logging to stderr, stack dumps on SIGUSR1, and no reaction to the terminal's Ctrl-C."""
+    """Set up logging to stderr and stack dumps on SIGUSR1, and ignore the terminal's Ctrl-C."""
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    # The launcher decides what Ctrl-C means; it reaches the whole foreground group.
+    # Ctrl-C reaches the whole foreground group. The launcher decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -> None:
-    """End this process without the parent's exit handlers and without waiting for threads."""
+    """End this process. Run none of the parent's exit handlers, and wait for no threads."""
     flush()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -230,7 +231,7 @@ def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -
 
 
 def main() -> None:
-    """Run as a fresh process: options as JSON on stdin, the pool's socket as the descriptor in ``argv[1]``."""
+    """Run as a fresh process. stdin has the options as JSON, ``argv[1]`` is the descriptor of the pool's socket."""
     given = json.load(sys.stdin)
     die_with_parent(given.pop("parent_pid"))
     options = EndpointOptions(**{**given, "script_args": tuple(given["script_args"])})

@@ -1,4 +1,4 @@
-"""gRPC calls of an endpoint that go wrong on purpose, if faults are set: see `hetero.system.fault_injection`."""
+"""gRPC calls of an endpoint that fail on purpose, if faults are set: see `hetero.system.fault_injection`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SITES = ("Prepare", "Describe", "Attend")
 
 
 def faulty_calls() -> list[Any]:
-    """Return an interceptor if calls are to go wrong in this process; put it behind the one that checks tokens.
+    """Return an interceptor if calls are to fail in this process. Put it behind the one that checks tokens.
 
     Raises:
         ConfigError: If `HETERO_FAULTS` is malformed.
@@ -30,7 +30,7 @@ class _FaultyCalls(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._strikes = strikes
 
     def intercept_service(self, continuation: Callable[..., Any], handler_call_details: Any) -> Any:
-        """Wrap the handlers of sites where something is to go wrong."""
+        """Wrap the handlers of the calls that are to fail."""
         handler = continuation(handler_call_details)
         strike = self._strikes.get(handler_call_details.method.rpartition("/")[2])
         if handler is None or strike is None:

@@ -1,14 +1,12 @@
-"""One per data host: imports the script once, then makes endpoints of itself by forking.
+"""The fork server: one process per data host that imports the script once and forks endpoints.
 
-Memory of the script and its libraries is shared that way, and an endpoint
-starts in milliseconds. No channel, CUDA context or TensorFlow runtime exists in
-here; where the script's import made one, or threads, endpoints are started as
-fresh processes instead.
+Forked endpoints share the memory of the script and its libraries, and start in milliseconds. The fork server itself
+makes no gRPC channel, CUDA context or TensorFlow runtime. If the script's import started threads, imported TensorFlow
+or initialised CUDA, endpoints start as fresh processes instead.
 
-Run by `hetero.dataplane.pool.pool` as ``python -m hetero.dataplane.endpoint.fork_server FD``. FD is
-a packet socket: the first packet is the configuration, then come commands;
-events go back, from here and from the endpoints alike. It ends with the pool,
-and the endpoints end with it (parent-death signals).
+`hetero.dataplane.pool.pool` runs it as ``python -m hetero.dataplane.endpoint.fork_server FD``. FD is a packet socket.
+The first packet is the configuration, and commands follow. The fork server and the endpoints send events back over it.
+The fork server ends with the pool, and the endpoints end with the fork server (parent-death signals).
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from hetero.system.process import SignalWaiter, die_with_parent
 __all__ = ["MAX_PACKET_BYTES", "main"]
 
 MAX_PACKET_BYTES = 128 * 1024
-"""One command or event; below the kernel's bound for one packet."""
+"""Bound of one command or event, below the kernel's bound for one packet."""
 
 _IDLE_S = 5.0
 _DESCRIPTOR = struct.Struct("i")
@@ -58,10 +56,10 @@ class _Child:
         self.index = index
         self.incarnation = incarnation
         self.pid = pid
-        self._process = process  # kept, so that only one place reaps it
+        self._process = process  # kept, because only one place may reap it
 
     def poll(self) -> int | None:
-        """Return the exit status as `subprocess` gives it, or None while the process lives."""
+        """Return the exit status as `subprocess` gives it, None while the process lives."""
         if self._process is not None:
             return self._process.poll()
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -79,10 +77,10 @@ class _Forker:
             logger.info("endpoints start as fresh processes: %s", self._reason)
 
     def serve(self) -> int:
-        """Follow commands until told to stop or the pool is gone; return the exit status."""
+        """Execute commands until told to stop or until the pool is gone. Return the exit status."""
         if not self._reason:
             gc.collect()
-            gc.freeze()  # the collector of the children leaves what they inherit untouched, so that it stays shared
+            gc.freeze()  # the children's garbage collector leaves inherited objects untouched, so they stay shared
         send_event(self._pool, "loaded", mode="fresh" if self._reason else "fork")
         while True:
             arrived = self._signals.wait(_IDLE_S, descriptors=(self._pool.fileno(),))
@@ -102,7 +100,7 @@ class _Forker:
 
     def _receive(self) -> tuple[str, dict[str, Any], list[int]] | None:
         try:
-            # Not socket.recv_fds, which takes flags and leaves them out: it would block until the next command.
+            # Not socket.recv_fds: it accepts flags but ignores them, so it would block until the next command.
             packet, ancillary, _, _ = self._pool.recvmsg(
                 MAX_PACKET_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_DONTWAIT
             )
@@ -166,7 +164,7 @@ class _Forker:
                 send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
 
     def _stop(self, grace_s: float) -> int:
-        """End every endpoint: SIGTERM, the grace, SIGKILL."""
+        """End every endpoint: SIGTERM, the grace, SIGKILL. Without a grace, SIGKILL at once."""
         for child in self._children:
             os.kill(child.pid, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
         deadline_s = time.monotonic() + grace_s
@@ -182,7 +180,7 @@ class _Forker:
 
 
 def _why_not_fork() -> str:
-    """Say why this process must not fork endpoints; empty if it may."""
+    """Return why this process must not fork endpoints, empty if it may fork."""
     if threading.active_count() > 1:
         names = ", ".join(sorted(thread.name for thread in threading.enumerate() if thread.name != "MainThread"))
         return f"importing the script started threads ({names})"
@@ -195,7 +193,7 @@ def _why_not_fork() -> str:
 
 
 def main() -> None:
-    """Run the forker; see the module's text."""
+    """Run the fork server. See the module's docstring."""
     pool = socket.socket(fileno=int(sys.argv[1]))
     configuration = json.loads(pool.recv(MAX_PACKET_BYTES))
     die_with_parent(configuration.pop("parent_pid"))
@@ -204,7 +202,7 @@ def main() -> None:
     keep_freed_memory()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
-        # The script may have set up logging or signals of its own.
+        # The script may have set up logging or signals.
         configure_process(base.log_level)
         with SignalWaiter((signal.SIGTERM, signal.SIGCHLD)) as signals:
             status = _Forker(pool, base, signals).serve()

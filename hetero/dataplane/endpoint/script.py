@@ -1,4 +1,4 @@
-"""The user's script on a data host: imported once, under a name that is not ``__main__``."""
+"""The user's script on a data host. It is imported once, under a name that is not ``__main__``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetero.system.scripts import find_script
 __all__ = ["SCRIPT_MODULE", "load_script"]
 
 SCRIPT_MODULE = "__hetero_script__"
-"""Name of the script's module on endpoints: its ``if __name__ == "__main__"`` block must not run there."""
+"""Name of the script's module on endpoints, because its ``if __name__ == "__main__"`` block must not run there."""
 
 _MAX_TRACEBACK_LINES = 40
 _ADVICE = (
@@ -28,21 +28,22 @@ _ADVICE = (
 
 
 def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: bool = False) -> None:
-    """Import the user's script so that its data sets are registered.
+    """Import the user's script, which registers its data sets.
 
-    The script sees what it would see if it were run: its command line in ``sys.argv``, and first in ``sys.path`` its
-    own folder. A module sees the current folder there, and its package, so that relative imports work.
+    The script finds what it would find if it were run: its command line in ``sys.argv`` and its own folder first in
+    ``sys.path``. A module finds the current folder there instead. It also has its package, so relative imports work.
 
     Args:
-        script: Its path, or the name of a module.
-        arguments: Its command line after the name.
-        host: Named in errors.
-        is_module: Whether it is the name of a module.
+        script: Path of the script, or the name of a module.
+        arguments: The script's command line after its name.
+        host: This host's name, for errors.
+        is_module: Whether ``script`` is the name of a module.
 
     Raises:
-        ConfigError: It does not exist, registers no data set, or registers one wrongly.
-        ChildFailedError: It raises anything else, with the end of the traceback.
+        ConfigError: The script does not exist, registers no data set, or registers one wrongly.
+        ChildFailedError: The script raises anything else. The error has the end of the traceback.
     """
+    # Set up what the script expects to find when it is run.
     path = str(find_script(script, is_module=is_module, host=host))
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path.cwd() if is_module else Path(path).resolve().parent)
@@ -56,7 +57,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
     try:
         if is_module:
             _join_package(module, script)
-        loader.exec_module(module)  # allowed: the user's own script
+        loader.exec_module(module)  # executing it is allowed, because it is the user's own script
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         failure = ChildFailure(
@@ -79,7 +80,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
 
 
 def _join_package(module: ModuleType, name: str) -> None:
-    """Import the packages that hold a module, and make the module one of theirs: what ``python -m`` does."""
+    """Import the packages that contain a module, and make the module part of them, as ``python -m`` does."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")

@@ -1,8 +1,7 @@
-"""What an endpoint answers: Prepare, Describe and Attend over gRPC, requests for batches on connections of their own.
+"""The answers of an endpoint: Prepare, Describe and Attend over gRPC, batches over separate connections.
 
-Handler threads parse, wait and send; the user's code runs in `Compute` alone.
-While one batch is being sent, the next one is computed. Waits are bounded and
-watch the caller, so that one who leaves frees the thread.
+Handler threads parse, wait and send. Only `Compute` runs the user's code. While a handler thread sends one batch,
+`Compute` computes the next. Waits are bounded and check whether the caller has left, which frees the thread.
 """
 
 from __future__ import annotations
@@ -52,28 +51,28 @@ DATA_POLICIES: Mapping[str, Policy] = {
 }
 
 MAX_DATASETS = 64
-"""Different specifications that one endpoint keeps built."""
+"""Bound of the different specifications that one endpoint keeps built."""
 
 _POLL_S = 0.5
-_FIRST = -1  # ahead of every step
+_FIRST = -1  # a priority ahead of all steps
 _Message = TypeVar("_Message", bound=Message)
 
 logger = logging.getLogger(__name__)
 
 
 class _UnpreparedError(Exception):
-    """The data set is not built here: after a restart, say. The reader prepares and asks again."""
+    """The data set is not built here, after a restart for example. The reader prepares it and asks again."""
 
 
 class _Served:
-    """One data set of this endpoint: its building, and then itself."""
+    """One data set of this endpoint: the task that builds it, and then the data set."""
 
     def __init__(self) -> None:
         self.build: Task | None = None
         self.built: BuiltDataset | None = None
         self.description: Task | None = None
         self.globals: dict[str, str] = {}
-        """Digests of the globals that its code reads, before any of it ran here."""
+        """Digests of the globals that its code reads, taken before any of that code ran here."""
 
 
 class DataService:
@@ -81,18 +80,19 @@ class DataService:
 
     Args:
         compute: Runs the user's code.
-        address: Numeric, for the connections that carry batches.
-        max_requests: In work at the same time.
-        name: Of this endpoint, for the user's errors: ``algo-1/0``.
-        worker_index: Of this endpoint among its host's.
+        address: Numeric address for the connections that carry batches.
+        max_requests: Bound of the requests in progress at the same time.
+        name: Name of this endpoint, for the user's errors: ``algo-1/0``.
+        worker_index: Number of this endpoint on its host, from 0.
         num_workers: Endpoints of this host.
-        sample_time_s: Emulated time per sample; 0: real time only.
+        sample_time_s: Emulated seconds per sample, 0 for real time only.
         limits: Bounds of what is sent and accepted.
-        on_build: Called on the compute thread when the building of a data set begins (False), and has ended (True).
-        tls: Of this host; None for a job in plaintext.
+        on_build: Called on the compute thread, with False when the building of a data set begins and with True when it
+            has ended.
+        tls: This host's TLS, None for a job in plaintext.
 
     Raises:
-        PortError, OSError: As `Delivery`.
+        PortError, OSError: As for `Delivery`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class DataService:
         self.delivery = Delivery(address, self._answer, max_requests=max_requests, tls=tls)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return the service for ``grpc.server``; messages stay bytes, so that parsing errors are ours."""
+        """Return the service for ``grpc.server``. Messages stay bytes, so this side handles parsing errors."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -132,7 +132,7 @@ class DataService:
         )
 
     def show_life(self) -> None:
-        """Take and release the lock: returns only in a service that is not stuck."""
+        """Take and release the lock. Returns only if the service is not stuck."""
         with self._lock:
             pass
 
@@ -151,10 +151,10 @@ class DataService:
         return reply.SerializeToString()
 
     def _start_build(self, spec: DatasetSpec) -> Task:
-        """Return the task that builds a data set, queued, running or done; concurrent calls share one.
+        """Return the task that builds a data set, which is queued, running or done. Concurrent calls share one task.
 
         Raises:
-            DatasetError: If this endpoint holds as many as it can.
+            DatasetError: This endpoint already holds `MAX_DATASETS` data sets.
         """
         with self._lock:
             served = self._served.get(spec)
@@ -181,7 +181,7 @@ class DataService:
             limit_threads()  # the factory may have imported torch or OpenCV just now
         except BaseException as error:
             with self._lock:
-                del self._served[spec]  # the next Prepare tries again: a mount may have been late
+                del self._served[spec]  # the next Prepare tries again, because a mount may have been late
             if isinstance(error, DatasetError):
                 raise
             raise dataset_error(error, dataset=spec.name, host=self._name, stage="build") from error
@@ -239,7 +239,7 @@ class DataService:
     # Batches
 
     def _answer(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | bytes | None:
-        """Answer one request; None if whoever asked has left. Raises nothing."""
+        """Answer one request. Return None if the requester has left. Raises nothing."""
         try:
             return self._fetch(data, has_left)
         except DatasetError as error:
@@ -274,8 +274,8 @@ class DataService:
         if not isinstance(found, framing.EncodedBatch):
             batch, skips = found
             found = self._encode(batch, request, data, limits, skips, copy=False)
-        # Without the package the batch travels as it is, and says so: the reader warns. Every batch is the same
-        # either way, and a job that runs slower than it could is worth more than one that does not.
+        # Without the package the batch is sent uncompressed. The answer says this, and the reader warns. Every batch is
+        # the same either way, and a job that runs slower than it could is better than a job that does not run.
         if request.compression is not None and is_installed(request.compression):
             found.compress(request.compression)
         return found
@@ -283,20 +283,20 @@ class DataService:
     def _compute_batch(
         self, built: BuiltDataset, request: BatchRequest, data: bytes, limits: Limits, task: Task
     ) -> framing.EncodedBatch | tuple[Any, Skips | None]:
-        """Return the batch encoded; or, if nobody will write to its memory, as it is, and what was skipped."""
+        """Return the encoded batch. If its memory is new, return the batch and its skips, to be encoded elsewhere."""
         told: list[Skips] = []
         try:
             batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled, on_skips=told.append)
             skips = told[0] if told else None
-            # A handler thread can encode and send from new memory while the next batch is computed. What the user's own
-            # code returns may be a buffer that it fills again for the next batch.
+            # A handler thread can encode and send new memory while the next batch is computed. But the user's own code
+            # may return a buffer that it fills again for the next batch.
             if built.makes_new_memory(collate=request.collate):
                 return batch, skips
             return self._encode(batch, request, data, limits, skips, copy=True)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
-            # sys.exit() in a transform, say: the user's failure, and no reason to end the endpoint.
+            # For example sys.exit() in a transform. It is the user's failure, and must not end the endpoint.
             raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
 
     def _encode(
@@ -309,10 +309,10 @@ class DataService:
         *,
         copy: bool,
     ) -> framing.EncodedBatch:
-        """Return the batch as the answer to a request, which came as ``data``.
+        """Return the batch as the answer to a request, whose bytes are ``data``.
 
         Raises:
-            DatasetError: If it holds an object that cannot travel, or is too large.
+            DatasetError: The batch holds an object that cannot be sent, or is too large.
         """
         try:
             return framing.EncodedBatch(
@@ -327,7 +327,7 @@ class DataService:
             failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
             raise failed from error
 
-    # The one place where this side's exceptions become statuses
+    # The only place that turns this side's exceptions into gRPC statuses
 
     def _guarded(self, method: Callable[..., bytes]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         def guarded(data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -351,14 +351,14 @@ class DataService:
 
     def _translate(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
         if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
-            raise error  # an abort of our own, or nobody is there to tell
+            raise error  # it is the abort of a handler, or the caller has left
         if isinstance(error, ProtocolError | ConfigError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, _one_line(error))
         context.abort(grpc.StatusCode.INTERNAL, self._log_incident(error))
         raise AssertionError("abort raises")
 
     def _log_incident(self, error: BaseException) -> str:
-        """Log what nobody expected; return what the other side may know of it."""
+        """Log an unexpected error. Return the text that the other side may see."""
         incident = secrets.token_hex(4)
         logger.error("internal error %s", incident, exc_info=error)
         return f"internal error {incident}, see the log of {self._name}"
@@ -369,7 +369,7 @@ def _record(error: DatasetError) -> SampleFailure:
 
 
 def _wait(task: Task, has_left: Callable[[], bool]) -> bool:
-    """Block until the task is done; False if the caller left first."""
+    """Block until the task is done. Return False if the caller left first."""
     while not task.wait(_POLL_S):
         if has_left():
             return False
@@ -380,7 +380,7 @@ def _parse(kind: type[_Message], data: bytes) -> _Message:
     """Return the message.
 
     Raises:
-        ProtocolError: These are other bytes, or it is of another protocol.
+        ProtocolError: The bytes are no such message, or of another protocol version.
     """
     message = parse(kind, data)
     protocol = message.protocol  # type: ignore[attr-defined]

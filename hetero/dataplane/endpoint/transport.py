@@ -1,10 +1,10 @@
 """The connections over which an endpoint delivers batches.
 
-One thread accepts, and hears out whoever connects: a connection that does not show a valid ticket at
-once is closed, without ever having had a thread. Handshakes of TLS go on in it as their bytes arrive, about a
-millisecond of work each: who stops in the middle of one holds up nobody. Each admitted connection has a thread,
-which reads a request, has it answered, sends, and reads the next. Tickets live as long as their reader attends
-(`hetero.dataplane.endpoint.service`).
+One thread accepts connections and reads the first bytes of each. A connection whose first bytes hold no valid ticket is
+closed without ever having a thread. TLS handshakes proceed in the accepting thread as their bytes arrive, with about a
+millisecond of work each. A peer that stops in the middle of a handshake delays no other. Each admitted connection has a
+thread. It reads a request, has it answered, sends the answer, and reads the next request. A ticket is valid while its
+reader attends (`hetero.dataplane.endpoint.service`).
 """
 
 from __future__ import annotations
@@ -32,31 +32,34 @@ from hetero.wire.tls_streams import TlsStream
 __all__ = ["GREETING", "TICKET_BYTES", "Delivery"]
 
 GREETING = b"hetero"
-"""Precedes the ticket."""
+"""First bytes of a connection, before the ticket."""
 TICKET_BYTES = 32
 
 _HELLO_BYTES = len(GREETING) + TICKET_BYTES
-_HELLO_TIMEOUT_S = 5.0  # for TLS, too
-_TLS_BYTES = 2**14  # of a handshake, at once
+_HELLO_TIMEOUT_S = 5.0  # includes the TLS handshake
+_TLS_BYTES = 2**14  # read of a handshake at once
 _MAX_STRANGERS = 128
-_MAX_CONNECTIONS = 1024  # each has a thread, also while its reader wants nothing: readers keep few that are idle
-_TURN_AWAY_S = 5.0  # for a connection beyond them to ask, and hear that it has to come back
-_TURN_AWAY_BYTES = 2**20  # who asks for more finds the connection closed
-_ACCEPT_AGAIN_S = 0.05  # nothing tells when a descriptor is free again
+_MAX_CONNECTIONS = 1024  # each has a thread, even while it is idle, but readers keep few idle connections
+_TURN_AWAY_S = 5.0  # for a connection beyond them to send a request, and to receive the refusal
+_TURN_AWAY_BYTES = 2**20  # a longer request finds the connection closed
+_ACCEPT_AGAIN_S = 0.05  # no event tells when a descriptor becomes free
 _LOG_INTERVAL_S = 10.0
 _POLL_S = 0.5
 
 Answerer: TypeAlias = Callable[[bytes, Callable[[], bool]], EncodedBatch | bytes | None]
-"""Given a request, and how to ask whether its sender has left: a batch, another answer, or None for the latter."""
+"""Called with a request, and with a function that returns whether its sender has left.
+
+It returns a batch, another answer, or None if the sender has left.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class _Hello:
-    """What a stranger has said, and until when it has time for the rest.
+    """The bytes that an unauthenticated peer has sent, and the deadline for the rest.
 
     Args:
-        session: TLS of the connection; None: plaintext.
+        session: TLS of the connection, None for plaintext.
     """
 
     def __init__(self, session: TlsSession | None) -> None:
@@ -66,10 +69,10 @@ class _Hello:
         self.deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
 
     def receive(self, stranger: socket.socket) -> bytes | None:
-        """Return what it says now; None if that is nothing yet, b"" if it has left. Does not block.
+        """Return the bytes that have arrived, None if there are none yet, b"" if the peer has left. Does not block.
 
         Raises:
-            TlsError: It fails a check.
+            TlsError: The peer fails a check.
         """
         wanted = _HELLO_BYTES - len(self.said)
         try:
@@ -90,10 +93,10 @@ class _Hello:
             self._is_open = self._is_open or session.shake_hands()
             if self._is_open:
                 size = session.decrypt(memoryview(said))
-        finally:  # where it fails, this says why
+        finally:  # after a failure, this tells the peer the reason
             answer = session.outgoing()
             if answer:
-                with contextlib.suppress(OSError):  # a few KB: there is room for them where somebody reads
+                with contextlib.suppress(OSError):  # a few KB, which fit into the buffer unless the peer does not read
                     stranger.send(answer, socket.MSG_NOSIGNAL)
         return bytes(said[:size])
 
@@ -103,7 +106,7 @@ class _Hello:
 
 
 class _RareWarning:
-    """Logs at most once in 10 s. For one thread."""
+    """Logs a warning at most once in 10 s. For one thread."""
 
     def __init__(self) -> None:
         self._next_s = -math.inf
@@ -119,15 +122,15 @@ class Delivery:
     """Accepts connections from `start` to the end of `stop`. Thread-safe.
 
     Args:
-        address: Numeric; its port is free choice.
-        answer: Called in the thread of a connection; raises nothing.
-        max_requests: In work at the same time; beyond that they are refused as `Refusal.BUSY`. Connections that are
-            idle do not count here, but do among the 1,024 that may be open.
-        tls: Of this host: readers must show a certificate of the job before anything else. None: plaintext.
+        address: Numeric address to bind. The system chooses the port.
+        answer: Called in the thread of a connection. Raises nothing.
+        max_requests: Bound of the requests in progress at the same time. Further requests are refused as
+            `Refusal.BUSY`. Idle connections do not count here, but they count among the 1,024 that may be open.
+        tls: This host's TLS. Readers must show a certificate of the job before anything else. None: plaintext.
 
     Raises:
         PortError: The address cannot be bound.
-        OSError: Descriptors ran out.
+        OSError: No descriptors are left.
     """
 
     def __init__(self, address: str, answer: Answerer, *, max_requests: int, tls: Tls | None = None) -> None:
@@ -140,7 +143,7 @@ class Delivery:
         self._num_busy = 0
         self._is_draining = False
         self.is_stopped = False
-        """Whether nothing more is delivered."""
+        """Whether the delivery has ended for good."""
         self._strangers: dict[socket.socket, _Hello] = {}
         self._fetch_fault, self._send_fault = faults_at("Fetch"), faults_at("send")
         self._warn_of_turned_out, self._warn_of_failed = _RareWarning(), _RareWarning()
@@ -150,33 +153,33 @@ class Delivery:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self.port: int = self._listener.getsockname()[1]
         self.num_batches = 0
-        """Batches sent completely."""
+        """Batches that were sent completely."""
         self.num_turned_out = 0
-        """Connections that showed no ticket of this job."""
+        """Connections rejected because they failed TLS or showed no valid ticket of this job."""
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start to accept connections."""
         threading.Thread(target=self._accept, name="delivery", daemon=True).start()
 
     def admit(self) -> bytes:
-        """Return a new ticket."""
+        """Make a ticket and return it."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         with self._changed:
             self._tickets[ticket] = set()
         return ticket
 
     def dismiss(self, ticket: bytes) -> None:
-        """End a ticket and the connections that it opened."""
+        """End a ticket, and the connections that used it."""
         with self._changed:
             streams = self._tickets.pop(ticket, set())
         for stream in streams:
             stream.shut_down()
 
     def stop(self, grace_s: float) -> None:
-        """Give answers in progress ``grace_s`` seconds, end; idempotent, blocks.
+        """Give answers in progress ``grace_s`` seconds, then end. Idempotent. Blocks.
 
-        Meanwhile whoever asks, on an old connection or a new one, is told to come back: the end of a connection would
-        look like that of the endpoint, and readers would give up the answers they wait for.
+        Meanwhile all requests, on old and new connections, are refused as `Refusal.BUSY`. If the connections were
+        closed instead, the readers would take the endpoint for dead, and would give up the answers that they wait for.
         """
         with self._changed:
             self._is_draining = True
@@ -184,11 +187,11 @@ class Delivery:
             self.is_stopped = True
             tickets = list(self._tickets)
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         for ticket in tickets:
             self.dismiss(ticket)
 
-    # Strangers
+    # Unauthenticated peers
 
     def _accept(self) -> None:
         with contextlib.closing(self._listener), self._selector:
@@ -196,7 +199,7 @@ class Delivery:
                 for key, _ in self._selector.select(_POLL_S):
                     if key.fileobj is self._listener:
                         self._take_stranger()
-                    elif key.fileobj in self._strangers:  # not if it had to make room in this turn
+                    elif key.fileobj in self._strangers:  # it may have been closed in this turn to make room
                         with self._at_its_own_risk(key.fileobj):
                             self._hear_out(key.fileobj)
                 now_s = time.monotonic()
@@ -208,7 +211,7 @@ class Delivery:
     def _take_stranger(self) -> None:
         try:
             stranger, _ = self._listener.accept()
-        except OSError as error:  # the peer has gone again, or descriptors ran out: then it stays readable
+        except OSError as error:  # the peer has left, or no descriptors are left: then the listener stays readable
             if not self.is_stopped:
                 self._warn_of_failed("cannot accept connections of readers: %s", error)
             time.sleep(_ACCEPT_AGAIN_S)
@@ -219,14 +222,14 @@ class Delivery:
             self._strangers[stranger] = _Hello(None if self._tls is None else self._tls.server_session())
             stranger.setblocking(False)
             self._selector.register(stranger, selectors.EVENT_READ)
-            self._hear_out(stranger)  # nearly always it is there already
+            self._hear_out(stranger)  # nearly always the bytes have arrived already
 
     @contextlib.contextmanager
     def _at_its_own_risk(self, stranger: socket.socket) -> Iterator[None]:
-        """Whatever fails costs this stranger its connection, and the thread that accepts goes on."""
+        """Close the peer's connection if the body fails. The accepting thread goes on."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - memory that ran out, say
+        except Exception as error:  # noqa: BLE001 - for example when memory runs out
             self._warn_of_failed("a connection was closed: %r", error)
             self._turn_out(stranger)
 
@@ -250,7 +253,7 @@ class Delivery:
             return
         if is_complete or hello.is_wrong:
             self.num_turned_out += 1
-            # Nothing of what it said is logged: those are the stranger's words.
+            # Log none of the bytes that the peer sent, because it chose them.
             self._warn_of_turned_out(
                 "turned out a connection without a ticket of this job (%d so far)", self.num_turned_out
             )
@@ -258,25 +261,25 @@ class Delivery:
 
     def _forget(self, stranger: socket.socket) -> None:
         if self._strangers.pop(stranger, None) is not None:
-            with contextlib.suppress(KeyError):  # registering it may be what failed
+            with contextlib.suppress(KeyError):  # perhaps it was never registered
                 self._selector.unregister(stranger)
 
     def _turn_out(self, stranger: socket.socket) -> None:
         self._forget(stranger)
         with contextlib.suppress(OSError):
-            stranger.shutdown(socket.SHUT_RDWR)  # a process that the data set forked may have a copy
+            stranger.shutdown(socket.SHUT_RDWR)  # a process that the data set forked may hold a copy
         stranger.close()
 
     # Admitted connections
 
     def _admit_stream(self, stranger: socket.socket, hello: _Hello) -> bool:
-        """Give a connection with a valid ticket a thread; False if it has none."""
+        """Start a thread for a connection with a valid ticket. Return False if the ticket is not valid."""
         shown = hello.said[len(GREETING) :]
         with self._changed:
             ticket = next((known for known in self._tickets if hmac.compare_digest(known, shown)), None)
             if ticket is None:
                 return False
-            # Not before: it takes memory.
+            # Only now, because it takes memory.
             stream = Stream(stranger) if hello.session is None else TlsStream(stranger, hello.session)
             is_full = self._num_connections >= _MAX_CONNECTIONS
             self._num_connections += 1
@@ -284,7 +287,7 @@ class Delivery:
         thread = threading.Thread(target=self._serve, args=(stream, ticket, is_full), name="connection", daemon=True)
         try:
             thread.start()
-        except BaseException:  # the host has no more threads, say
+        except BaseException:  # for example when the host has no more threads
             self._retire(stream, ticket)
             raise
         return True
@@ -292,7 +295,7 @@ class Delivery:
     def _serve(self, stream: Stream, ticket: bytes, is_full: bool) -> None:
         try:
             if is_full:
-                # Closing before would look like a failed connection.
+                # Closing at once would look like a failed connection.
                 deadline_s = time.monotonic() + _TURN_AWAY_S
                 asked = stream.receive_message(_TURN_AWAY_BYTES, deadline_s=deadline_s) or b""
                 why_not = f"{_MAX_CONNECTIONS} connections are open already"
@@ -312,7 +315,7 @@ class Delivery:
         stream.close()
 
     def _serve_one(self, stream: Stream) -> bool:
-        """Answer one request; False if the connection is of no use any more."""
+        """Answer one request. Return False if the connection cannot be used again."""
         try:
             request = stream.receive_message(MAX_FETCH_BYTES)
         except ProtocolError as error:
@@ -322,6 +325,7 @@ class Delivery:
             return False
         if self._fetch_fault is not None and not self._survives(self._fetch_fault, stream, request):
             return False
+        # Count the request as in progress, or refuse it.
         with self._changed:
             why_not = ""
             if self._is_draining:
@@ -350,20 +354,20 @@ class Delivery:
                 self._num_busy -= 1
                 self._changed.notify_all()
 
-    # Faults on purpose
+    # Faults for tests
 
     def _survives(self, strike: Strike, stream: Stream, request: bytes) -> bool:
-        """Do wrong with a request; False if that was the end of the connection."""
+        """Apply a fault to a request. Return False if that ends the connection."""
         fault = strike()
         if fault is not None and fault.action == "busy":
             stream.send(encode_refusal(Refusal.BUSY, "on purpose", request=request))
         return fault is None
 
     def _spoil(self, strike: Strike, stream: Stream, answer: EncodedBatch) -> None:
-        """Do wrong with an answer.
+        """Apply a fault to an answer.
 
         Raises:
-            ConnectionAbortedError: It was sent, damaged, and that is to be the end of the connection.
+            ConnectionAbortedError: The answer was sent damaged, and the connection has to end.
         """
         fault = strike()
         if fault is None:
