@@ -1,4 +1,4 @@
-"""What child processes print, line by line."""
+"""The output of child processes, line by line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Output:
     """The reading end of a process's output, cut into lines.
 
     Args:
-        name: Of the process.
-        last_lines: Keeps the end of the output, for the error if the process fails.
+        name: Name of the process.
+        last_lines: Receives the lines and keeps the last ones, for the error if the process fails.
     """
 
     def __init__(self, name: str, last_lines: deque[str]) -> None:
@@ -30,7 +30,7 @@ class Output:
         self._rest = b""
 
     def read(self, on_line: Callable[[str, str], None], *, max_reads: int = 1) -> bool:
-        """Hand over what there is, at most so many pieces of it; False at the end."""
+        """Pass the lines that are there to ``on_line``, in at most ``max_reads`` reads. Return False at the end."""
         for _ in range(max_reads):
             try:
                 chunk = os.read(self.read_end, _READ_BYTES)
@@ -49,7 +49,7 @@ class Output:
         return True
 
     def close_write_end(self) -> None:
-        """Leave the writing end to the process."""
+        """Close the writing end here, once the process has it."""
         if self.write_end >= 0:
             os.close(self.write_end)
             self.write_end = -1
@@ -64,7 +64,7 @@ class Outputs:
     """The output of all processes of a pool. For the pool's thread.
 
     Args:
-        selector: Gets the reading ends, with what `read` takes as data.
+        selector: Gets the reading ends, with the `Output` as data.
         on_line: Called with process name and line.
     """
 
@@ -75,7 +75,7 @@ class Outputs:
 
     @contextlib.contextmanager
     def open(self, name: str, last_lines: deque[str]) -> Iterator[int]:
-        """Make a pipe for a process's output; yield the end that the process gets."""
+        """Make a pipe for a process's output. Yield the writing end for the process."""
         output = Output(name, last_lines)
         self._open.append(output)
         self._selector.register(output.read_end, selectors.EVENT_READ, output)
@@ -85,17 +85,17 @@ class Outputs:
             output.close_write_end()
 
     def read(self, output: Output, *, max_reads: int = 1) -> None:
-        """Hand over what there is of one; at its end close it. One that is closed already is left alone."""
+        """Pass on the lines of one output, and close it at its end. An output that is already closed is ignored."""
         if output in self._open and not output.read(self._on_line, max_reads=max_reads):
             self._close(output)
 
     def drain(self, name: str) -> None:
-        """Hand over what a process that has ended has left."""
+        """Pass on the remaining lines of a process that has ended."""
         for output in [each for each in self._open if each.name == name]:
             self.read(output, max_reads=16)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all outputs."""
         for output in list(self._open):
             self._close(output)
 

@@ -1,9 +1,8 @@
-"""A host's endpoints: started, watched, restarted, stopped. Lives in the launcher.
+"""Starts, watches, restarts and stops a host's endpoints. Runs in the launcher.
 
-Neither torch nor the user's script is imported here; `hetero.dataplane.endpoint.fork_server`
-does that in a process of its own. One thread runs everything: it starts the
-forker (whose parent-death signal is bound to that thread), reads events and the
-output of all processes, and restarts what crashed.
+This process imports neither torch nor the user's script. `hetero.dataplane.endpoint.fork_server` does that in another
+process. One thread runs everything. It starts the fork server, whose parent-death signal is bound to that thread. It
+reads events and the output of all processes, and restarts crashed processes.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ __all__ = ["EndpointPool", "PoolOptions"]
 _LAST_LINES = 20
 _TICK_S = 0.5
 _RETURN_STABLE_TIMES = 60
-"""Of these without a crash, an hour by default, one restart is given back."""
+"""One restart is given back after this many ``stable_s`` without a crash, an hour by default."""
 
 logger = logging.getLogger(__name__)
 
 
 class EndpointPool:
-    """Keeps a host's endpoints alive; a context manager. Thread-safe.
+    """Keeps a host's endpoints alive. Thread-safe context manager.
 
     Args:
-        options: See `PoolOptions`.
-        on_change: Called with the endpoints that serve, from the pool's thread, whenever they change.
-        on_line: Called with process name and line for everything the processes print, from the pool's thread.
+        options: The pool's settings.
+        on_change: Called with the endpoints that serve, whenever they change. Called from the pool's thread.
+        on_line: Called with process name and line for everything that the processes print, from the pool's thread.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class EndpointPool:
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
-        # Below: touched by the pool's thread only.
+        # The fields below are touched by the pool's thread only.
         self._forker: Forker | None = None
         self._forker_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._num_forker_crashes = 0
@@ -85,7 +84,7 @@ class EndpointPool:
     # The caller's side
 
     def start(self) -> None:
-        """Start the processes; does not wait for them (see `wait_ready`)."""
+        """Start the processes. Does not wait for them: see `wait_ready`."""
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -94,7 +93,7 @@ class EndpointPool:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Block until every endpoint serves; False if the time is over first.
+        """Block until every endpoint serves. Return False if the time is over first.
 
         Raises:
             HeteroError: The `failure`, if the pool has given up.
@@ -109,7 +108,7 @@ class EndpointPool:
 
     @property
     def failure(self) -> HeteroError | None:
-        """Why the pool has given up; None while it has not."""
+        """The reason that the pool has given up, None while it has not."""
         with self._changed:
             return self._failure
 
@@ -133,12 +132,12 @@ class EndpointPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the endpoints that live."""
+        """Process ids of the living endpoints."""
         with self._changed:
             return tuple(slot.pid for slot in self._slots if slot.pid)
 
     def statistics(self) -> dict[str, float]:
-        """Return sums of `hetero.dataplane.statistics.EndpointStatistics` over all processes, ended ones included."""
+        """Return sums of `hetero.dataplane.statistics.EndpointStatistics` over all processes, including ended ones."""
         total: dict[str, float] = {}
         with self._changed:
             for slot in self._slots:
@@ -148,7 +147,7 @@ class EndpointPool:
         return total
 
     def counters(self) -> dict[str, int]:
-        """Return what happened here, as the report names it."""
+        """Return this host's counters under the names that the report uses."""
         statistics = self.statistics()
         return {
             "authentication failures": int(statistics.get("auth_failures", 0)),
@@ -159,17 +158,17 @@ class EndpointPool:
         }
 
     def describe(self) -> str:
-        """Return what is to serve here."""
+        """Return in words what this host is to serve."""
         return f"{self._options.num_endpoints} endpoints"
 
     def follow(self, records: Sequence[EndpointRecord]) -> None:
-        """Take note of what serves in the job, on this host and others."""
+        """Record which endpoints serve in the job, on this host and others."""
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Take the endpoints out of the directory, let them finish, end every process; blocks, idempotent.
+        """Take the endpoints out of the directory, let them finish, and end every process. Blocks. Idempotent.
 
         Args:
-            grace_s: For calls in flight; default ``options.grace_s``. 0 kills at once.
+            grace_s: Seconds for calls in flight, ``options.grace_s`` by default. 0 kills at once.
         """
         if self._thread is None:
             return
@@ -186,20 +185,20 @@ class EndpointPool:
         self.stop()
 
     def _wake(self) -> None:
-        with self._changed, contextlib.suppress(BlockingIOError):  # full: it has not looked since
+        with self._changed, contextlib.suppress(BlockingIOError):  # the pipe is full: the thread has yet to read it
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"w")
 
     def _word(self, index: int) -> str:
-        """Return what a slot is called on its host."""
+        """Return the slot's name on its host."""
         return str(index)
 
     def _kind(self, index: int) -> str:
-        """Return what the process of a slot serves."""
+        """Return the kind of service that a slot's process offers."""
         return BATCHES
 
     def _may_start(self, slot: Slot) -> bool:
-        """Tell whether what the process of a slot needs is there."""
+        """Return whether everything that the slot's process needs is there."""
         return True
 
     def _make_forker(self, output: int) -> Forker:
@@ -227,8 +226,8 @@ class EndpointPool:
                 self._changed.notify_all()
 
     def _turn(self, timeout_s: float) -> None:
-        """Wait for something to happen and deal with it."""
-        begin_s = time.monotonic()  # if this process was suspended, beats have come meanwhile: they are read first
+        """Wait for events and handle them."""
+        begin_s = time.monotonic()  # before reading: if this process was suspended, beats have arrived meanwhile
         for key, _ in self._selector.select(timeout_s):
             if key.data == "wake":
                 os.read(self._wake_read, 64)
@@ -247,6 +246,7 @@ class EndpointPool:
     def _start_what_is_due(self) -> None:
         now_s = time.monotonic()
         if self._forker is None:
+            # Start over if a restart has been given back.
             if self._forker_awaits_restart and self._may_restart():
                 self._forker_awaits_restart, self._forker_start_at_s = False, now_s
                 logger.warning("%s starts over: a restart has been given back", self._options.host)
@@ -270,7 +270,7 @@ class EndpointPool:
             if event is not None:
                 self._on_event(forker, event)
             elif self._is_registered(forker):
-                self._selector.unregister(forker)  # readable for ever; its end is noticed by its status
+                self._selector.unregister(forker)  # it stays readable for ever, and `poll` reports its exit
 
     def _is_registered(self, forker: Forker) -> bool:
         return forker.fileno() in self._selector.get_map()
@@ -315,7 +315,7 @@ class EndpointPool:
         self._publish()
 
     def _on_exit(self, slot: Slot, status: int) -> None:
-        """Plan a restart of one endpoint that ended, or give up."""
+        """Plan a restart of an endpoint that ended, or give up."""
         self._outputs.drain(slot.name)
         self._retire(slot)
         self._publish()
@@ -326,6 +326,7 @@ class EndpointPool:
             explanation = f"was stuck for {stuck_for_s:.0f} s and was killed"
             with self._changed:
                 self._num_stuck += 1
+        # No restart is left: give up, or wait for the next one.
         if not self._may_restart():
             is_last = not any(other.is_started or other.start_at_s is not None for other in self._slots)
             if is_last and not self._may_wait():
@@ -345,9 +346,9 @@ class EndpointPool:
         logger.warning("endpoint %s %s; starting it again in %.1f s", slot.name, explanation, wait_s)
 
     def _on_forker_exit(self, status: int) -> None:
-        """Everything on this host ended with the forker; start over, or give up."""
+        """Handle the end of the fork server, with which all endpoints here ended. Start over, or give up."""
         if self._forker is not None:
-            self._take_events(self._forker)  # its last words
+            self._take_events(self._forker)  # the last ones
             if self._is_stable(self._forker.loaded_s):
                 self._num_forker_crashes = 0
         self._drop_forker()
@@ -358,6 +359,7 @@ class EndpointPool:
         if self._failure is not None or self._stop_grace_s is not None:
             return
         explanation = describe_exit_status(status)
+        # No restart is left: give up, or wait for the next one.
         if not self._may_restart():
             name = f"the process that imports {self._options.script!r}"
             if not self._may_wait():
@@ -380,11 +382,11 @@ class EndpointPool:
         return True
 
     def _may_wait(self) -> bool:
-        """Tell whether this host may be without any endpoint until a restart is given back."""
+        """Return whether this host may be without any endpoint until a restart is given back."""
         return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
 
     def _is_stable(self, since_s: float | None) -> bool:
-        """Tell whether a process that has worked since then, if at all, did so for long."""
+        """Return whether a process has worked since ``since_s`` for long enough, False if it never has."""
         return since_s is not None and time.monotonic() - since_s >= self._options.stable_s
 
     def _retire(self, slot: Slot) -> None:
@@ -428,7 +430,7 @@ class EndpointPool:
             self._changed.notify_all()
 
     def _shut_down(self, grace_s: float) -> None:
-        self._publish()  # readers go elsewhere while the calls in flight end
+        self._publish()  # takes the endpoints out of the directory: readers go elsewhere while calls in flight end
         if self._forker is None:
             return
         self._forker.stop(grace_s)
@@ -440,7 +442,7 @@ class EndpointPool:
         return self._forker is not None
 
     def _drop_forker(self) -> None:
-        """End the forker if it lives, and see its children gone."""
+        """End the fork server if it lives, and wait until its children are gone."""
         if self._forker is None:
             return
         if self._is_registered(self._forker):

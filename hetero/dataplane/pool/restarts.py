@@ -1,7 +1,7 @@
-"""How often a host restarts what crashed, and how soon. Pure: no threads, no clock.
+"""How often a host restarts crashed processes, and how soon. Pure: no threads, no clock.
 
-Both forget: a crash a day is an accident each time, and must neither end a host after weeks nor make the next restart
-wait as if it were one of a series.
+Both the budget and the back-off forget. One crash a day is a separate accident each time. It must neither end a host
+after weeks nor make the next restart wait as in a series of crashes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _MAX_BACKOFF_S = 10.0
 
 
 class RestartBudget:
-    """Restarts that a host may still make.
+    """The number of restarts that a host may still make.
 
     Args:
         limit: Restarts in a row, >= 0.
-        return_s: Without a restart, before one is given back, seconds, > 0.
+        return_s: Seconds without a restart until one is given back, > 0.
     """
 
     def __init__(self, limit: int, return_s: float) -> None:
@@ -29,7 +29,7 @@ class RestartBudget:
         self._latest_s = 0.0
 
     def take(self, now_s: float) -> bool:
-        """Use one restart if any is left.
+        """Use one restart. Return whether one was left.
 
         Args:
             now_s: Monotonic seconds.
@@ -44,14 +44,14 @@ class RestartBudget:
 
     @property
     def next_s(self) -> float:
-        """When the next restart is given back if none is left, monotonic seconds; infinite if there never is one."""
+        """Monotonic time when the next restart is given back if none is left, infinite if never."""
         return self._latest_s + self._return_s if self._limit else math.inf
 
     def next_in_words(self, now_s: float) -> str:
-        """Return when the next restart is given back, for the end of a sentence; empty if there never is one."""
+        """Return when the next restart is given back, for the end of a sentence, empty if that never happens."""
         return f", the next one in {self.next_s - now_s:.0f} s" if self.next_s < math.inf else ""
 
 
 def backoff_s(num_crashes: int) -> float:
-    """Return the wait before the restart after so many crashes in a row; the first is nearly immediate."""
+    """Return the seconds to wait after ``num_crashes`` crashes in a row. The first restart comes nearly at once."""
     return min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_crashes - 1))

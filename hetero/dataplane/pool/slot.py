@@ -1,4 +1,4 @@
-"""The place of one endpoint in its host's pool: its process changes with every restart."""
+"""The place of one endpoint in its host's pool. Its process changes with every restart."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Slot:
-    """One endpoint, whichever process is it now. For the pool's thread."""
+    """One endpoint through all its processes. For the pool's thread."""
 
     index: int
     name: str
     make_beats: Callable[[], Beats]
-    """For each new process."""
+    """Makes the `Beats` of each new process."""
     beats: Beats = field(init=False)
     incarnation: str = ""
     pid: int = 0
     record: EndpointRecord | None = None
     is_started: bool = False
-    """A process is there, ready or not."""
+    """Whether there is a process, ready or not."""
     start_at_s: float | None = 0.0
-    """When to start a process; None: one is there, or none shall be."""
+    """Time to start a process. None if there is a process, or if none is planned."""
     awaits_restart: bool = False
-    """Its process ended when no restart was left: it gets the next one that there is."""
+    """Whether its process ended when no restart was left. It gets the next restart that is given back."""
     ready_s: float | None = None
-    """Since when it serves, monotonic; None: it does not."""
+    """Monotonic time when it began to serve, None if it does not serve."""
     num_starts: int = 0
-    """Processes so far."""
+    """Processes started so far."""
     num_crashes: int = 0
-    """In a row."""
+    """Crashes in a row."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     statistics: dict[str, float] = field(default_factory=dict)
     past_statistics: dict[str, float] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Slot:
         self.beats = self.make_beats()
 
     def begin(self, incarnation: str) -> None:
-        """Take note that a new process is being started."""
+        """Record that a new process is being started."""
         self.start_at_s = None
         self.is_started = True
         self.num_starts += 1
@@ -60,7 +60,7 @@ class Slot:
         self.beats = self.make_beats()
 
     def retire(self) -> None:
-        """Take note that the process has ended."""
+        """Record that the process has ended."""
         self.pid = 0
         self.ready_s = None
         self.record = None
@@ -70,10 +70,10 @@ class Slot:
         self.statistics = {}
 
     def check_beats(self, now_s: float) -> None:
-        """Have a process that is stuck write its stacks to the log, then kill it: what follows is a crash's restart.
+        """Make a stuck process write its stacks to the log, then kill it. It is restarted like a crashed one.
 
         Args:
-            now_s: From before the last look for beats, monotonic seconds.
+            now_s: Monotonic seconds, read before the latest beats were.
         """
         if not self.pid:
             return

@@ -1,4 +1,4 @@
-"""The pool's end of a forker: its start, commands to it, events from it."""
+"""The pool's end of a fork server: its start, commands to it, events from it."""
 
 from __future__ import annotations
 
@@ -29,51 +29,57 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
-    """What one host is to serve."""
+    """The settings of one host's pool."""
 
     script: str
     """Path of the user's script, or the name of a module."""
     is_module: bool = False
-    """Whether it is the name of a module."""
+    """Whether ``script`` is the name of a module."""
     script_args: tuple[str, ...] = ()
-    """Its command line after the name."""
+    """The script's command line after its name."""
     host: str
     """Name of this host."""
     address: str
-    """Numeric address to bind; never all interfaces."""
+    """Numeric address to bind, never all interfaces."""
     num_endpoints: int
-    """Processes, >= 1."""
+    """Number of endpoint processes, >= 1."""
     job_id: str
-    """Calls for another job are refused."""
+    """Id of this job. Endpoints refuse calls for another job."""
     token_path: str | None = None
-    """File, or ``/proc/PID/fd/N`` of a memfd, that holds the token; None: no authentication."""
+    """File that holds the token, or ``/proc/PID/fd/N`` of a memfd, or None for no authentication."""
     in_own_session: bool = True
-    """Whether signals to the caller's process group miss the endpoints: supervisors send them to whole groups, and a
-    launcher ends endpoints after the ranks. Not for those of a rank, which is killed with its group."""
+    """Whether the endpoints run in a separate session, where signals to the caller's process group do not reach them.
+
+    Supervisors signal whole groups, and a launcher ends endpoints after the ranks. It is False for the endpoints of a
+    rank, which are killed with the rank's group.
+    """
     tls_dir: str | None = None
-    """Folder of certificates, see `hetero.wire.tls.Tls`; None: plaintext."""
+    """Folder of certificates (see `hetero.wire.tls.Tls`), None for plaintext."""
     num_slots: int = 1
     """Emulated vCPUs per endpoint, >= 1."""
     sample_time_s: float = 0.0
-    """Emulated time of one sample on one vCPU, seconds; 0: real time only."""
+    """Emulated seconds for one sample on one vCPU, 0 for real time only."""
     max_batch_bytes: int = Limits().max_batch_bytes
-    """What endpoints send at most, whatever is asked of them; >= 1."""
+    """Largest batch that endpoints send, in bytes, >= 1. A request may set a lower bound, but no higher one."""
     endpoint_restarts: int = 10
-    """Restarts of crashed processes on this host before it gives up, >= 0; one is given back per 60 ``stable_s``."""
+    """Restarts of crashed processes on this host before it gives up, >= 0. One is given back per 60 ``stable_s``."""
     gives_up: bool = True
-    """Once no endpoint and no restart is left, for good; else a host that has served waits for the next restart."""
+    """Whether the host gives up for good when no endpoint and no restart is left.
+
+    Otherwise a host that has served waits for the next restart.
+    """
     grace_s: float = 5.0
-    """What calls in flight get when an endpoint is told to end, seconds."""
+    """Seconds for calls in flight when an endpoint is asked to end."""
     stuck_s: float = 15.0
-    """Without a sign of life, before an endpoint is killed and started again, seconds."""
+    """Seconds without a sign of life until an endpoint is killed and started again."""
     prepare_timeout_s: float = 600.0
-    """The same while it builds a data set."""
+    """The same while the endpoint builds a data set."""
     stable_s: float = 60.0
-    """In work without a crash, before a process counts as stable: its next crash is the first one again, seconds."""
+    """Seconds without a crash until a process counts as stable. Its next crash counts as the first one again."""
     log_level: str = "INFO"
-    """Of the endpoints' own logging."""
+    """Level of the endpoints' own logging."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's environment."""
+    """Variables to add to this process's environment."""
 
     def __post_init__(self) -> None:
         for name, value, bound in (
@@ -92,7 +98,7 @@ class PoolOptions:
 
 
 class Forker(Protocol):
-    """What starts and ends the processes of a pool; see `ForkerProcess`."""
+    """Starts and ends the processes of a pool. See `ForkerProcess`."""
 
     loaded_s: float | None
 
@@ -103,24 +109,24 @@ class Forker(Protocol):
         """Start one process."""
 
     def stop(self, grace_s: float) -> None:
-        """Have all end."""
+        """Ask all processes to end."""
 
     def events(self) -> Iterator[dict[str, Any] | None]:
-        """Yield what has arrived; None if nothing will any more."""
+        """Yield the events that have arrived. Yield None if no more events can come."""
 
     def poll(self) -> int | None:
-        """Return the exit status of the whole, None while it lives."""
+        """Return the exit status once everything has ended, None before."""
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill the processes that are left."""
 
 
 class ForkerProcess:
-    """One run of `hetero.dataplane.endpoint.fork_server`. For one thread, whose end is the process's end.
+    """One run of `hetero.dataplane.endpoint.fork_server`. For one thread, with which the process ends.
 
     Args:
-        options: What to serve.
-        output: Descriptor for what it prints.
+        options: The pool's settings.
+        output: Descriptor that the process prints to.
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:
@@ -136,7 +142,7 @@ class ForkerProcess:
                 start_new_session=options.in_own_session,
             )
         self.loaded_s: float | None = None
-        """Since when it has the script and takes commands, monotonic; None: not yet."""
+        """Monotonic time when it had imported the script and began to take commands, None before."""
         configuration = {
             "host": options.host,
             "index": -1,
@@ -162,15 +168,15 @@ class ForkerProcess:
         return self._socket.fileno()
 
     def start_endpoint(self, index: int, incarnation: str, output: int) -> None:
-        """Have it start one endpoint that prints to ``output``."""
+        """Ask it to start one endpoint that prints to ``output``."""
         self._send({"command": "start", "index": index, "incarnation": incarnation}, output)
 
     def stop(self, grace_s: float) -> None:
-        """Have it end its endpoints and itself."""
+        """Ask it to end its endpoints and itself."""
         self._send({"command": "stop", "grace_s": grace_s})
 
     def events(self) -> Iterator[dict[str, Any] | None]:
-        """Yield what has arrived; None if nothing will any more."""
+        """Yield the events that have arrived. Yield None if no more events can come."""
         while True:
             try:
                 packet = self._socket.recv(_MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
@@ -187,7 +193,7 @@ class ForkerProcess:
         return self._process.poll()
 
     def end(self) -> None:
-        """Kill it if it lives; the kernel kills its endpoints with it."""
+        """Kill it if it lives. The kernel kills its endpoints with it."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -197,11 +203,11 @@ class ForkerProcess:
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], list(descriptors))
         except OSError as error:
-            logger.debug("the forker is gone: %s", error)  # its end is noticed by its status
+            logger.debug("the forker is gone: %s", error)  # `poll` reports its exit
 
 
 def child_environment(options: PoolOptions) -> dict[str, str]:
-    """Return the processes' environment: the token's path in it, never the token."""
+    """Return the environment of the processes. It contains the token's path, never the token."""
     environment = {**os.environ, **thread_limits(), **options.environment, "GRPC_ENABLE_FORK_SUPPORT": "false"}
     environment["PYTHONUNBUFFERED"] = "1"
     if options.token_path is None:
@@ -210,13 +216,13 @@ def child_environment(options: PoolOptions) -> dict[str, str]:
         environment[TOKEN_FILE_VARIABLE] = options.token_path
     package_parent = str(Path(__file__).resolve().parents[3])
     if package_parent not in {*site.getsitepackages(), site.getusersitepackages()}:
-        # Run from a source tree: the processes must find this very package.
+        # hetero runs from a source tree. The processes must find this very package.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), package_parent]))
     return environment
 
 
 def failure_from_event(event: Mapping[str, Any]) -> HeteroError:
-    """Return what a process reported, as the exception that it was there."""
+    """Return the failure that a process reported, as the exception that was raised there."""
     if event["child"] is not None:
         return ChildFailedError(ChildFailure(**{**event["child"], "last_lines": tuple(event["child"]["last_lines"])}))
     kind = getattr(errors, event["kind"], HeteroError)

@@ -1,7 +1,8 @@
-"""A host's servers of tf.data.service: dispatcher and workers, started, watched, restarted, stopped in order.
+"""Starts, watches and restarts a host's servers of tf.data.service (dispatcher, workers), and stops them in order.
 
-Lives in the launcher and imports no TensorFlow. Each server is a process of its own: `hetero.dataplane.pool.tf_server`.
-To the rest of the launcher they are endpoints of another kind: the same readiness, directory, restarts and counters.
+Runs in the launcher and imports no TensorFlow. Each server is a separate process: `hetero.dataplane.pool.tf_server`. To
+the rest of the launcher the servers are endpoints of another kind. They have the same readiness, directory, restarts
+and counters.
 """
 
 from __future__ import annotations
@@ -33,44 +34,44 @@ __all__ = ["ServiceOptions", "ServicePool"]
 
 _MAX_EVENT_BYTES = 64 * 1024
 _ANY_PORT = "%port%"
-"""What TensorFlow puts the number in for, or matches any number with."""
+"""Placeholder for a port. TensorFlow replaces it with the number, or matches any number with it."""
 _TRAINER_TAG = "COLOCATED"
-"""What TensorFlow calls workers on trainer hosts; readers with ``target_workers="AUTO"`` pass over them."""
+"""TensorFlow's tag for workers on trainer hosts. Readers with ``target_workers="AUTO"`` skip them."""
 _LAST_BREATH_S = 2.0
-"""From the end of a server's socket to the end of its process."""
+"""Seconds from the end of a server's socket to the end of its process."""
 _DISPATCHER_S = 2.0
-"""What the dispatcher gets to end in, after the workers."""
+"""Seconds for the dispatcher to end after the workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions(PoolOptions):
-    """What one host is to serve; ``num_endpoints`` are dispatcher and workers together."""
+    """The settings of one host's pool of servers. ``num_endpoints`` counts dispatcher and workers together."""
 
     script: str = ""
-    """Not used: what workers compute comes from the ranks, as a graph."""
+    """Not used, because workers get what they compute from the ranks, as a graph."""
     has_dispatcher: bool = False
     """Whether the dispatcher runs on this host."""
     is_trainer: bool = False
-    """Whether the workers share this host with ranks, so that only datasets placed anywhere are made by them."""
+    """Whether the workers share this host with ranks. Then they make only datasets that are placed anywhere."""
     workers: Mapping[str, int] = field(default_factory=dict)
-    """For the dispatcher: by name of a host, how many workers there are to be. Static sharding needs to know; empty:
-    it is refused."""
+    """Planned number of workers by host name, for the dispatcher. Static sharding is refused without it."""
     address_of: Callable[[str], str | None] = lambda _: None
-    """Where such a host is; None: not known yet, and the dispatcher is not started before. Called by any thread."""
+    """Returns the address of such a host, None if not known yet. The dispatcher waits for all. Called by any thread."""
     work_dir: str | None = None
-    """Where the dispatcher keeps a journal, so that its successor goes on; None: it keeps none."""
+    """Folder for the dispatcher's journal, from which its successor goes on, or None for no journal."""
 
 
 class ServicePool(EndpointPool):
-    """Keeps this host's dispatcher and workers alive; a context manager. Thread-safe.
+    """Keeps this host's dispatcher and workers alive. Thread-safe context manager.
 
-    The dispatcher is the first. Workers are started once it is known where it listens, on this host or, by `follow`,
-    on another one. A server that is started again gets the port that it had: whoever knew it finds it there.
+    The dispatcher is the first server. Workers start once its address is known. The dispatcher listens on this host, or
+    on another one that `follow` reports. A restarted server gets its old port, so those who know the port find it there
+    again.
 
     Args:
-        options: See `ServiceOptions`.
-        on_change: Called with the servers that serve, from the pool's thread, whenever they change.
-        on_line: Called with process name and line for everything the processes print, from the pool's thread.
+        options: The pool's settings.
+        on_change: Called with the servers that serve, whenever they change. Called from the pool's thread.
+        on_line: Called with process name and line for everything that the processes print, from the pool's thread.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ServicePool(EndpointPool):
         super().__init__(options, on_change, on_line)
 
     def counters(self) -> dict[str, int]:
-        """Return what happened here, as the report names it."""
+        """Return this host's counters under the names that the report uses."""
         restarts = dict.fromkeys((TF_DISPATCHER, TF_WORKER), 0)
         for slot in self._slots:
             restarts[self._kind(slot.index)] += max(0, slot.num_starts - 1)
@@ -95,7 +96,7 @@ class ServicePool(EndpointPool):
         }
 
     def describe(self) -> str:
-        """Return what is to serve here."""
+        """Return in words what this host is to serve."""
         words = ["a dispatcher"] if self._service.has_dispatcher else []
         if nameless := self._nameless():
             words[0] += f" (once the address of {', '.join(nameless)} is known)"
@@ -105,7 +106,7 @@ class ServicePool(EndpointPool):
         return f"{' and '.join(words)} of tf.data.service"
 
     def follow(self, records: Sequence[EndpointRecord]) -> None:
-        """Take note of where the dispatcher listens, if any of these is one."""
+        """Record the dispatcher's address if it is among these records."""
         address = next((record.address for record in records if record.kind == TF_DISPATCHER), "")
         if address and address != self._servers.dispatcher:
             self._servers.dispatcher = address
@@ -137,7 +138,7 @@ class ServicePool(EndpointPool):
     def _publish(self) -> None:
         for slot in self._slots:
             if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
-                # It knows what the one before knew.
+                # The new dispatcher knows what the one before knew, so it counts as the same incarnation.
                 slot.record = dataclasses.replace(slot.record, incarnation=f"{self._launch}-journal")
         super()._publish()
 
@@ -148,43 +149,43 @@ class ServicePool(EndpointPool):
 
 
 def _kind(options: ServiceOptions, index: int) -> str:
-    """Return what the server in a slot is: the dispatcher comes first."""
+    """Return the kind of the server in a slot. The dispatcher has the first slot."""
     return TF_DISPATCHER if options.has_dispatcher and index == 0 else TF_WORKER
 
 
 @dataclass(slots=True, kw_only=True)
 class _Server:
-    """One process."""
+    """One server process."""
 
     index: int
     incarnation: str
     dispatcher: str
-    """Whose worker it is; empty for a dispatcher."""
+    """Address of the dispatcher that it works for, empty for a dispatcher."""
     process: subprocess.Popen[bytes]
     socket: socket.socket
-    """Its end is the request to end, and the process's end."""
+    """Packet socket to the process. The pool shuts it down to end the process. It also ends with the process."""
     is_ready: bool = False
 
 
 class _Servers:
-    """Starts and ends the processes: to the pool what `hetero.dataplane.pool.spawn.ForkerProcess` is for endpoints.
+    """Starts and ends the processes. `hetero.dataplane.pool.spawn.ForkerProcess` does the same for endpoints.
 
-    For the pool's thread, whose end is theirs. `dispatcher` may be set by any thread.
+    For the pool's thread, with which the processes end. Any thread may set `dispatcher`.
     """
 
     def __init__(self, options: ServiceOptions) -> None:
         self.loaded_s: float | None = 0.0
         self.dispatcher = ""
-        """Where it listens; empty: not known yet."""
+        """The dispatcher's address, empty if not known yet."""
         self._options = options
         self._poller = select.epoll()
         self._running: dict[int, _Server] = {}
-        """By the descriptor of their sockets."""
+        """Processes by the descriptor of their sockets."""
         self._ports: dict[int, int] = {}
         self._journal: Path | None = None
         self._stack = contextlib.ExitStack()
         self._end_by_s: float | None = None
-        """When what still runs is killed, monotonic; None: nothing was told to end."""
+        """Monotonic time when the remaining processes are killed, None before `stop`."""
         self._is_last_told = False
 
     def fileno(self) -> int:
@@ -208,12 +209,13 @@ class _Servers:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=_environment(self._options),
-                start_new_session=True,  # supervisors signal whole groups: the launcher ends servers after the ranks
+                start_new_session=True,  # supervisors signal whole groups, but servers end after the ranks
             )
         self._running[ours.fileno()] = _Server(
             index=index, incarnation=incarnation, dispatcher=dispatcher, process=process, socket=ours
         )
         self._poller.register(ours, select.EPOLLIN)
+        # The first packet on the socket is the configuration.
         configuration = {
             "index": index,
             "incarnation": incarnation,
@@ -230,22 +232,22 @@ class _Servers:
             "worker_timeout_s": self._options.stuck_s,
             "parent_pid": os.getpid(),
         }
-        with contextlib.suppress(OSError):  # it has ended, which its socket tells
+        with contextlib.suppress(OSError):  # the process has ended, and its socket will report that
             ours.send(json.dumps(configuration).encode())
 
     def end_strays(self) -> None:
-        """Kill workers of a dispatcher that listens elsewhere by now; the pool starts them again."""
+        """Kill workers whose dispatcher now listens elsewhere. The pool starts them again."""
         for server in self._running.values():
             if server.dispatcher and server.dispatcher != self.dispatcher:
                 server.process.kill()
 
     def stop(self, grace_s: float) -> None:
-        """Have the workers end within the grace, then the dispatcher; `poll` goes on with it."""
+        """Ask the workers to end within the grace. `poll` then ends the dispatcher."""
         self._end_by_s = time.monotonic() + grace_s
         self._tell(TF_WORKER)
 
     def events(self) -> Iterator[dict[str, Any] | None]:
-        """Yield what has arrived."""
+        """Yield the events that have arrived."""
         for descriptor, _ in self._poller.poll(0):
             server = self._running[descriptor]
             while (packet := _receive(server.socket)) is not None:
@@ -259,7 +261,7 @@ class _Servers:
                 yield event
 
     def poll(self) -> int | None:
-        """Return 0 once all were told to end and have; None before."""
+        """Return 0 once all processes were asked to end and have ended, None before."""
         if self._end_by_s is None:
             return None
         has_workers = any(_kind(self._options, server.index) == TF_WORKER for server in self._running.values())
@@ -273,7 +275,7 @@ class _Servers:
         return None if self._running else 0
 
     def end(self) -> None:
-        """Kill what lives, and remove the journal."""
+        """Kill the processes that live, and remove the journal."""
         for server in list(self._running.values()):
             server.process.kill()
             self._ended(server)
@@ -284,13 +286,13 @@ class _Servers:
         for server in self._running.values():
             if _kind(self._options, server.index) != kind:
                 continue
-            if not server.is_ready:  # it may import TensorFlow for seconds yet, and has nothing to finish
+            if not server.is_ready:  # it may import TensorFlow for more seconds, and has no work to finish
                 server.process.kill()
             with contextlib.suppress(OSError):
                 server.socket.shutdown(socket.SHUT_WR)
 
     def _ended(self, server: _Server) -> dict[str, Any]:
-        """Take leave of a process whose socket has ended; return the event."""
+        """Reap a process whose socket has ended. Return the event."""
         self._poller.unregister(server.socket)
         del self._running[server.socket.fileno()]
         server.socket.close()
@@ -302,14 +304,19 @@ class _Servers:
         return {"event": "exited", "index": server.index, "incarnation": server.incarnation, "status": status}
 
     def _work_dir(self) -> str | None:
-        """Return the folder of the dispatcher's journal, made at its first start, so that no earlier job's is read."""
+        """Return the folder of the dispatcher's journal.
+
+        The folder is new at the dispatcher's first start, because the dispatcher must not read an earlier job's
+        journal.
+        """
         if self._options.work_dir is None:
             return None
         if self._journal is None:
             try:
                 Path(self._options.work_dir).mkdir(parents=True, exist_ok=True)
-                # Private, as what is in it is run by the workers. By the name of this machine: others that share the
-                # file system may not share its locks, which tell whose owner was killed.
+                # The folder is private, because the workers run what is in it. Its name contains this machine's name,
+                # because machines that share the file system may not share its locks. The locks show which folder's
+                # owner was killed.
                 folder = private_folder(f"tf-dispatcher-{socket.gethostname()}-", parent=self._options.work_dir)
                 self._journal = self._stack.enter_context(folder)
             except (ConfigError, OSError) as error:
@@ -322,7 +329,7 @@ class _Servers:
 
 
 def _receive(source: socket.socket) -> bytes | None:
-    """Return the next packet, empty at the end, None if there is none yet."""
+    """Return the next packet, empty at the end, None if nothing has arrived yet."""
     try:
         return source.recv(_MAX_EVENT_BYTES, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -332,7 +339,7 @@ def _receive(source: socket.socket) -> bytes | None:
 
 
 def _environment(options: ServiceOptions) -> dict[str, str]:
-    """Return the processes' environment: accelerators are the ranks'."""
+    """Return the processes' environment. It hides accelerators, because they belong to the ranks."""
     environment = child_environment(options)
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if options.log_level == "DEBUG" else "1")

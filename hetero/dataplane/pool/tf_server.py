@@ -1,9 +1,9 @@
-"""One server of tf.data.service in a process of its own: a dispatcher or a worker.
+"""One server of tf.data.service in a separate process: a dispatcher or a worker.
 
-Run by `hetero.dataplane.pool.tf_pool` as ``python -m hetero.dataplane.pool.tf_server FD``.
-FD is a packet socket: the first packet
-is the configuration, then events go back: that it is ready and on which port, and a sign of life every second. The
-socket's end is the request to end; the process ends with the pool in any case (parent-death signal).
+`hetero.dataplane.pool.tf_pool` runs it as ``python -m hetero.dataplane.pool.tf_server FD``. FD is a packet socket. The
+first packet is the configuration. Then the server sends events: that it is ready and on which port, and a sign of life
+every second. The end of the socket asks the server to end. The process also ends whenever the pool does (parent-death
+signal).
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ __all__ = ["main"]
 _MAX_PACKET_BYTES = 64 * 1024
 _BEAT_S = 1.0
 _HEARTBEAT_MS = 2000
-"""From worker to dispatcher. TensorFlow's own 30 s would leave a restarted dispatcher without workers for as long."""
+"""Milliseconds between a worker's heartbeats to the dispatcher.
+
+With TensorFlow's own 30 s, a restarted dispatcher would be without workers for that long.
+"""
 
 
 def main() -> None:
-    """Run the server; see the module's text."""
+    """Run the server. See the module's docstring."""
     pool = socket.socket(fileno=int(sys.argv[1]))
     configuration = json.loads(pool.recv(_MAX_PACKET_BYTES))
     die_with_parent(configuration["parent_pid"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops things in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which stops everything in order
     faulthandler.register(signal.SIGUSR1)
     names = {name: configuration[name] for name in ("index", "incarnation")}
     try:
@@ -46,16 +49,16 @@ def main() -> None:
     while not _is_told_to_end(pool):
         _send(pool, event="statistics", **names)
     sys.stderr.flush()
-    # Not the server's own stop: it waits for TensorFlow's autotuner, which sleeps for up to a minute, and holds the
-    # interpreter meanwhile. The ranks have ended, or see a lost connection as they would with it.
+    # Do not call the server's own stop. It waits for TensorFlow's autotuner, which sleeps for up to a minute, and holds
+    # the interpreter meanwhile. The ranks have ended, or would see a lost connection in either case.
     os._exit(ExitCode.OK)
 
 
 def _start(configuration: dict[str, Any]) -> Any:
-    """Start the server that the configuration describes; a worker without a dispatcher's address is a dispatcher.
+    """Start the server that the configuration describes. Without a dispatcher's address it is a dispatcher.
 
     Raises:
-        ConfigError: There is no TensorFlow.
+        ConfigError: TensorFlow is not installed.
     """
     try:
         import tensorflow as tf
@@ -81,7 +84,7 @@ def _start(configuration: dict[str, Any]) -> Any:
                 ],
             )
         )
-    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # that of the API has no tags
+    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the API's WorkerConfig has no tags
 
     return service.WorkerServer(
         WorkerConfig(
@@ -96,17 +99,17 @@ def _start(configuration: dict[str, Any]) -> Any:
 
 
 def _port(server: Any) -> int:
-    return int(server._address.rpartition(":")[2])  # of a worker TensorFlow tells it nowhere else
+    return int(server._address.rpartition(":")[2])  # TensorFlow gives a worker's port nowhere else
 
 
 def _is_told_to_end(pool: socket.socket) -> bool:
-    """Wait for a beat's time; True if the pool has closed its end."""
+    """Wait for the time of one beat. Return whether the pool has closed its end."""
     readable, _, _ = select.select([pool], [], [], _BEAT_S)
     return bool(readable) and not pool.recv(_MAX_PACKET_BYTES)
 
 
 def _send(pool: socket.socket, **event: object) -> None:
-    with contextlib.suppress(OSError):  # nobody is there any more, which the next look tells
+    with contextlib.suppress(OSError):  # the pool is gone, which `_is_told_to_end` will find
         pool.send(json.dumps(event).encode())
 
 
