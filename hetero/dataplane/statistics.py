@@ -1,4 +1,4 @@
-"""What both ends of the data plane count."""
+"""The counters of both ends of the data plane."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class EndpointStatistics:
 
 @dataclass(slots=True, kw_only=True)
 class FleetStatistics:
-    """Counters since the fleet was made."""
+    """Counters of one fleet since its creation."""
 
     batches: int = 0
     received_bytes: int = 0
-    """Batches as they travelled, headers included."""
+    """Bytes of batches on the network: after compression, with headers."""
     saved_bytes: int = 0
-    """What batches would have had in addition without compression."""
+    """Bytes that compression kept off the network."""
     uncompressed: int = 0
-    """Batches for which compression was asked, from endpoints that lack its package."""
+    """Batches whose request asked for compression, from endpoints that lack the package for it."""
     retries: int = 0
-    """Requests sent again, for whatever reason."""
+    """Requests sent again, for any reason."""
     failovers: int = 0
-    """Requests given to another endpoint, or again, because theirs could not be reached, or not any more."""
+    """Requests sent again, to the same or another endpoint, because their endpoint could not be reached or was lost."""
     checksum_errors: int = 0
     """Batches that arrived damaged."""
     endpoint_losses: int = 0
-    """Times that an endpoint in use could not be reached any more."""
+    """Times that the reader lost an endpoint that it was using."""
     hedges: int = 0
-    """Requests issued a second time while the first attempt was still in progress, because that was overdue."""
+    """Requests sent a second time because their first attempt, still in progress, was overdue."""
     hedges_won: int = 0
     """Batches that came from the second attempt."""
