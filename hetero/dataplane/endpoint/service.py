@@ -380,7 +380,7 @@ def _parse(kind: type[_Message], data: bytes) -> _Message:
     """Return the message.
 
     Raises:
-        ProtocolError: The bytes are no such message, or of another protocol version.
+        ProtocolError: The bytes are not such a message, or the protocol version differs.
     """
     message = parse(kind, data)
     protocol = message.protocol  # type: ignore[attr-defined]

@@ -287,7 +287,7 @@ class Delivery:
         thread = threading.Thread(target=self._serve, args=(stream, ticket, is_full), name="connection", daemon=True)
         try:
             thread.start()
-        except BaseException:  # for example when the host has no more threads
+        except BaseException:  # for example when the host runs out of threads
             self._retire(stream, ticket)
             raise
         return True

@@ -84,7 +84,7 @@ def _start(configuration: dict[str, Any]) -> Any:
                 ],
             )
         )
-    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the API's WorkerConfig has no tags
+    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the API's WorkerConfig lacks tags
 
     return service.WorkerServer(
         WorkerConfig(

@@ -61,7 +61,7 @@ class Roster:
         )
 
     def take_ended(self) -> list[EndpointConnection]:
-        """Return, once, the connections that left and have no call in progress. The caller closes them."""
+        """Return, once, the connections that left and whose calls have ended. The caller closes them."""
         ended = [connection for connection in self._retired if not connection.num_outstanding]
         self._retired = [connection for connection in self._retired if connection.num_outstanding]
         return ended

@@ -1,4 +1,4 @@
-"""Why a call to an endpoint failed, as far as the reader acts on it."""
+"""Why a call to an endpoint failed. Distinguishes what the reader acts on."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class Fleet:
 
         Args:
             spec: The request's data set.
-            alone_for: The request, if the endpoint must have no other request of this process meanwhile. Then the
+            alone_for: The request, if the endpoint must not work on other requests of this process meanwhile. Then the
                 chosen endpoint gets no new requests until it is idle. Until then this returns None, and the caller asks
                 again.
         """

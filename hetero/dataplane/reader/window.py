@@ -152,7 +152,7 @@ class Window:
 
         Only the next request is hedged, because the trainer waits for no other. Requests that wait behind it on the
         same endpoint are overdue as well when their turn comes. A hedge may exceed the window's bytes by one batch,
-        because a window that is full of batches that wait for this one has no other place for it. One of the two
+        because a window that is full of batches that wait for this one leaves no other place for it. One of the two
         attempts ends soon. There is no hedge if the window exceeds its bytes without it, as it does with one batch that
         is too large. A purity check is not hedged either, because it would be lost with its attempt.
 
@@ -272,7 +272,7 @@ class Window:
         return None
 
     def _first_askable(self) -> Attempt | None:
-        passed: set[Agreement] = set()  # data sets whose other requests have no room, or no endpoint, either
+        passed: set[Agreement] = set()  # data sets whose other requests lack room or an endpoint too
         for item in tuple(self._missing):
             if item.agreement in passed:
                 continue
