@@ -1,6 +1,6 @@
-"""From a SageMaker estimator with instance groups to a heterogeneous job.
+"""Check, rehearse, prepare and submit a SageMaker job with instance groups.
 
-Importing this imports neither boto3 nor the SageMaker SDK, either version of which will do.
+Version 2 and version 3 of the SageMaker SDK both work. Importing this package imports neither boto3 nor the SDK.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hetero.sagemaker.request import TrainingRequest, read_request
 from hetero.sagemaker.staging import prepare
 from hetero.sagemaker.submission import Submission, submit
 
-__all__ = [  # noqa: RUF022  in the order of characters, as a test has it
+__all__ = [  # noqa: RUF022  a test expects the order of the characters
     "Finding",
     "METRIC_DEFINITIONS",
     "Recording",

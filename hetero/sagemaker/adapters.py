@@ -1,4 +1,4 @@
-"""What `prepare` reads from an estimator and writes to it, for either version of SageMaker's SDK."""
+"""Adapters through which `prepare` reads and changes an estimator, one for each version of SageMaker's SDK."""
 
 from __future__ import annotations
 
@@ -19,49 +19,57 @@ __all__ = ["Adapter", "Code", "adapter_of"]
 logger = logging.getLogger(__name__)
 
 _OWN_REQUIREMENTS = f"{STAGED_FOLDER}/requirements.txt"
-"""SDK 3 installs from the file that it is told of only: the user's stays alone where it is told of none."""
+"""Path of the requirements file that `prepare` writes if a ``ModelTrainer`` names none.
+
+SDK 3 installs only the requirements file that the trainer names. The separate path keeps the user's own
+``requirements.txt``, which the trainer does not name, unchanged.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """Where an estimator's code is."""
+    """Location of an estimator's code."""
 
     folder: Path | None
-    """The source folder; None if there is but the script."""
+    """The source folder, or None if the estimator has only a script."""
     script: str = ""
-    """The entry point, relative to the folder; empty: none."""
+    """The entry point, relative to the folder. Empty if the estimator has none."""
     requirements: str = "requirements.txt"
-    """The file that pip installs from, relative to the folder; there need be none yet."""
+    """The requirements file for pip, relative to the folder. The file may not exist yet."""
     ignored: tuple[str, ...] = ()
-    """Patterns of names that are left out."""
+    """Patterns of file names that the SDK does not upload."""
 
 
 class Adapter(ABC):
-    """An estimator of either SDK."""
+    """Uniform access to an estimator of SDK 2 or SDK 3."""
 
     @abstractmethod
     def code(self) -> Code:
-        """Return where its code is.
+        """Return the location of the estimator's code.
 
         Raises:
-            ConfigError: If that is not on this machine, or what it starts is no script.
+            ConfigError: If the code is not on this machine, if the estimator starts a command instead of a script, or
+                if one of its settings conflicts with what `prepare` adds.
         """
 
     @abstractmethod
     def hyperparameters(self) -> Mapping[str, Any]:
-        """Return the user's, and ours of the last time; values as Python has them or as texts."""
+        """Return the estimator's hyperparameters, as Python values or as texts.
+
+        They include those of hetero if the estimator was prepared before.
+        """
 
     @abstractmethod
     def image(self) -> str:
-        """Return what is known about its image: its name, or the tag of its Python."""
+        """Return the image's Python version, such as ``py310``, or else the image's tag. Empty if both are unknown."""
 
     @abstractmethod
     def is_isolated(self) -> bool:
-        """Tell whether its containers have no network but each other."""
+        """Return whether network isolation is on, with which containers reach only each other."""
 
     @abstractmethod
     def trains_with_tensorflow(self) -> bool:
-        """Tell whether its image is one for TensorFlow."""
+        """Return whether the estimator's image is for TensorFlow."""
 
     @abstractmethod
     def apply(
@@ -73,28 +81,28 @@ class Adapter(ABC):
         parameters: Mapping[str, Any],
         metrics: Sequence[Mapping[str, str]],
     ) -> None:
-        """Point it at a staged folder, and add hyperparameters and definitions of metrics to its own.
+        """Set the estimator's code to a staged folder, and add hyperparameters and metric definitions.
 
         Args:
-            folder: The code.
-            entry_point: The file in it that every host starts.
-            requirements: The file in it that pip installs first.
-            parameters: Hyperparameters; they replace its own of the same name.
-            metrics: With Name and Regex; its own of the same name stay.
+            folder: The staged folder with the code.
+            entry_point: The file in the folder that every host starts.
+            requirements: The requirements file in the folder, which pip installs first.
+            parameters: Hyperparameters to add. They replace the estimator's own of the same name.
+            metrics: Metric definitions to add, with Name and Regex. The estimator's own of the same name stay.
         """
 
 
 def adapter_of(estimator: Any) -> Adapter:
-    """Return the adapter of an estimator.
+    """Return the adapter for an estimator.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the object is not an estimator.
     """
     return _Trainer(estimator) if sdk_version(estimator) == 3 else _Estimator(estimator)
 
 
 class _Estimator(Adapter):
-    """Of SDK 2."""
+    """Adapter for an estimator of SDK 2."""
 
     def __init__(self, estimator: Any) -> None:
         self._estimator = estimator
@@ -142,8 +150,8 @@ class _Estimator(Adapter):
         estimator = self._estimator
         estimator.source_dir = str(folder)
         estimator.entry_point = entry_point
-        estimator._hyperparameters = dict(estimator._hyperparameters or {})  # it may be the user's own dict
-        if hasattr(type(estimator), "_framework_name"):  # encodes all of them when asked for them
+        estimator._hyperparameters = dict(estimator._hyperparameters or {})  # a copy: it may be the user's dict
+        if hasattr(type(estimator), "_framework_name"):  # its hyperparameters() encodes all values
             estimator._hyperparameters.update(parameters)
         else:
             estimator.set_hyperparameters(**parameters)
@@ -152,7 +160,7 @@ class _Estimator(Adapter):
 
 
 class _Trainer(Adapter):
-    """``ModelTrainer`` of SDK 3."""
+    """Adapter for a ``ModelTrainer`` of SDK 3."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -208,7 +216,7 @@ class _Trainer(Adapter):
             "source_dir": str(folder),
             "entry_script": entry_point,
             "requirements": requirements,
-            "ignore_patterns": None,  # what they leave out is not in the folder, and ours they must not meet
+            "ignore_patterns": None,  # already applied to the copy; they must not match files of hetero
         }
         trainer.source_code = code if trainer.source_code is None else trainer.source_code.model_copy(update=code)
         trainer.hyperparameters = {**(trainer.hyperparameters or {}), **parameters}
@@ -219,7 +227,7 @@ class _Trainer(Adapter):
 
 
 def _missing(metrics: Sequence[Mapping[str, str]], own: Sequence[str]) -> list[dict[str, str]]:
-    """Return the definitions that are not there yet, as many as a request has room for."""
+    """Return the definitions that are not in ``own`` yet, up to the number that a request may have."""
     missing = [dict(each) for each in metrics if each["Name"] not in own]
     most = limits()["AlgorithmSpecification.MetricDefinitions"].high or 0
     room = max(0, most - len(own))
@@ -245,7 +253,7 @@ def _text(value: object, name: str) -> str:
 
 
 def _tag(image: object) -> str:
-    """Return the tag of an image's name."""
+    """Return the tag in an image's name, or an empty text."""
     return image.rpartition("/")[2].partition(":")[2] if isinstance(image, str) else ""
 
 

@@ -1,4 +1,4 @@
-"""The archive in which the SDK uploads a source directory, unpacked without trusting it."""
+"""Safe unpacking of the archive in which the SDK uploads a source directory."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hetero.errors import ConfigError
 __all__ = ["MAX_BYTES", "unpack"]
 
 MAX_BYTES = 1 << 30
-"""Of all files together."""
+"""Maximum size of all unpacked files together."""
 _MAX_MEMBERS = 100_000
 
 
 def unpack(content: bytes, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Unpack a ``.tar.gz``: regular files and folders, below ``folder``, which must exist.
+    """Unpack the regular files and folders of a ``.tar.gz``.
 
     Args:
         content: The archive.
-        folder: Receives what is in it.
-        max_bytes: Of all files together.
+        folder: Target folder, which must exist.
+        max_bytes: Maximum size of all files together.
 
     Raises:
-        ConfigError: If it is no such archive, is larger than it may be, or has a link, a device or a path that leads
-            out of the folder.
+        ConfigError: If the content is not such an archive, exceeds ``max_bytes`` or 100,000 members, or has a link, a
+            device or a path that leads out of the folder.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r|gz") as archive:
@@ -59,5 +59,5 @@ def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
             shutil.copyfileobj(source, file)
-        target.chmod(member.mode & 0o755 | 0o600)  # as the toolkit does: what is the owner's own stays that
+        target.chmod(member.mode & 0o755 | 0o600)  # like the toolkit; files that only the owner may read stay so
         left -= member.size

@@ -1,4 +1,7 @@
-"""Mistakes in a training job, found before it costs money: `check` for an estimator, `check_request` for a request."""
+"""Find mistakes in a training job before the job costs money.
+
+`check` examines an estimator, and `check_request` a request.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,25 @@ from hetero.sagemaker.request import TrainingRequest
 __all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
 
 _FIRST_V3 = (3, 18, 0)
-"""The first version 3 of the SDK with channels per group."""
+"""First release of version 3 of the SDK that supports channels per group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One mistake, or one thing to know before the job starts."""
+    """One mistake in a job, or one fact that the user should know before the job starts."""
 
     number: str
-    """Such as ``SM-03``; a number keeps its meaning."""
+    """Number of the check, such as ``SM-03``. Its meaning never changes."""
     severity: str
-    """``error``: the job is refused, fails or does not do what was asked for; ``warning``: look at it."""
+    """``error`` or ``warning``.
+
+    An error means that the service rejects the job, that the job fails, or that it does not do what the user asked for.
+    A warning asks the user to look at the finding.
+    """
     found: str
-    """What is there and why it is wrong; never a secret."""
+    """The mistake and the reason why it is one. Never contains a secret."""
     fix: str
-    """What to do."""
+    """Steps that remove the mistake."""
 
     def __str__(self) -> str:
         return f"{self.number} {self.severity}: {self.found}\n  fix: {self.fix}"
@@ -107,36 +114,43 @@ _TRAPS = {
     _UNPREPARED: _Numbered("hetero is not started", False, traps.another_program),
 }
 NUMBERS = {number: numbered.title for number, numbered in _TRAPS.items()}
-"""What each number is about."""
+"""Number of each check -> its title."""
 
 
 def check_request(request: TrainingRequest) -> list[Finding]:
-    """Return what is wrong with a request, or worth a look, by number; empty if nothing is."""
+    """Return the findings about a request, in the order of their numbers. Empty if there are none."""
     return [_finding(number, problem) for number, numbered in _TRAPS.items() for problem in numbered.trap(request)]
 
 
 def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Finding]:
-    """Return what is wrong with the job that an estimator would start, by number; empty if nothing is.
+    """Return the findings about the job that an estimator would start, in the order of their numbers.
 
-    Nothing is uploaded or sent, and neither the estimator nor its session is changed.
+    The check uploads and sends nothing, and changes neither the estimator nor its session.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
-        inputs: What its ``fit`` or ``train`` takes.
-        ec2: boto3's client for ``ec2``: the rules of security groups, which no request shows, are read with it.
+        inputs: The inputs that its ``fit`` or ``train`` takes.
+        ec2: boto3's client for ``ec2``. If given, the check reads the rules of the security groups with it, because a
+            request does not contain them.
+
+    Returns:
+        The findings. Empty if there are none.
 
     Raises:
-        ConfigError: If it is no estimator.
-        Exception: What the SDK raises for an estimator that it would not send.
+        ConfigError: If the object is not an estimator.
+        Exception: If the SDK rejects the estimator before it sends a request.
     """
     version = sdk_version(estimator)
+    # Local mode sends no request that could be checked.
     if is_local(estimator):
         return [_finding("SM-17", problem) for problem in traps.local_session()]
     request = record(estimator, inputs).request
     found = check_request(request)
+    # With a client, the rules themselves decide about SM-13.
     if ec2 is not None:
         found = [finding for finding in found if finding.number != "SM-13"]
         found += [_finding("SM-13", problem) for problem in reachability.seen_security_groups(request, ec2)]
+    # Three mistakes of version 3 show in its object or installation, not in the request.
     if version == 3:
         numbers = {finding.number for finding in found}
         if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:
@@ -149,7 +163,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
 
 
 def unprepared(estimator: Any, request: TrainingRequest) -> list[Finding]:
-    """Return the finding that nothing in an estimator's job starts hetero, if that is so."""
+    """Return the finding that nothing in an estimator's job starts hetero. Empty if something does."""
     found = [_finding(_UNPREPARED, problem) for problem in traps.another_program(request)]
     return found if sdk_version(estimator) == 2 else _unprepared_v3(estimator, request)
 
@@ -162,14 +176,14 @@ def _unprepared_v3(estimator: Any, request: TrainingRequest) -> list[Finding]:
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """Return findings for a person to read, with a last line that counts them."""
+    """Return the findings as text for a person, with the counts in the last line."""
     counts = [sum(finding.severity == severity for finding in findings) for severity in ("error", "warning")]
     lines = [*map(str, findings), f"errors: {counts[0]}, warnings: {counts[1]}"]
     return "\n".join(lines)
 
 
 def findings_json(findings: Sequence[Finding]) -> str:
-    """Return findings for a program to read: an object with a list of them."""
+    """Return the findings as JSON: an object with the list ``findings``."""
     return json.dumps({"findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
 
 
@@ -180,7 +194,10 @@ def _finding(number: str, problem: traps.Problem) -> Finding:
 
 
 def _installed_v3() -> tuple[int, ...]:
-    """Return the installed version of the SDK; of an installation in parts, what the part for training belongs to."""
+    """Return the installed version of the SDK.
+
+    If only parts of the SDK are installed, derive the version from the part for training, ``sagemaker-train``.
+    """
     try:
         return _numbers(importlib.metadata.version("sagemaker"))
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""What runs in the container of a rehearsal's host: SageMaker's toolkit, the entry point itself, or the request's own.
+"""The program that runs in the container of each host of a rehearsal.
 
-The platform starts one program per container. In a framework's image that is the training toolkit, which runs the
-user's entry point (SDK 2); with SDK 3 it is a shell script of the SDK's; a request may name another one.
+The platform starts one program per container. With SDK 2 and a framework's image, the program is the training toolkit,
+which runs the user's entry point. With SDK 3, it is a shell script of the SDK. A request may also name another program.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["THROUGH", "Container", "python_path"]
 
 THROUGH = ("plain", "toolkit")
 _PLATFORM_DIR = re.compile(r"(?<![\w.-])/opt/ml(?![\w.-])")
-"""The platform's tree, but not ``/opt/mlflow`` or a part of another path or URI."""
+"""Matches the platform's tree, but neither ``/opt/mlflow`` nor a part of another path or URI."""
 _CODE, _DRIVERS = "code", "sm_drivers"
-"""The channels in which SDK 3 sends the user's code, and its own scripts, which run it."""
+"""Channels in which SDK 3 sends the user's code, and the SDK's own scripts, which run that code."""
 _DISTRIBUTIONS = ("mpi", "torch_distributed", "smdistributed", "distributed_dataparallel", "pytorch_ddp")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _NO_INSTALLATION = 'print("a rehearsal installs nothing: requirements are taken to be here")\n'
@@ -37,19 +37,22 @@ _NO_INSTALLATION = 'print("a rehearsal installs nothing: requirements are taken 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """The container of every host of a request."""
+    """The container that every host of a request gets."""
 
     request: TrainingRequest
     through: str
     """``toolkit`` or ``plain``."""
     entry: tuple[str, ...]
-    """The container's own program, with its arguments; empty: the toolkit, or the user's entry point."""
+    """The program that the request names for the container, with its arguments.
+
+    If empty, the container runs the toolkit or the user's entry point.
+    """
     script: str
     """The user's entry point, in the folder of the user's code."""
     source_dir: Path | None
-    """The user's code, unless a channel has it."""
+    """The user's code, or None if a channel has it."""
     left_out: Path
-    """Not to be copied with the user's code."""
+    """A folder that is not copied with the user's code."""
 
     @classmethod
     def of(cls, request: TrainingRequest, *, source_dir: Path | None, through: str, output_dir: Path) -> Container:
@@ -57,16 +60,19 @@ class Container:
 
         Args:
             request: The request.
-            source_dir: The user's code, unless a channel has it.
+            source_dir: The user's code, or None if a channel has it.
             through: ``toolkit`` or ``plain``.
-            output_dir: Of the rehearsal: not to be copied where it lies within the user's code.
+            output_dir: The rehearsal's output folder. It is not copied if it lies within the user's code.
 
         Raises:
-            ConfigError: If the request names no program, or its code is not here.
+            ConfigError: If the request names no program, if its code or program is not on this machine, if a shell
+                would misread the path that replaces ``/opt/ml``, or if the toolkit would start the ranks of a
+                distribution.
         """
         algorithm = request.document.get("AlgorithmSpecification") or {}
         entry = (*(algorithm.get("ContainerEntrypoint") or ()), *(algorithm.get("ContainerArguments") or ()))
         script = _unquoted(request.hyperparameters.get("sagemaker_program", ""))
+        # The program and the user's code must be on this machine.
         if source_dir is not None and not source_dir.is_dir():
             raise ConfigError(f"the source directory {source_dir} does not exist; expected a folder")
         if not entry and not script:
@@ -84,8 +90,10 @@ class Container:
             raise ConfigError(
                 f"the container's program {entry[0]!r:.200} is not on this machine; it is in the image only"
             )
+        # Check that the paths of the output folder can replace /opt/ml.
         for text in (*entry, *request.environment.values()):
             _moved(text, output_dir.resolve())
+        # The toolkit would start the ranks of a distribution over the network.
         enabled = [name for name in _DISTRIBUTIONS if _is_on(request, f"sagemaker_{name}_enabled")]
         if enabled and through == "toolkit" and not entry:
             raise ConfigError(
@@ -102,17 +110,17 @@ class Container:
         )
 
     def set_up(self, host: SimulatedHost, environment: Mapping[str, str], channels: Sequence[str]) -> HostCommand:
-        """Put the user's code into a host's tree and return what is started there.
+        """Copy the user's code into a host's tree and return the command to start there.
 
         Args:
-            host: The host, whose tree is written but for the code.
-            environment: What it is told by the rehearsal.
-            channels: Those that it gets.
+            host: The host. Its tree is complete except for the code.
+            environment: Variables that the rehearsal sets on the host.
+            channels: Names of the channels that the host gets.
         """
         base = host.base_dir.resolve()
         if self.source_dir is not None:
             _copy(self.source_dir, base / "code", left_out=self.left_out)
-            if self.script == LAUNCHER_NAME:  # of a prepared job, whose code may be here as it was before
+            if self.script == LAUNCHER_NAME:  # a prepared job may bring code from before `prepare`
                 shutil.copyfile(LAUNCHER_FILE, base / "code" / LAUNCHER_NAME)
         common = {
             **self._platform_environment(base),
@@ -121,6 +129,7 @@ class Container:
             "SAGEMAKER_BASE_DIR": str(base),
         }
         common["PYTHONPATH"] = python_path(common.get("PYTHONPATH"))
+        # The request's own program runs in any case.
         if self.entry:
             self._copy_channels(base)
             path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
@@ -130,6 +139,7 @@ class Container:
                 directory=base / "code",
                 is_process_1=True,
             )
+        # Otherwise the toolkit runs the entry point, or it runs directly.
         if self.through == "toolkit":
             image = str((self.request.document.get("AlgorithmSpecification") or {}).get("TrainingImage", ""))
             return HostCommand(
@@ -154,7 +164,10 @@ class Container:
         return {**found, **{name: _moved(value, base) for name, value in request.environment.items()}}
 
     def _copy_channels(self, base: Path) -> None:
-        """Give the host its own copy of code that came in channels; SDK 3's scripts know no other tree than /opt/ml."""
+        """Replace the links to SDK 3's code channels by copies.
+
+        The copied scripts of the SDK get the paths of the host's tree, because they otherwise know only ``/opt/ml``.
+        """
         for name in (_CODE, _DRIVERS):
             channel = base / "input" / "data" / name
             if channel.is_symlink():
@@ -173,7 +186,11 @@ class Container:
 
 
 def _here(entry: Sequence[str], base: Path) -> list[str]:
-    """Return the container's program as it is started on this machine; raise if the host's tree lacks it."""
+    """Return the command that starts the container's program on this machine.
+
+    Raises:
+        ConfigError: If the program belongs into the host's tree and is no executable file there.
+    """
     program, *arguments = (_moved(part, base) for part in (_program(entry[0]), *entry[1:]))
     if program != entry[0] and program.startswith(str(base)) and not os.access(program, os.X_OK):
         raise ConfigError(
@@ -184,12 +201,16 @@ def _here(entry: Sequence[str], base: Path) -> list[str]:
 
 
 def _program(name: str) -> str:
-    """Return the container's program, if it is Python as this one."""
+    """Return this process's interpreter if the program is Python, or else the unchanged name."""
     return sys.executable if re.fullmatch(r"(/.*/)?python3?", name) else name
 
 
 def _moved(text: str, base: Path) -> str:
-    """Return a text with the platform's tree replaced by a host's."""
+    """Return the text with the platform's tree replaced by a host's.
+
+    Raises:
+        ConfigError: If a shell would misread the path of the host's tree.
+    """
     found, number = _PLATFORM_DIR.subn(lambda _: str(base), text)
     if number and not _PLAIN_PATH.fullmatch(str(base)):
         raise ConfigError(f"a shell would misread the path {base}; choose an --output-dir of letters, digits and ._+-")
@@ -197,7 +218,7 @@ def _moved(text: str, base: Path) -> str:
 
 
 def _copy(source: Path, target: Path, *, left_out: Path) -> None:
-    """Copy code, but no caches and repositories, and not what this rehearsal writes or others have written."""
+    """Copy code without caches, repositories and the output of this or an earlier rehearsal."""
 
     def ignored(folder: str, names: Iterable[str]) -> set[str]:
         here = Path(folder).resolve()
@@ -209,7 +230,7 @@ def _copy(source: Path, target: Path, *, left_out: Path) -> None:
 
     try:
         shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
-    except shutil.Error as error:  # of all files together: (source, target, why) each
+    except shutil.Error as error:  # lists (source, target, why) for each file
         path, _, why = error.args[0][0]
         raise ConfigError(
             f"cannot copy {path} with the code: {why}; make it a file that you may read, or take it away"
@@ -217,7 +238,11 @@ def _copy(source: Path, target: Path, *, left_out: Path) -> None:
 
 
 def python_path(stated: str | None) -> str:
-    """Return where Python is to look for modules: where the job says, where this process was told, and for hetero."""
+    """Return the PYTHONPATH of a host.
+
+    It has the folders that the job states, then those of this process, then hetero's source tree unless hetero is
+    installed in ``site-packages``.
+    """
     parts = [stated or "", os.environ.get("PYTHONPATH", "")]
     own = Path(__file__).resolve().parents[2]
     if own.name not in ("site-packages", "dist-packages"):

@@ -1,4 +1,4 @@
-"""What follows from a request: its groups' roles, hardware and storage, and what looks like a secret."""
+"""Facts derived from a request: the roles, hardware and storage of its groups, and values that look like secrets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _U = TypeVar("_U")
 
 
 def parameter(request: TrainingRequest, name: str) -> Any:
-    """Return a hyperparameter as the SDK meant it: it writes JSON."""
+    """Return the value of a hyperparameter, decoded because the SDK writes JSON. None if it is missing."""
     text = request.hyperparameters.get(name, "null")
     try:
         return json.loads(text)
@@ -46,10 +46,10 @@ def parameter(request: TrainingRequest, name: str) -> Any:
 
 
 def assigned_roles(request: TrainingRequest) -> dict[str, Role]:
-    """Return what each group does, by name, as the launcher will decide it.
+    """Return the role of each group, by name, as the launcher will assign it.
 
     Raises:
-        ClusterError: If that is unclear, or no group trains.
+        ClusterError: If a role is unclear, or no group trains.
         ConfigError: If the hyperparameter ``hetero_roles`` is malformed.
     """
     stated = parameter(request, "hetero_roles")
@@ -60,7 +60,7 @@ def assigned_roles(request: TrainingRequest) -> dict[str, Role]:
 
 
 def roles_of(request: TrainingRequest) -> dict[str, Role]:
-    """Return what each group does; nothing where that is unclear, which has a trap of its own."""
+    """Return the role of each group, by name. Empty if a role is unclear, which the trap `unclear_roles` reports."""
     try:
         return assigned_roles(request)
     except HeteroError:
@@ -68,7 +68,7 @@ def roles_of(request: TrainingRequest) -> dict[str, Role]:
 
 
 def image_hardware(image: str) -> str | None:
-    """Return what an image is for by its name: ``neuron`` (Trainium), ``gpu`` or ``cpu``; None: no word."""
+    """Return the hardware in an image's name: ``neuron`` (Trainium), ``gpu`` or ``cpu``. None if the name has none."""
     words = set(re.split(r"[^a-z0-9]+", image.rpartition("/")[2].lower()))
     if any(word.startswith("neuron") for word in words):
         return "neuron"
@@ -78,7 +78,7 @@ def image_hardware(image: str) -> str | None:
 
 
 def hardware(instance_type: str) -> str:
-    """Return which images a type needs: ``neuron``, ``gpu``, or ``cpu``, which the others can stand in for."""
+    """Return the images that a type needs: ``neuron``, ``gpu`` or ``cpu``. ``cpu`` types also run other images."""
     family = instance_type.removeprefix("ml.").partition(".")[0]
     if family.startswith(("trn", "inf")):
         return "neuron"
@@ -86,13 +86,17 @@ def hardware(instance_type: str) -> str:
 
 
 def storage_gb(group: InstanceGroup) -> int | None:
-    """Return the local storage of a group's type: 0 where there is only EBS, None where that is not known."""
+    """Return the local storage of a group's type in GB: 0 if the type has only EBS, None if it is unknown."""
     info = _catalogue().find(group.instance_type)
     return info.instance_storage_gb if info else None
 
 
 def sizes_if_not_among(instance_type: str) -> list[str]:
-    """Return the known sizes of a type's family if it is none of them; nothing if it is, or no size is known."""
+    """Return the known sizes of a type's family, unless the type is one of them.
+
+    Returns:
+        Names of instance types. Empty if the type is known, or no size of its family is known.
+    """
     family = instance_type.rpartition(".")[0]
     names = (info.instance_type for info in _catalogue().types())
     sizes = [name for name in names if name.rpartition(".")[0] == family]
@@ -105,19 +109,21 @@ def _catalogue() -> Catalogue:
 
 
 def volume_gb(request: TrainingRequest) -> int:
-    """Return the size of the volume that is asked for; 0 if none is."""
+    """Return the volume size that the request states, in GB, or 0 if it states none."""
     return member(request, "ResourceConfig.VolumeSizeInGB", int, 0)
 
 
 def member(request: TrainingRequest, path: str, kind: type[_T], default: _U) -> _T | _U:
-    """Return a member of the request; the default if there is none of this type."""
+    """Return the member of the request at a path, or the default if the member is missing or has another type."""
     return next((value for _, value in values_at(request.document, path) if isinstance(value, kind)), default)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Tell whether a value is a secret by its name, and looks like one: not ``max_tokens``, nor a path or ``<pad>``.
+    """Return whether a value looks like a secret.
 
-    People choose passwords: any text may be one. So may what is named like hetero's own token.
+    Usually both the name and the value must look like those of a secret. ``max_tokens``, a path or ``<pad>`` therefore
+    do not count. Under the name of a password or of hetero's own token, every text except a path counts, because people
+    choose passwords freely. An AWS access key ID counts under every name.
     """
     words = tuple(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)
     named = bool(words) and (words[-1] in _SECRET_WORDS or words[-2:] in _SECRET_ENDS)

@@ -1,7 +1,8 @@
-"""The hosts that a request would get, on this machine: their trees, their containers' programs, and the job.
+"""Run the job of a request on simulated hosts of this machine.
 
-What is in a tree is what the platform would put there, with these differences: data is linked, from local folders, and
-code is a copy. Groups get their hosts in turns and list them backwards: nothing may follow from a host's name or place.
+Each host gets the tree that the platform would write, with two differences: data is linked from local folders, and code
+is a copy. The groups get their hosts in turns and list them backwards, because no program may rely on a host's name or
+position.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["check_rehearsal", "host_names", "resource_config", "run_request"]
 logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 120.0
-"""From the platform's SIGTERM to its SIGKILL."""
+"""Seconds between the platform's SIGTERM and its SIGKILL."""
 
 
 def run_request(
@@ -53,19 +54,21 @@ def run_request(
 
     Args:
         request: The request.
-        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``; must exist.
+        output_dir: Folder for ``report.json``, ``report.md`` and ``hosts/<host>/``. It must exist.
         data: Channel -> local folder or file.
-        source_dir: The user's code, where the request names it in S3.
-        through: ``toolkit``: the user's entry point is run by SageMaker's training toolkit; ``plain``: directly. By
-            default by the toolkit if it is installed. A request with an entry point of the container's own has it run.
-        stated: Launch options, by name, that every host gets by its environment.
+        source_dir: The user's code, if the request names it in S3.
+        through: ``toolkit`` runs the user's entry point with SageMaker's training toolkit, and ``plain`` runs it
+            directly. The default is the toolkit if it is installed. If the request has a ContainerEntrypoint, the hosts
+            run that instead.
+        stated: Launch options, by name. Every host gets them in its environment.
         vcpus: vCPU counts of instance types that the catalogue does not know.
-        make_tls: Whether to make certificates and have the job use them.
+        make_tls: Whether to make certificates that the job uses.
 
     Raises:
-        ConfigError: If the request cannot be run here; says what is missing.
-        ClusterError: If the roles of its groups are not clear.
+        ConfigError: If the request cannot run here. The message names what is missing.
+        ClusterError: If the roles of its groups are not clear, or vCPUs to emulate are unknown.
     """
+    # Resolve everything that can fail before a host starts.
     job = _plan(request, output_dir, data, source_dir, through, stated)
     options, channels = job.options, job.channels
     counts = {
@@ -76,6 +79,7 @@ def run_request(
         )
         for group in request.groups
     }
+    # Write the trees and run the hosts.
     feeders: list[PipeFeeder] = []
     read_only = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
     with contextlib.ExitStack() as stack:
@@ -97,6 +101,7 @@ def run_request(
             make_token=not _brings_token([source_dir, *(channel.path for channel in channels)]),
             kill_after_s=job.kill_after_s,
         )
+    # Report problems with the channels that the hosts themselves do not notice.
     for channel in channels:
         if channel.mode == "FastFile" and channel.state() != read_only[channel.name]:
             logger.warning("something wrote to the data of channel %s: the platform has it read-only", channel.name)
@@ -107,7 +112,7 @@ def run_request(
 
 
 def _brings_token(folders: Sequence[Path | None]) -> bool:
-    """Whether a token comes with the code: then that one is rehearsed."""
+    """Return whether a token comes with the code, which the rehearsal then uses."""
     return any(folder is not None and (folder / STAGED_FOLDER / TOKEN_NAME).is_file() for folder in folders)
 
 
@@ -120,27 +125,27 @@ def check_rehearsal(
     through: str | None,
     stated: Mapping[str, object],
 ) -> None:
-    """Raise what `run_request` would raise of such arguments, but for unknown vCPUs.
+    """Check the arguments of `run_request` without running the job. Unknown vCPUs are not checked.
 
     Raises:
-        ConfigError: As there.
-        ClusterError: As there.
+        ConfigError: As for `run_request`.
+        ClusterError: As for `run_request`.
     """
     _plan(request, output_dir, data, source_dir, through, stated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What a request comes to on this machine."""
+    """A request, resolved for this machine."""
 
     names: Mapping[str, Sequence[str]]
-    """Group -> hosts."""
+    """Group -> names of its hosts."""
     cluster: ClusterSpec
     channels: Sequence[LocalChannel]
     container: Container
     options: LaunchOptions
     texts: Mapping[str, str]
-    """Of the options that the caller states, as the environment says them."""
+    """Environment variables for the options that the caller states."""
     kill_after_s: float
 
 
@@ -172,12 +177,12 @@ def _plan(
 
 
 def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
-    """Return the hosts of every group, ``algo-1`` and so on, as no one should expect them.
+    """Return the host names of every group, ``algo-1`` and so on, in an unexpected order.
 
-    The platform says nothing about which group gets which, or in which order it lists them.
+    The platform does not specify which group gets which names, or the order in which it lists them.
 
     Args:
-        groups: Name and number of hosts of each.
+        groups: Name and number of hosts of each group.
     """
     found: dict[str, list[str]] = {name: [] for name, _ in groups}
     numbers = itertools.count(1)
@@ -189,7 +194,7 @@ def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
 
 
 def resource_config(request: TrainingRequest, names: Mapping[str, Sequence[str]], host: str) -> dict[str, object]:
-    """Return what ``resourceconfig.json`` says on a host."""
+    """Return the content of ``resourceconfig.json`` for a host."""
     group = next(group for group in request.groups if host in names[group.name])
     return {
         "current_group_name": group.name,
@@ -214,7 +219,7 @@ def _write_tree(
     names: Mapping[str, Sequence[str]],
     channels: Sequence[LocalChannel],
 ) -> list[PipeFeeder]:
-    """Write the tree of a host; return what is to feed its pipes."""
+    """Write the tree of a host and return the feeders of its pipes."""
 
     def sharers(channel: LocalChannel) -> list[str]:
         hosts = (name for group, own in names.items() if channel.is_for(group) for name in own)
@@ -252,7 +257,11 @@ def _choose(through: str | None) -> str:
 
 
 def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dict[str, str]:
-    """Return launch options as the environment states them."""
+    """Return launch options as environment variables.
+
+    Raises:
+        ConfigError: If a hyperparameter of the request states the same option.
+    """
     texts = {}
     for name, value in stated.items():
         if f"hetero_{name}" in request.hyperparameters:
@@ -268,7 +277,7 @@ def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dic
 
 
 def _resolve(request: TrainingRequest, texts: Mapping[str, str], *, script: str) -> LaunchOptions:
-    """Return the options that the hosts will have, as far as the request and the caller say."""
+    """Return the launch options of the hosts, from the request and from the caller's variables."""
     own = None if "hetero_script" in request.hyperparameters else script
     environment = {**request.environment, **texts, "SM_HPS": json.dumps(dict(request.hyperparameters))}
     return resolve_options(argparse.Namespace(script=own), environment, Path(os.devnull))

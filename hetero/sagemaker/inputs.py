@@ -1,4 +1,4 @@
-"""The inputs of a rehearsal: what every host gets of each channel, from local data in place of S3's."""
+"""The inputs of a rehearsal: the files that each host gets from each channel, with local data instead of S3."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ class LocalChannel:
     mode: str
     """``File``, ``FastFile`` or ``Pipe``."""
     groups: tuple[str, ...]
-    """The groups that get it; empty: all."""
+    """The groups that get the channel. Empty if all groups get it."""
     path: Path
     is_sharded: bool
-    """Whether every host gets a part of the files."""
+    """Whether each host gets only a part of the files."""
     is_compressed: bool
-    """Whether the platform is to unpack gzip files on the way, which it does for pipes."""
+    """Whether the data is gzip files, which the platform unpacks on the way into pipes."""
     content_type: str | None
 
     def is_for(self, group: str) -> bool:
-        """Whether the hosts of a group get it."""
+        """Return whether the hosts of a group get the channel."""
         return not self.groups or group in self.groups
 
     def files(self, host: str, hosts: Sequence[str]) -> list[Path]:
-        """Return the files that a host gets, in the order in which S3 lists objects: by the bytes of their keys.
+        """Return the files that a host gets, ordered by the bytes of their names as S3 orders keys.
 
         Args:
-            host: The host.
-            hosts: All that get the channel, in order.
+            host: Name of the host.
+            hosts: Names of all hosts that get the channel, in order.
         """
         found = sorted(_files_below(self.path), key=os.fsencode) if self.path.is_dir() else [self.path]
         return found[hosts.index(host) :: len(hosts)] if self.is_sharded else found
 
     def in_tree(self, host: str, hosts: Sequence[str], parts: Path) -> TreeChannel:
-        """Return the channel as a host's tree has it.
+        """Return the channel for a host's tree.
 
         Args:
-            host: The host.
-            hosts: All that get the channel, in order.
-            parts: A folder of the host's own, for links to its part of the files.
+            host: Name of the host.
+            hosts: Names of all hosts that get the channel, in order.
+            parts: A folder that belongs to the host, for links to its part of the files.
         """
         path: Path | None = self.path
         if self.mode == "Pipe":
@@ -74,7 +74,7 @@ class LocalChannel:
         )
 
     def state(self) -> tuple[int, int, int]:
-        """Return numbers that change when something is written to the data: entries, bytes, latest change."""
+        """Return numbers that change if a program writes to the data: entries, bytes, and the latest change in ns."""
         status = [path.stat() for path in (self.path, *_entries_below(self.path)) if path.exists()]
         return len(status), sum(each.st_size for each in status), max(each.st_mtime_ns for each in status)
 
@@ -84,14 +84,17 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
 
     Args:
         request: The request.
-        data: Channel -> folder or file that has what the platform would take from S3.
+        data: Channel -> local folder or file with the data that the platform would read from S3.
 
     Raises:
-        ConfigError: If a channel has no local data, or is of a kind that cannot be rehearsed.
+        ConfigError: If a channel has no local data or is malformed, if a rehearsal does not support its kind, or if
+            ``data`` names an unknown channel.
     """
+    # Data for an unknown channel is a mistake of the caller.
     names = [channel.name for channel in request.channels]
     if strangers := sorted(set(data) - set(names)):
         raise ConfigError(f"the request has no channel {strangers[0]!r:.80}; it has {', '.join(names) or 'none'}")
+    # Check each channel, then look up its data.
     groups = {group.name for group in request.groups}
     found = []
     for channel, document in zip(request.channels, request.document.get("InputDataConfig") or (), strict=True):

@@ -1,4 +1,4 @@
-"""Bounds of the service on a request: data in ``limits.yaml``, each with its source, and what breaks them."""
+"""The service's limits on a request, read from ``limits.yaml``, and the values that exceed them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What the service accepts at one place of a request."""
+    """The values that the service accepts at one place of a request."""
 
     path: str
-    """Names of members; ``[]`` stands for each item of a list, ``{}`` for each value, ``{keys}`` for each key."""
+    """Path of the place in the request.
+
+    The path consists of member names, ``[]`` for each item of a list, ``{}`` for each value of an object and ``{keys}``
+    for each key.
+    """
     source: str
-    """The page that states it."""
+    """URL of the page that documents the limit."""
     counts: str = ""
-    """What is bounded: ``items``, ``characters`` or the ``number`` itself; empty: neither."""
+    """The quantity that `low` and `high` bound: ``items``, ``characters``, the ``number`` itself, or empty for none."""
     low: int | None = None
     high: int | None = None
     pattern: str | None = None
-    """A regular expression that the whole text matches."""
+    """Regular expression that must match the whole text."""
     values: tuple[str, ...] = ()
-    """The only values that there are; empty: any."""
+    """The only accepted values. Empty if all values are accepted."""
 
     def explain(self, value: Any) -> str | None:
-        """Return what is wrong with a value in words, without the value itself; None if nothing is."""
+        """Return the reason why the limit rejects a value, without the value itself. None if it accepts it."""
         if self.values and value not in self.values:
             return f"none of {', '.join(self.values)}"
         if self.counts:
@@ -52,7 +56,7 @@ class Limit:
 
 @functools.cache
 def limits() -> Mapping[str, Limit]:
-    """Return the shipped limits by path."""
+    """Return the shipped limits, by path."""
     content = resources.files("hetero.sagemaker").joinpath("limits.yaml").read_bytes()
     document: Any = parse_yaml(content, "limits.yaml")
     rows = [{"source": document["source"], **row} for row in document["limits"]]
@@ -60,9 +64,10 @@ def limits() -> Mapping[str, Limit]:
 
 
 def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield what stands in a request at a limit's path, with the path that leads to each; members that lack: nothing.
+    """Yield the values at a limit's path in a request, each with its own path. Skip missing members.
 
-    Values of a type that the path does not expect are left out: `TrainingRequest.parse` speaks of those.
+    Values of a type that does not fit the path are skipped, too. `TrainingRequest.parse` reports wrong types of the
+    members that it reads.
     """
     waiting = [("", document)]
     for step in _STEP.finditer(path):
@@ -84,9 +89,9 @@ def _inside(where: str, value: Any, step: re.Match[str]) -> Iterator[tuple[str, 
 
 
 def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
-    """Return where a request breaks a limit and how, for a person to read; None if it does not.
+    """Return a text that lists where and how a request exceeds a limit, or None if it does not.
 
-    Values are not shown: they may be secrets.
+    The text does not contain the values, because they may be secrets.
     """
     kinds: tuple[type, ...] = {"items": (list, dict), "characters": (str,), "number": (int,)}.get(limit.counts, (str,))
     found = []

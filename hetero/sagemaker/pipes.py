@@ -1,8 +1,9 @@
-"""Pipe mode: a channel's data as the platform streams it, through one FIFO per epoch.
+"""Pipe mode: a channel's data, streamed through one FIFO per epoch as on the platform.
 
-The FIFO of an epoch is there before the one before it has ended; an epoch's data begins to flow when somebody opens
-its FIFO, and is everything, in the order of the objects' names, once. What is not read is lost, as on the platform.
-Where something cannot be read, the epoch ends there, and the feeder remembers that.
+The feeder creates the FIFO of the next epoch before the current epoch ends. The data of an epoch begins to flow when a
+reader opens its FIFO. An epoch consists of all objects, once each, in the order of their names. Data that the reader
+leaves unread is lost, as on the platform. If the feeder cannot read a file, it ends the epoch there and sets
+`PipeFeeder.has_failed`.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _CHUNK_BYTES = 1 << 16
 
 
 class PipeFeeder:
-    """Feeds the FIFOs ``<channel>_<epoch>`` of one host; a context manager.
+    """Context manager that feeds the FIFOs ``<channel>_<epoch>`` of one host from a thread.
 
     Args:
-        folder: The host's ``input/data``.
+        folder: The host's folder ``input/data``.
         channel: Name of the channel.
-        files: Its objects, in order.
-        is_compressed: Whether they are gzip files that the platform unpacks on the way.
+        files: The channel's objects, in order.
+        is_compressed: Whether the objects are gzip files, which the feeder unpacks on the way.
     """
 
     def __init__(self, folder: Path, channel: str, files: Sequence[Path], *, is_compressed: bool = False) -> None:
         self.has_failed = False
-        """Whether an epoch was not whole."""
+        """Whether an epoch ended early because a file could not be read."""
         self._prefix = folder / channel
         self._files = files
         self._is_compressed = is_compressed
@@ -60,11 +61,11 @@ class PipeFeeder:
         epoch = 0
         while (descriptor := self._wait_for_reader(epoch)) is not None:
             try:
-                os.mkfifo(self._path(epoch + 1))  # whoever sees the end of this epoch may open the next at once
+                os.mkfifo(self._path(epoch + 1))  # a reader may open it as soon as this epoch ends
                 self._write(descriptor)
             except BrokenPipeError:
                 logger.info("%s was closed before its end", self._path(epoch))
-            except (OSError, EOFError, zlib.error):  # the last two are of damaged gzip files
+            except (OSError, EOFError, zlib.error):  # damaged gzip files raise the last two
                 logger.exception("cannot feed %s", self._path(epoch))
                 self.has_failed = True
             finally:
@@ -72,9 +73,9 @@ class PipeFeeder:
             epoch += 1
 
     def _wait_for_reader(self, epoch: int) -> int | None:
-        """Return the FIFO, opened for writing, as soon as somebody reads it; None when this ends."""
+        """Wait for a reader of an epoch's FIFO, then return a descriptor to write to. None if the feeder stops."""
         while not self._stopped.is_set():
-            with contextlib.suppress(OSError):  # ENXIO: nobody has
+            with contextlib.suppress(OSError):  # ENXIO: the FIFO has no reader yet
                 return os.open(self._path(epoch), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._stopped.wait(_POLL_S)
         return None
@@ -87,7 +88,7 @@ class PipeFeeder:
                         return
 
     def _write_chunk(self, descriptor: int, chunk: memoryview) -> bool:
-        """Return whether it was written, or this ends."""
+        """Write a chunk and return True, or return False if the feeder stops first."""
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
         while chunk:

@@ -1,4 +1,7 @@
-"""Current prices from AWS's price list service; needs an account and its network, unlike the offer file."""
+"""Current prices from AWS's price list service.
+
+Unlike the offer file, the service needs an account and network access.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from hetero.pricing.offers import OFFER, PriceList, hourly_usd, price_list, trai
 __all__ = ["fetch_prices"]
 
 _SERVICE_REGION = "us-east-1"
-"""Where the service is; it answers for all regions."""
+"""Region of the service, which returns the prices of all regions."""
 _MAX_PAGES = 1000
-"""Of 100 products each: AmazonSageMaker has some thousands per region."""
+"""Maximum number of pages with 100 products each. AmazonSageMaker has some thousands of products per region."""
 
 
 def fetch_prices(region: str, client: Any = None) -> PriceList:
-    """Ask AWS what training on each instance type costs an hour, on demand.
+    """Return the hourly on-demand price of training on each instance type, as AWS states it.
 
-    Blocks for some seconds: about a hundred calls.
+    The function makes about a hundred calls and blocks for some seconds.
 
     Args:
-        region: Such as ``eu-west-1``.
-        client: boto3's client for ``pricing``; None: one with the credentials of the environment.
+        region: Region of the prices, such as ``eu-west-1``.
+        client: boto3's client for ``pricing``. None makes one with the credentials of the environment.
 
     Raises:
-        ConfigError: If boto3 is not installed, AWS cannot be reached or refuses, or there are no prices.
+        ConfigError: If boto3 is not installed, AWS cannot be reached or rejects a call, or AWS states no prices.
     """
     try:
         from botocore.exceptions import BotoCoreError, ClientError

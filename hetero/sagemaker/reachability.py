@@ -1,4 +1,4 @@
-"""Whether the hosts of a job reach each other in the user's VPC: what its security groups let in and out."""
+"""Check whether security groups let the hosts of a job reach each other in the user's VPC."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from hetero.sagemaker.traps import Problem, security_groups
 __all__ = ["seen_security_groups"]
 
 _LOW_PORT, _HIGH_PORT = 1024, 65535
-"""The launchers' own port is the user's choice, endpoints and torchrun take free ones."""
+"""Ports that a rule must cover. The user chooses the launchers' port, and endpoints and torchrun use free ports."""
 _ANYWHERE = "0.0.0.0/0"
 
 
 def seen_security_groups(request: TrainingRequest, ec2: Any) -> Iterator[Problem]:
-    """Look at the rules that the request does not show; yields nothing if they let the hosts reach each other.
+    """Yield a problem unless the rules of the security groups let the hosts reach each other.
 
-    A rule for addresses other than all may or may not hold for the hosts: then it stays a warning.
+    A request names the security groups but not their rules, which this function reads from AWS. A rule for some
+    addresses may or may not include the hosts. The problem is then a warning instead of an error.
 
     Args:
-        request: Of a job whose hosts may be in a VPC.
+        request: Request for a job. Its hosts may be in a VPC.
         ec2: boto3's client for ``ec2``, in the region of the job.
     """
     from botocore.exceptions import BotoCoreError, ClientError
@@ -36,6 +37,7 @@ def seen_security_groups(request: TrainingRequest, ec2: Any) -> Iterator[Problem
     except (BotoCoreError, ClientError) as error:
         yield Problem(f"{unseen[0].found} (they cannot be read: {str(error)[:200]})", unseen[0].fix)
         return
+    # Traffic between the hosts must be allowed in both directions.
     ways = {
         "in": _allowed(found, "IpPermissions", names),
         "out": _allowed(found, "IpPermissionsEgress", names),
@@ -52,7 +54,7 @@ def seen_security_groups(request: TrainingRequest, ec2: Any) -> Iterator[Problem
 
 
 def _allowed(groups: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> bool | None:
-    """Tell whether rules let TCP pass between members of the groups; None if that depends on their addresses."""
+    """Return whether rules allow TCP between members of the groups, or None if that depends on the hosts' addresses."""
     depends = False
     for rule in (rule for group in groups for rule in group.get(key, ())):
         if not _holds_for_tcp(rule):

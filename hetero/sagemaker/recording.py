@@ -1,9 +1,10 @@
-"""The request that the SageMaker SDK would send for an estimator, without sending it, and without an account.
+"""Record the request that the SageMaker SDK would send for an estimator, without an account or a network.
 
-A copy of the estimator gets a session whose AWS clients answer on the spot: botocore validates every call against its
-own model and then asks us instead of the network. What the SDK uploads, the user's code, is kept.
+A copy of the estimator gets a session whose AWS clients never use the network. botocore validates every call against
+its own model, and then an event handler of this module returns the response. The module keeps the user's code, which
+the SDK uploads.
 
-Works with both SDKs: version 2 (an ``Estimator`` or a framework's) and version 3 (``ModelTrainer``).
+This works with version 2 of the SDK (an ``Estimator`` or a framework's) and with version 3 (``ModelTrainer``).
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ from hetero.sagemaker.request import TrainingRequest
 __all__ = ["Recording", "is_local", "offline_session", "record", "sdk_version"]
 
 ACCOUNT = "000000000000"
-"""Stands for the user's account, which only AWS knows."""
+"""Placeholder for the number of the user's account, which only AWS knows."""
 _REGION = "us-east-1"
 _MAX_UPLOAD_BYTES = 1 << 30
 _LOCAL_BUCKET = "hetero-local-data"
-"""Of the stand-ins for local inputs: the SDK would upload them."""
+"""Bucket of the S3 URIs that replace local inputs, because the SDK would upload local inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What the SDK would have sent."""
+    """The request and the uploads that the SDK would have sent."""
 
     request: TrainingRequest
     objects: Mapping[str, bytes] = field(repr=False)
-    """What it would have uploaded: S3 URI -> content."""
+    """Uploads of the SDK: S3 URI -> content."""
     local_data: Mapping[str, Path]
-    """Local inputs: S3 URI that stands for it in the request -> folder or file."""
+    """Local inputs: S3 URI that replaces the input in the request -> local folder or file."""
 
 
 def sdk_version(estimator: object) -> int:
-    """Tell which SDK an object is from: 2 for an estimator, 3 for a ``ModelTrainer``.
+    """Return the version of the SDK that an object belongs to: 2 for an estimator, 3 for a ``ModelTrainer``.
 
     Raises:
-        ConfigError: If it is from neither.
+        ConfigError: If the object belongs to neither SDK.
     """
     for kind in type(estimator).__mro__:
         if kind.__module__.startswith("sagemaker.") and kind.__name__ in ("EstimatorBase", "ModelTrainer"):
@@ -58,15 +59,15 @@ def sdk_version(estimator: object) -> int:
 
 
 def is_local(estimator: Any) -> bool:
-    """Tell whether an estimator or ``ModelTrainer`` is for the SDK's local mode."""
+    """Return whether an estimator or ``ModelTrainer`` is for the SDK's local mode."""
     session = estimator.sagemaker_session
     return bool(getattr(session, "local_mode", False)) or "LOCAL" in str(getattr(estimator, "training_mode", ""))
 
 
 def offline_session(region: str = _REGION) -> Any:
-    """Return a session of the installed SageMaker SDK that needs no account and reaches no network.
+    """Return a session of the installed SageMaker SDK that needs no account and never uses the network.
 
-    An estimator made with it can be checked, recorded and rehearsed, not submitted.
+    An estimator with this session can be checked, recorded and rehearsed, but not submitted.
 
     Raises:
         ConfigError: If no SageMaker SDK is installed.
@@ -77,16 +78,18 @@ def offline_session(region: str = _REGION) -> Any:
 def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -> Recording:
     """Return the request that ``estimator.fit(inputs)`` or ``trainer.train(inputs)`` would send.
 
-    Neither the estimator nor its session is changed, nothing is uploaded or sent. Where the SDK would ask AWS for the
-    account's number, `ACCOUNT` stands for it.
+    The function uploads and sends nothing, and changes neither the estimator nor its session. `ACCOUNT` replaces the
+    account's number where the SDK would ask AWS for it.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
-        inputs: What its ``fit`` or ``train`` takes. Local folders (a path or a ``file://`` URI) get a stand-in in S3.
-        job_name: Name of the job; SDK 3 makes its own.
+        inputs: The inputs that its ``fit`` or ``train`` takes. An S3 URI replaces each local input (a path or a
+            ``file://`` URI).
+        job_name: Name of the job. SDK 3 ignores it and makes its own.
 
     Raises:
-        ConfigError: If it is no estimator, or its session is for the SDK's local mode.
+        ConfigError: If the object is not an estimator, its session is for the SDK's local mode, or a local input does
+            not exist.
     """
     version = sdk_version(estimator)
     original = estimator.sagemaker_session
@@ -131,8 +134,8 @@ def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) 
             setattr(double, name, copy.copy(value))
     double.sagemaker_session = session
     double.input_data_config = local_inputs.replaced(double.input_data_config)
-    # In some versions the first client that is made serves the whole process: the user's must not be ours afterwards,
-    # nor ours the user's.
+    # In some versions of the SDK, the whole process shares the first client that is made. Remove that client here and
+    # restore it afterwards, to keep the offline client and the user's client apart.
     instances = type(utils.SageMakerClient)._instances
     kept = instances.pop(utils.SageMakerClient, None)
     try:
@@ -151,7 +154,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
         raise ConfigError(
             "no SageMaker SDK is installed; pip install 'sagemaker>=2.257,<3', or 'sagemaker>=3.18,<4' for version 3"
         ) from None
-    try:  # version 3 first, which warns about names that only version 2 has
+    try:  # version 3 first, because it warns about names that only version 2 has
         from sagemaker.core.helper.session_helper import Session
     except ModuleNotFoundError:
         from sagemaker.session import Session
@@ -171,7 +174,7 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
 
 
 def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the SDK's defaults with its telemetry off: it reports errors too, and not through botocore."""
+    """Return the SDK's defaults with telemetry off, because telemetry also reports errors and does not use botocore."""
     whole = dict(defaults or {"SchemaVersion": "1.0"})
     inner = whole
     for name in ("SageMaker", "PythonSDK", "Modules"):
@@ -182,11 +185,11 @@ def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class _Recorded(BaseException):
-    """The request was seen: what the SDK does after it, such as its telemetry, is no business of ours."""
+    """Raised once the request is recorded, to skip what the SDK does next, such as telemetry."""
 
 
 class _Response:
-    """Of the HTTP response botocore asks no more than this."""
+    """The part of an HTTP response that botocore reads."""
 
     def __init__(self, status_code: int) -> None:
         self.status_code = status_code
@@ -194,10 +197,10 @@ class _Response:
 
 
 class _Answers:
-    """Answers botocore's calls: the handler of its event ``before-call``, which comes after its validation.
+    """Handler of botocore's event ``before-call``, which follows the validation of a call, that returns the response.
 
     Args:
-        takes_request: Whether to take the request for a training job; it is refused otherwise.
+        takes_request: Whether to record the request for a training job. Otherwise the request is denied.
     """
 
     def __init__(self, *, takes_request: bool = True) -> None:
@@ -210,7 +213,7 @@ class _Answers:
     def __call__(
         self, *, event_name: str, params: Mapping[str, Any], **_: object
     ) -> tuple[_Response, dict[str, Any]] | None:
-        """Return the response and what botocore would have made of it."""
+        """Return the HTTP response and the parsed response of a call."""
         service, operation = event_name.split(".")[1:3]
         if (service, operation) == ("sagemaker", "CreateTrainingJob") and self._takes_request:
             self.request = json.loads(params["body"])
@@ -235,7 +238,7 @@ class _Answers:
         return {"Buckets": [], "ETag": '"none"', "UploadId": "none", "ResponseMetadata": {"HTTPStatusCode": 200}}
 
     def _content(self, body: Any) -> bytes:
-        """Return what is uploaded, unless that is too much by now: all of it is kept in memory."""
+        """Return the uploaded content; raise ConfigError if all uploads together are too large to keep in memory."""
         content = body if isinstance(body, bytes) else bytes(body.read())
         self._num_bytes += len(content)
         if self._num_bytes > _MAX_UPLOAD_BYTES:
@@ -246,7 +249,7 @@ class _Answers:
 
 
 def _s3_uri(params: Mapping[str, Any]) -> str:
-    """Return the ``s3://bucket/key`` of a call; botocore may have the bucket in the path or before the host."""
+    """Return the ``s3://bucket/key`` of a call. The bucket may be in the path of the URL or in its host name."""
     signing = params.get("context", {}).get("s3_redirect", {})
     bucket = str(signing.get("bucket") or "")
     path = unquote(urlsplit(params["url"]).path).lstrip("/")
@@ -254,17 +257,20 @@ def _s3_uri(params: Mapping[str, Any]) -> str:
 
 
 class _LocalInputs:
-    """Replaces local inputs in copies of what an SDK takes as inputs.
+    """Copies an SDK's inputs, with S3 URIs in place of local inputs.
 
     Args:
-        found: Receives the S3 URI that stands for each, and the path.
+        found: Receives each S3 URI and the local path that it replaces.
     """
 
     def __init__(self, found: dict[str, Path]) -> None:
         self._found = found
 
     def replaced(self, value: Any) -> Any:
-        """Return inputs without local ones: texts, paths, lists and dicts of inputs, and the SDKs' own objects."""
+        """Return inputs with S3 URIs in place of local inputs.
+
+        Inputs are texts, paths, lists and dicts of inputs, and the SDKs' own objects.
+        """
         if isinstance(value, str | os.PathLike):
             return self._uri(os.fspath(value))
         if isinstance(value, list | tuple):

@@ -1,7 +1,8 @@
-"""The local mode that heterogeneous clusters lack: the job of an estimator, on simulated hosts of this machine.
+"""Rehearse the job of an estimator on simulated hosts of this machine.
 
-The request that the SDK would send is recorded, with the code that it would upload, and run by ``hetero simulate
---request`` in a process of its own, which ends with everything that it has started.
+SageMaker's own local mode does not support heterogeneous clusters. This module records the request that the SDK would
+send and the code that it would upload. ``hetero simulate --request`` then runs the request in a separate process. When
+that process ends, everything that it started ends, too.
 """
 
 from __future__ import annotations
@@ -39,21 +40,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What became of a rehearsal."""
+    """Result of a rehearsal."""
 
     exit_code: int
-    """The job's: 0 if it went well; `hetero.errors.ExitCode` has the others."""
+    """Exit code of the job: 0 if it succeeded, or else one of `hetero.errors.ExitCode`."""
     failure: str
-    """What the service would show as FailureReason; empty if the job went well."""
+    """The text that the service would show as FailureReason. Empty if the job succeeded."""
     output_dir: Path
-    """Has ``report.json``, ``report.md`` and, per host, ``hosts/<host>/ml``, which is its /opt/ml, and ``log.txt``."""
+    """Folder with ``report.json``, ``report.md`` and ``hosts/<host>/``.
+
+    The folder of each host has ``ml``, which is the host's ``/opt/ml``, and ``log.txt``.
+    """
 
     @property
     def report(self) -> Report:
         """The job's report.
 
         Raises:
-            ConfigError: If the job ended before there was one.
+            ConfigError: If the job ended before it wrote a report.
         """
         if not (self.output_dir / "report.json").exists():
             raise ConfigError(
@@ -75,19 +79,24 @@ def rehearse(
 ) -> Rehearsal:
     """Run the job that ``estimator.fit(inputs)`` or ``trainer.train(inputs)`` would start, on this machine.
 
-    Every host has an address, a tree as ``/opt/ml`` and processes of its own; the instance types give the prices of
-    the report, not the speed, unless ``emulate_sample_s`` says what a sample costs. The lines of all hosts go to
-    standard error. Blocks until the job has ended; Ctrl-C asks it to stop as the platform does, a second one kills it.
+    Each simulated host has its own address, processes and tree like ``/opt/ml``. The instance types determine the
+    prices in the report. They do not determine the speed, unless the option ``emulate_sample_s`` states what a sample
+    costs.
+
+    The lines of all hosts go to standard error. The call blocks until the job has ended. Ctrl-C requests a stop as the
+    platform does, and a second Ctrl-C kills the job.
 
     Args:
-        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3; neither it nor its session is changed.
-        inputs: What its ``fit`` or ``train`` takes, with local folders, as paths or ``file://`` URIs.
-        output_dir: Receives what the job leaves, in place of an earlier rehearsal's report and hosts of the same names.
-        data: Channel -> local folder, where the inputs are in S3.
-        source_dir: The code, where the estimator's is in S3.
-        through: ``toolkit`` has SageMaker's training toolkit run the entry point, ``plain`` runs it directly; the
-            toolkit by default, if it is installed. SDK 3 has scripts of its own, which run in any case.
-        options: Launch options by name, such as ``emulate_sample_s``, beside the job's own ``hetero_`` hyperparameters.
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3. The call changes neither it nor its session.
+        inputs: The inputs that its ``fit`` or ``train`` takes, with local folders as paths or ``file://`` URIs.
+        output_dir: Folder for the job's output. The output replaces an earlier rehearsal's report, and its hosts of the
+            same names.
+        data: Channel -> local folder, for inputs in S3.
+        source_dir: The code, if the estimator's code is in S3.
+        through: ``toolkit`` runs the entry point with SageMaker's training toolkit, and ``plain`` runs it directly. The
+            default is the toolkit if it is installed. The scripts of SDK 3 run in any case.
+        options: Launch options by name, such as ``emulate_sample_s``, in addition to the job's own ``hetero_``
+            hyperparameters.
 
     Raises:
         ConfigError: If the request cannot be recorded or rehearsed, an option is unknown, or an input is not local.
@@ -96,12 +105,14 @@ def rehearse(
     recording = record(estimator, inputs)
     target = Path(output_dir)
     with private_folder("hetero-rehearsal-") as folder:
+        # Write the request, the code and the channels as files for the other process.
         request_file = folder / "request.json"
         request_file.write_text(json.dumps(recording.request.document), encoding="utf-8")
         code = Path(source_dir) if source_dir is not None else _stage_source(recording, folder)
         channels = _stage_channels(recording, data or {}, folder)
         command = [sys.executable, "-m", "hetero.cli", "simulate", "--request", str(request_file)]
         command += [f"--output-dir={target}", *stated_flags(options)]
+        # Raise for mistakes here rather than in the other process.
         check_rehearsal(
             recording.request,
             output_dir=target,
@@ -115,6 +126,7 @@ def rehearse(
         command += [f"--through={through}"] if through is not None else []
         for finding in unprepared(estimator, recording.request):
             logger.warning("%s", finding)
+        # Run the job without the results of an earlier rehearsal.
         _forget_earlier(target)
         exit_code = _run(command)
     failure = _failure(target) if exit_code else ""
@@ -122,7 +134,7 @@ def rehearse(
 
 
 def _forget_earlier(output_dir: Path) -> None:
-    """Remove what an earlier rehearsal said of its end."""
+    """Remove the report and the failure files of an earlier rehearsal."""
     if output_dir.is_dir():
         with locked_folder(output_dir):
             for path in (*map(output_dir.joinpath, ("report.json", "report.md")), *_failure_files(output_dir)):
@@ -142,7 +154,10 @@ def _stage_source(recording: Recording, folder: Path) -> Path | None:
 
 
 def _stage_channels(recording: Recording, data: Mapping[str, str | os.PathLike[str]], folder: Path) -> dict[str, Path]:
-    """Return where the channels' data is: as the caller or the inputs say, or what the SDK would have uploaded."""
+    """Return channel -> local data, from the caller, from local inputs, or from the uploads of the SDK.
+
+    The caller's ``data`` takes precedence. Uploads are written below ``folder``.
+    """
     found: dict[str, Path] = {}
     for channel in recording.request.channels:
         uri = channel.uri or ""
@@ -161,20 +176,20 @@ def _stage(uploads: Mapping[str, bytes], uri: str, folder: Path) -> Path:
             raise ConfigError(f"the SDK would upload {name!r:.200}; expected a path below {uri}")
         path = folder / parts
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # uploads have no mode, and the job's token is among them
+        path.touch(mode=0o600)  # uploads have no mode, and one of them is the job's token
         path.write_bytes(content)
     return folder
 
 
 def _run(command: list[str]) -> int:
-    """Run ``hetero simulate``, show what it writes, and return its exit code; Ctrl-C is handed on, once per press."""
+    """Run ``hetero simulate``, show its output, and return its exit code. Each Ctrl-C is forwarded to it."""
     process = start_child(
         command,
         env={**os.environ, "PYTHONPATH": python_path(None), "HETERO_PARENT_PID": str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is ours to hand on
+        start_new_session=True,  # this process forwards Ctrl-C
     )
     assert process.stdout is not None
     try:
@@ -182,7 +197,7 @@ def _run(command: list[str]) -> int:
             while True:
                 try:
                     for line in process.stdout:
-                        sys.stderr.write(line.decode("utf-8", "replace"))  # a notebook shows this, not descriptor 2
+                        sys.stderr.write(line.decode("utf-8", "replace"))  # notebooks show sys.stderr, not descriptor 2
                     break
                 except KeyboardInterrupt:
                     process.send_signal(signal.SIGINT)
@@ -199,7 +214,7 @@ def _failure_files(output_dir: Path) -> list[Path]:
 
 
 def _failure(output_dir: Path) -> str:
-    """Return what the hosts say of the job's failure; all on which hetero ran say the same."""
+    """Return the failure text of the hosts. All hosts that ran hetero have the same text."""
     files = _failure_files(output_dir)
     texts = [path.read_text(encoding="utf-8", errors="replace")[:MAX_FAILURE_CHARS] for path in files]
     return next((text for text in texts if text.startswith("HET-")), texts[0] if texts else "")

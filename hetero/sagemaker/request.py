@@ -1,7 +1,7 @@
-"""What SageMaker is asked for: a CreateTrainingJob request, read from a dict or a file.
+"""A CreateTrainingJob request to SageMaker, read from a dict or a file.
 
-Everything that hetero says about a job before it runs is a function of this request: what would go wrong, and what a
-rehearsal's hosts look like. The names of its members are those of the service's API.
+The checks of a job and the hosts of its rehearsal follow from this request. Its members have the names of the service's
+API.
 
 Source: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 """
@@ -20,7 +20,7 @@ from hetero.system.documents import read_bounded
 __all__ = ["ONLY_GROUP", "Channel", "InstanceGroup", "TrainingRequest", "read_request"]
 
 ONLY_GROUP = "homogeneousCluster"
-"""What the service calls the group of a request that has no groups."""
+"""Name that the service gives to the only group of a request without instance groups."""
 
 _T = TypeVar("_T")
 
@@ -40,16 +40,16 @@ class Channel:
 
     name: str
     mode: str
-    """``File``, ``FastFile`` or ``Pipe``; the job's own where the channel has none."""
+    """``File``, ``FastFile`` or ``Pipe``. The mode of the job if the channel states none."""
     uri: str | None
-    """Where the data lies in S3; None for a file system."""
+    """S3 URI of the data, or None for a file system."""
     groups: tuple[str, ...]
-    """The groups that get it; empty: all."""
+    """The groups that get the channel. Empty if all groups get it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
-    """A parsed request; `document` is all of it."""
+    """A parsed request. `document` is the whole request."""
 
     name: str
     groups: tuple[InstanceGroup, ...]
@@ -60,19 +60,19 @@ class TrainingRequest:
 
     @property
     def is_heterogeneous(self) -> bool:
-        """Whether it names instance groups."""
+        """Whether the request has instance groups."""
         return bool(self.document["ResourceConfig"].get("InstanceGroups"))
 
     @classmethod
     def parse(cls, document: object, source: str = "request") -> TrainingRequest:
-        """Return the request that a dict as boto3 takes it describes.
+        """Return the request that a dict of boto3's arguments describes.
 
         Args:
-            document: The arguments of ``create_training_job``; what ``describe-training-job`` prints is read, too.
-            source: Where it comes from, for messages.
+            document: The arguments of ``create_training_job``, or the output of ``describe-training-job``.
+            source: Origin of the document, for messages.
 
         Raises:
-            ConfigError: If a member has a wrong type, or one without which there is no job is missing.
+            ConfigError: If a member has a wrong type, or a required member is missing.
         """
         reader = _Reader(source)
         whole = reader.expect(document, dict, "", "an object")
@@ -98,8 +98,8 @@ def read_request(path: Path) -> TrainingRequest:
     """Read a request from a JSON file.
 
     Raises:
-        ConfigError: If the file cannot be read, is longer than `hetero.system.documents.MAX_BYTES`, is no JSON or no
-            request.
+        ConfigError: If the file cannot be read, is longer than `hetero.system.documents.MAX_BYTES`, or does not contain
+            a request as JSON.
     """
     content = read_bounded(path, f"the request {path}")
     try:
@@ -110,7 +110,7 @@ def read_request(path: Path) -> TrainingRequest:
 
 
 class _Reader:
-    """Takes members out of the document and says where they are wrong."""
+    """Reads typed members of a document and raises ConfigError with the path of a wrong one."""
 
     def __init__(self, source: str) -> None:
         self._source = source

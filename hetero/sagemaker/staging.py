@@ -1,13 +1,13 @@
-"""From the user's estimator to one that starts a heterogeneous job: `prepare`.
+"""Change an estimator into one that starts a heterogeneous job: `prepare`.
 
-A copy of the user's code gets what the job needs beside it::
+`prepare` copies the user's code and adds these files::
 
     hetero-launcher.py                      the entry point, on every host
-    hetero-job/hetero-VERSION-...whl        hetero itself, so that no registry is asked for it
+    hetero-job/hetero-VERSION-...whl        hetero itself, which pip installs without a registry
     hetero-job/token                        the job's secret, mode 0600
     requirements.txt                        the wheel's line, then the user's own
 
-and the estimator is pointed at it. What it is like in the container is for `hetero.launch.staged`.
+It then sets the estimator's code to this staged folder. `hetero.launch.staged` reads the files in the container.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from hetero.system.workdir import private_folder
 __all__ = ["LAUNCHER_FILE", "prepare"]
 
 LAUNCHER_FILE = Path(__file__).with_name("launcher.txt")
-"""In the source tree a link to launchers/launcher.py; installed, its content. No module: it imports what lies above."""
+"""The launcher: a link to launchers/launcher.py in the source tree, or a copy of that file if hetero is installed.
+
+It is not a module, because it imports the layers above this one.
+"""
 _MAX_CODE_BYTES = 1 << 30
 _LEAST_PYTHON = (3, 10)
 _PYTHON_TAG = re.compile(r"(?:^|-)py(\d)(\d+)(?:-|$)")
@@ -45,7 +48,7 @@ _Estimator = TypeVar("_Estimator")
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What a staged folder was made from, for the next time."""
+    """The source of a staged folder, kept for the next `prepare` of the same estimator."""
 
     code: Code
     script: str
@@ -66,23 +69,27 @@ def prepare(
 ) -> _Estimator:
     """Make an estimator ready for ``fit()``, or a ``ModelTrainer`` for ``train()``, as a heterogeneous job.
 
-    It keeps its own hyperparameters, metric definitions, requirements and all else; only its entry point and its source
-    folder become those of a staged copy, which lasts as long as this process. Preparing it again stages the code anew.
+    The estimator keeps its own hyperparameters, metric definitions, requirements and all other settings. Only its entry
+    point and its source folder change to those of a staged copy, which is removed when this process ends. Preparing the
+    estimator again makes a new copy of the code.
 
     Args:
-        estimator: An estimator of SageMaker's SDK 2 or a ``ModelTrainer`` of SDK 3; it is changed and returned.
-        script: The training script, relative to the source folder; by default what was the entry point. With the
+        estimator: An estimator of SageMaker's SDK 2 or a ``ModelTrainer`` of SDK 3. The function changes and returns
+            it.
+        script: The training script, relative to the source folder. The default is the estimator's entry point. With the
             option ``module=True``, the name of a module in that folder.
-        token: Whether the job gets a new secret of its own, or the file of mode 0600 that has one.
-        wheels: Folder with wheels of what the job's image lacks. pip looks there too, and under network isolation
-            nowhere else; what the image has in a version that will do stays as it is.
-        options: Those of `hetero launch`, by the names of `hetero.config.LaunchOptions`.
+        token: True sends a new secret with the job, and False sends none. A path names a file of mode 0600 with the
+            secret.
+        wheels: Folder with wheels of packages that the job's image lacks. pip searches this folder, too. Under network
+            isolation, pip searches only this folder. Packages of the image that satisfy the requirements stay.
+        options: Options of `hetero launch`, by the names of `hetero.config.LaunchOptions`.
 
     Raises:
-        ConfigError: If it is no estimator, its code is not a local folder or file, its image has too old a Python, or
-            an option is unknown or malformed.
+        ConfigError: If the object is not an estimator, its code is not a local folder or file, the Python of its image
+            is too old, or an option is unknown or malformed.
         AuthenticationError: If the token's file cannot be used.
     """
+    # Find the user's script and check the options.
     adapter = adapter_of(estimator)
     _check_python(adapter.image())
     origin = _origin(adapter, script)
@@ -91,6 +98,7 @@ def prepare(
     is_module = str(module).strip('"').lower() in ("true", "yes", "on", "1")
     script_path = _module_path(origin) if is_module else _script_path(origin)
     ours = _parameters(script_path.name if code.folder is None else origin.script, adapter, options)
+    # Stage the code. The staged folder outlives this call only if every step succeeds.
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(private_folder("hetero-staged-")) / "source"
         _copy_code(code, script_path, folder)
@@ -104,7 +112,7 @@ def prepare(
 
 
 def _origin(adapter: Adapter, script: str | None) -> _Origin:
-    """Return where the user's code is, also if the estimator has been prepared already."""
+    """Return the user's code and script. For a prepared estimator, return the original ones."""
     code = adapter.code()
     before = None if code.folder is None else _origins.get(str(code.folder))
     if before is not None:
@@ -116,7 +124,7 @@ def _origin(adapter: Adapter, script: str | None) -> _Origin:
 
 
 def _check_python(image: str) -> None:
-    """Raise if the image's name says that its Python is too old."""
+    """Raise ConfigError if the image's Python version or tag states a Python that is too old."""
     found = _PYTHON_TAG.search(image)
     if found and (version := (int(found[1]), int(found[2]))) < _LEAST_PYTHON:
         raise ConfigError(
@@ -126,7 +134,7 @@ def _check_python(image: str) -> None:
 
 
 def _script_path(origin: _Origin) -> Path:
-    """Return the path of the training script on this machine, once it is known to be there."""
+    """Return the path of the training script on this machine; raise ConfigError if it does not exist."""
     folder, name = origin.code.folder, origin.script
     if not name:
         raise ConfigError("found no training script; give its path: prepare(estimator, script='train.py')")
@@ -142,7 +150,7 @@ def _script_path(origin: _Origin) -> Path:
 
 
 def _module_path(origin: _Origin) -> Path:
-    """Return the file of a module in the source folder, once it is known to be there."""
+    """Return the file of a module in the source folder; raise ConfigError if it does not exist."""
     folder, name = origin.code.folder, origin.script
     if folder is None:
         raise ConfigError(
@@ -158,7 +166,7 @@ def _module_path(origin: _Origin) -> Path:
 
 
 def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters that are added to the estimator's own."""
+    """Return the hyperparameters that `prepare` adds to the estimator's own."""
     kept = adapter.hyperparameters()
     given = {f"hetero_{name}": _plain(value) for name, value in options.items()}
     if adapter.trains_with_tensorflow() and "hetero_framework" not in kept:
@@ -175,9 +183,10 @@ def _plain(value: object) -> object:
 
 
 def _copy_code(code: Code, script: Path, target: Path) -> None:
-    """Copy what the SDK would upload: the folder, or the one file where there is none.
+    """Copy what the SDK would upload: the source folder, or only the script if there is no folder.
 
-    What rehearsals have left there stays: it has copies of the code with their tokens, and links to the data.
+    The output of rehearsals in the folder is not copied, because it has links to the data and copies of the code with
+    their tokens.
     """
     if code.folder is None:
         target.mkdir()
@@ -201,8 +210,9 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
 
     try:
         shutil.copytree(code.folder, target, ignore=left_out, copy_function=copy)
-    except OSError as error:  # shutil.Error among them
+    except OSError as error:  # includes shutil.Error
         raise ConfigError(f"cannot copy the code in {code.folder}: {str(error)[:300]}") from error
+    # The copy must leave room for hetero's files and must contain the script.
     for name in (LAUNCHER_NAME, STAGED_FOLDER):
         if (target / name).exists():
             raise ConfigError(f"{code.folder} has a {name}, which prepare makes itself; rename or remove it")
@@ -239,7 +249,7 @@ def _write_token(path: Path, token: bool | Path) -> None:
     from hetero.control.security import Token, load_token, write_token
 
     if token is not True and not isinstance(token, Path):
-        # Not quoted: it may be the secret itself.
+        # The message does not quote the value, because it may be the secret itself.
         raise ConfigError("token is neither True nor False nor a pathlib.Path; expected the path of a token's file")
     write_token(os.fspath(path), Token.generate() if token is True else load_token(os.fspath(token)))
 

@@ -1,8 +1,9 @@
-"""Submitting a job, and submitting it again while SageMaker has no instances for it.
+"""Submit a job, and submit it again while SageMaker has no instances for it.
 
-Two things are short at times. The account's quota of a type is said at once, by the call (``ResourceLimitExceeded``);
-waiting helps only if other jobs use it up. Instances themselves are found missing minutes later: the job fails before
-it has begun (``CapacityError`` or ``InsufficientCapacity...`` in its FailureReason), and costs nothing.
+SageMaker reports two kinds of shortage. If the job exceeds the account's quota of an instance type, the call itself
+fails (``ResourceLimitExceeded``). Waiting then helps only if other jobs use up the quota. If the instances themselves
+are missing, the job fails minutes later, before it has begun. Its FailureReason has ``CapacityError`` or
+``InsufficientCapacity...``, and the job costs nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ logger = logging.getLogger(__name__)
 _POLL_S = 10.0
 _LONGEST_WAIT_S = 900.0
 _LONGEST_SILENCE_S = 600.0
-"""How long a job is followed that nothing is heard of any more: it goes on without us."""
+"""Seconds without an answer from the service after which `submit` stops following a job. The job continues."""
 _ENDED = ("Completed", "Failed", "Stopped")
 _WITHOUT_HOSTS = ("Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack")
-"""Values of SecondaryStatus before a job has its instances."""
+"""Values of SecondaryStatus while a job has no instances yet."""
 _KIND = re.compile(r"\b(ResourceLimitExceeded|CapacityError|InsufficientCapacity\w*|InsufficientInstanceCapacity)\b")
 _TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
 _QUOTA = re.compile(
@@ -38,25 +39,28 @@ _QUOTA = re.compile(
     r"and a request delta of (?P<delta>\d+) Instances"
 )
 _OF_THE_SCRIPT = "AlgorithmError"
-"""Begins what the service says of a job that began: what follows are the script's words, of any service it calls."""
+"""Prefix of the FailureReason of a job that began.
+
+The text after it comes from the script and may quote an error of any service that the script calls.
+"""
 _LONGEST_NAME = 63
-"""Characters of a job's name."""
+"""Maximum number of characters in a job's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """What a job did not get."""
+    """The instances that a job did not get."""
 
     kind: str
-    """The service's word: ``CapacityError``, ``ResourceLimitExceeded`` and the like."""
+    """The service's name for the shortage, such as ``CapacityError`` or ``ResourceLimitExceeded``."""
     instance_types: tuple[str, ...]
-    """The types that are short; all of the job's where the service does not say which."""
+    """The instance types that are short. All types of the job if the service does not name them."""
     why: str
     is_final: bool
-    """Whether it will be short however long one waits."""
+    """Whether waiting cannot help, because the job needs more than the account's quota."""
 
     def lines(self, request: TrainingRequest) -> list[str]:
-        """Return a line per instance type: how many the job wants of it, for which groups, and why it has none."""
+        """Return one line per instance type, with the number that the job needs, the groups, and the reason."""
         found = []
         for kind in self.instance_types:
             groups = [group for group in request.groups if group.instance_type == kind]
@@ -67,18 +71,22 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job that was submitted, as far as it was followed."""
+    """A submitted job, in the last state that `submit` saw."""
 
     job_name: str
     status: str
     """``InProgress``, ``Completed``, ``Failed`` or ``Stopped``."""
     failure: str
-    """FailureReason; empty if there is none."""
+    """The service's FailureReason, or empty if the job did not fail."""
     num_attempts: int
 
     @property
     def exit_code(self) -> int:
-        """0 unless the job failed or was stopped; that of its failure, as `ExitCode` has it, or that of SIGTERM."""
+        """Exit code of the job.
+
+        It is 0 if the job completed or is in progress. For a failed job, it is the `ExitCode` of the failure. For a
+        stopped job, it is 128 + SIGTERM.
+        """
         if self.status in ("InProgress", "Completed"):
             return int(ExitCode.OK)
         return 128 + signal.SIGTERM if self.status == "Stopped" else failure_code(self.failure)
@@ -94,24 +102,26 @@ def submit(
     first_wait_s: float = 60.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Submission:
-    """Start the job of an estimator, and start it again for a while if SageMaker has no instances for it.
+    """Start the job of an estimator, and start it again if SageMaker has no instances for it.
 
-    Blocks until the job has its instances, or has ended. Between two attempts it waits, first for ``first_wait_s``,
-    then twice as long each time, at most a quarter of an hour. What it does is logged, a line per instance type.
+    The call blocks until the job has its instances or has ended. It waits ``first_wait_s`` before the second attempt,
+    and doubles the wait before each further attempt, up to 15 minutes. It logs each attempt, and each shortage with one
+    line per instance type.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3, with a session that has an account.
-        inputs: What its ``fit`` or ``train`` takes.
-        job_name: Of the first attempt; those after it get ``-2``, ``-3``. SDK 3 makes its own. Names are unique.
+        inputs: The inputs that its ``fit`` or ``train`` takes.
+        job_name: Name of the job in the first attempt. Further attempts append ``-2``, ``-3`` and so on, because names
+            are unique. SDK 3 ignores it and makes its own names.
         wait: Whether to block until the job has ended.
-        max_attempts: How often to submit it, >= 1.
-        first_wait_s: Before the second attempt.
-        sleep: Waits a number of seconds.
+        max_attempts: Maximum number of attempts, >= 1.
+        first_wait_s: Seconds to wait before the second attempt.
+        sleep: Function that waits a number of seconds.
 
     Raises:
-        ConfigError: If it is no estimator, or ``max_attempts`` is out of range.
-        CapacityError: If there were no instances after the last attempt, or none can be had by waiting.
-        Exception: What the SDK and botocore raise for other reasons.
+        ConfigError: If the object is not an estimator, or ``max_attempts`` is out of range.
+        CapacityError: If there are no instances after the last attempt, or waiting cannot help.
+        Exception: If the SDK or botocore raises it for another reason.
     """
     if max_attempts < 1:
         raise ConfigError(f"max_attempts is {max_attempts}; expected 1 or more")
@@ -122,6 +132,7 @@ def submit(
         outcome = _attempt(estimator, inputs, name, request=request, number=attempt, wait=wait, sleep=sleep)
         if isinstance(outcome, Submission):
             return outcome
+        # The attempt met a shortage: log it, then wait or raise.
         for line in outcome.lines(request):
             logger.warning("%s", line)
         if outcome.is_final or attempt == max_attempts:
@@ -133,7 +144,7 @@ def submit(
 
 
 def _numbered(job_name: str, attempt: int) -> str:
-    """Return the name of another attempt, which may be no longer than the first one's might."""
+    """Return the name of a further attempt, cut to the maximum length of a name."""
     end = f"-{attempt}"
     return job_name[: _LONGEST_NAME - len(end)].rstrip("-") + end
 
@@ -170,17 +181,20 @@ def _attempt(
 
 
 def failure_code(failure: str) -> int:
-    """Return the exit code that a failure's text states (``HET-31 ...``): platforms keep the text, not the code."""
+    """Return the exit code that a failure's text states (``HET-31 ...``), or that of a failed script if it states none.
+
+    Platforms keep only the text of a failure, not its exit code.
+    """
     stated = stated_code(failure)
     return int(ExitCode.SCRIPT_FAILED) if stated is None else stated
 
 
 def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
-    """Return what an error's text or a FailureReason says is short; None if that is not what it says.
+    """Return the shortage that an error's text or a FailureReason states, or None if it states no shortage.
 
     Args:
-        text: The service's words, with the error's code.
-        request: The job's.
+        text: The service's text, with the error's code.
+        request: The request of the job.
     """
     found = _KIND.search(text)
     if found is None or text.lstrip().startswith(_OF_THE_SCRIPT):
@@ -200,7 +214,7 @@ def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
 
 
 def _start(estimator: Any, inputs: Any, job_name: str | None) -> str:
-    """Submit the job once; return its name."""
+    """Submit the job once and return its name."""
     if sdk_version(estimator) == 2:
         estimator.fit(inputs, wait=False, logs=False, job_name=job_name)
         return str(estimator.latest_training_job.name)
@@ -209,14 +223,14 @@ def _start(estimator: Any, inputs: Any, job_name: str | None) -> str:
 
 
 def _words(error: Exception) -> str:
-    """Return the code and the message of an error of botocore's; nothing for any other."""
+    """Return the code and the message of an error of botocore. Empty for other errors."""
     response = getattr(error, "response", None)
     detail = response.get("Error", {}) if isinstance(response, Mapping) else {}
     return f"{detail['Code']}: {detail.get('Message', '')}" if "Code" in detail else ""
 
 
 def _follow(client: Any, job_name: str, *, wait: bool, sleep: Callable[[float], None]) -> dict[str, Any]:
-    """Wait until a job has its instances, or has ended; return its description."""
+    """Wait until a job has its instances, or with ``wait`` until it has ended, and return its description."""
     said, silent_s = "", 0.0
     while True:
         asked_s = time.monotonic()

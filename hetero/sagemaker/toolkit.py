@@ -1,13 +1,13 @@
-"""The program of a SageMaker framework container, ``train``, on a simulated host: the real training toolkit.
+"""Run the real training toolkit of SageMaker on a simulated host, like ``train`` in a framework's container.
 
-The images of PyTorch and TensorFlow give the toolkit a module of their own, which has it run the user's entry point
-and watch what that prints. This is such a module, and the program that starts the toolkit with it::
+Each image of PyTorch or TensorFlow passes its own module to the toolkit. That module makes the toolkit run the user's
+entry point and watch its output. This file is such a module, and also the program that starts the toolkit with it::
 
     SAGEMAKER_BASE_DIR=TREE python -m hetero.sagemaker.toolkit IMAGE
 
-What a rehearsal leaves out of it: it installs no requirements, since the environment is the user's own; it does not
-wait for the names of hosts, which only hetero knows; and it does not print the whole environment. The user's code is
-in the tree already.
+A rehearsal omits three steps of the toolkit. It does not install requirements, because the environment is the user's.
+It does not wait for the names of hosts, because only hetero knows them. It does not print the whole environment. The
+user's code is already in the tree.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the toolkit; ends the process with its status, which is 1 whatever failed.
+    """Run the toolkit and end the process with the toolkit's status, which is 1 for every failure.
 
     Args:
-        arguments: Name of the image that is simulated.
+        arguments: Name of the simulated image.
     """
     parent = os.environ.pop("HETERO_PARENT_PID", None)
     if parent is not None:
         from hetero.system.process import die_with_parent
 
         die_with_parent(int(parent))
-        os.environ["HETERO_PARENT_PID"] = str(os.getpid())  # of what the toolkit starts
+        os.environ["HETERO_PARENT_PID"] = str(os.getpid())  # for the processes that the toolkit starts
     os.environ["SM_STUDIO_LOCAL_MODE"] = "true"
     os.environ["SAGEMAKER_TRAINING_MODULE"] = "hetero.sagemaker.toolkit:run_entry_point"
     if not any("tensorflow" in image for image in arguments):
-        # The toolkit imports it, which takes seconds, for the names of its errors; other images have none.
+        # The toolkit imports TensorFlow for the names of its errors, which takes seconds. Other images have no TensorFlow.
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from sagemaker_training import logging_config, modules, trainer
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_entry_point() -> None:
-    """Run the user's entry point as the images' own modules do: through the toolkit, which watches its output."""
+    """Run the user's entry point through the toolkit, which watches its output, as the images' own modules do."""
     from sagemaker_training import entry_point, environment, runner
 
     env = environment.Environment()

@@ -1,7 +1,7 @@
-"""The wheel of hetero itself, made from the files of the package that runs: a job then needs no registry to get it.
+"""Build a wheel of hetero itself from the files of the running package.
 
-It works from an installed package, an editable one and a source tree alike, with nothing but the standard library, and
-the same files give the same bytes.
+A job that brings this wheel needs no registry to install hetero. The build works from an installed package, an editable
+installation or a source tree, and uses only the standard library. The same files give the same bytes.
 
 Source of the format: https://packaging.python.org/specifications/binary-distribution-format/
 """
@@ -23,7 +23,7 @@ __all__ = ["build_wheel"]
 
 _TAG = "py3-none-any"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first time that a zip archive can say."""
+"""Time stamp of all files: the earliest one that a zip archive can store."""
 _FILE_MODE = 0o100644
 _SUFFIXES = {".css", ".json", ".py", ".pyi", ".txt", ".yaml"}
 _FORWARDED = ("Requires-Python", "Summary", "Provides-Extra", "Requires-Dist")
@@ -33,8 +33,9 @@ def build_wheel(folder: Path) -> Path:
     """Write a wheel of the running hetero into a folder and return its path.
 
     Raises:
-        ConfigError: If hetero runs from a source tree and nothing here can read what that requires.
+        ConfigError: If hetero runs from a source tree, is not installed, and its ``pyproject.toml`` cannot be read.
     """
+    # Collect the files and the metadata.
     package = Path(version.__file__).parent
     info = f"hetero-{version.__version__}.dist-info"
     members = dict(_package_files(package))
@@ -43,6 +44,7 @@ def build_wheel(folder: Path) -> Path:
     members[f"{info}/entry_points.txt"] = b"[console_scripts]\nhetero = hetero.cli:main\n"
     record = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in members.items()]
     members[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
+    # Write the archive.
     path = folder / f"hetero-{version.__version__}-{_TAG}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -72,9 +74,12 @@ def _metadata(package: Path) -> Iterator[str]:
 
 
 def _read_project(path: Path) -> dict[str, Any] | None:
-    """Return what the source tree that the package lies in says of it; None if it lies in none, or nobody can read it.
+    """Return the project table of the source tree's ``pyproject.toml``.
 
-    The tree comes first: what an editable installation has noted may be older.
+    The source tree has priority, because the metadata of an editable installation may be older.
+
+    Returns:
+        The table. None if the package does not lie in hetero's source tree, or if this Python has no ``tomllib``.
     """
     try:
         import tomllib
