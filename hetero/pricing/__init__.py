@@ -1,4 +1,4 @@
-"""Instance types, their prices where someone has stated them, and cost arithmetic."""
+"""Instance types, their prices if the user or a file states them, and cost arithmetic."""
 
 from __future__ import annotations
 

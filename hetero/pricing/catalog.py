@@ -1,9 +1,9 @@
-"""The catalogue: what an instance type is, and what it costs if a price was given.
+"""Catalogue of instance types, with their facts and with prices from the user.
 
-hetero ships facts (vCPUs, memory, accelerators, network) and no current
-prices: those differ by region and change. A price comes from the user's
-``--price TYPE=USD``, from a price file, or from a named profile, in this
-order. A price file is JSON or YAML::
+hetero ships facts (vCPUs, memory, accelerators, network), but no current
+prices, because prices differ by region and change. A price comes from the
+user's ``--price TYPE=USD``, from a price file, or from a named profile. The
+first of these sources that has a price wins. A price file is JSON or YAML::
 
     region: eu-west-1              # optional, like as_of and source
     as_of: 2026-03-01
@@ -33,26 +33,26 @@ from hetero.system.documents import parse_yaml, read_bounded
 __all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price", "parse_prices", "read_price_file"]
 
 MAX_HOURLY_USD = 1000.0
-"""No instance costs this much an hour; more is a slip of the decimal point."""
+"""Upper bound of a price. No instance costs this much an hour, so a larger value has a misplaced decimal point."""
 _PREFIX, _SUFFIX = "prices_", ".json"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What an instance costs, and who says so."""
+    """The price of an instance type and its source."""
 
     hourly_usd: float
     """USD per instance and hour, in (0, 1000)."""
     region: str | None = None
     as_of: str | None = None
-    """ISO date, or only its year; None: not stated."""
+    """ISO date or year of the price. None if the source states no date."""
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTypeInfo:
-    """One instance type. What is not known is None."""
+    """Facts about one instance type. An unknown fact is None."""
 
     instance_type: str
     vcpus: int | None
@@ -61,23 +61,23 @@ class InstanceTypeInfo:
     accelerator: str | None
     """For example ``NVIDIA A100`` or ``AWS Trainium``."""
     network_gbps: float | None
-    """Sustained, not burst; None also where AWS only says "high"."""
+    """Sustained bandwidth, not burst. None also if AWS only states "high"."""
     instance_storage_gb: int | None
-    """Local NVMe; 0 where all storage is EBS."""
+    """Local NVMe. 0 if all storage is EBS."""
     as_of: str
-    """Date of these facts."""
+    """Date of the facts, or empty if unknown."""
     source: str
-    """Where these facts are from."""
+    """Origin of the facts."""
     price: Price | None = None
 
     @property
     def hourly_usd(self) -> float | None:
-        """USD per instance and hour, or None."""
+        """USD per instance and hour, or None without a price."""
         return self.price.hourly_usd if self.price else None
 
 
 class Catalogue:
-    """Instance types by name. Immutable; make one with `load`."""
+    """Immutable catalogue of instance types by name. `load` makes one."""
 
     def __init__(self, infos: Mapping[str, InstanceTypeInfo]) -> None:
         self._infos = dict(infos)
@@ -91,18 +91,19 @@ class Catalogue:
         price_file: str | Path | None = None,
         overrides: Sequence[str] = (),
     ) -> Catalogue:
-        """Read the shipped instance types and put prices on them.
+        """Read the shipped instance types and add prices to them.
 
         Args:
-            profile: A shipped price profile, see `profiles`; None for no prices.
-            region: The region that the job runs in; prices stated for another one are refused.
-            price_file: JSON or YAML; beats the profile.
-            overrides: ``TYPE=USD``, as given to ``--price``; beat the file.
+            profile: Name of a shipped price profile, see `profiles`. None adds no prices.
+            region: Region of the job. Prices that are stated for another region are rejected.
+            price_file: JSON or YAML file. Its prices replace those of the profile.
+            overrides: Texts ``TYPE=USD``, as given to ``--price``. They replace the prices of the file.
 
         Raises:
-            ConfigError: If the profile is unknown, the file unreadable or malformed, a price not in
-                (0, 1000) or of another region; names the file and the key.
+            ConfigError: If the profile is unknown, the file is unreadable or malformed, or a price is not
+                in (0, 1000) or is for another region. The message names the file and the key.
         """
+        # Collect the prices, from the weakest source to the strongest.
         infos = _shipped_types()
         prices: dict[str, Price] = {}
         if profile is not None:
@@ -116,6 +117,7 @@ class Catalogue:
         for override in overrides:
             name, price = _parse_override(override, region)
             prices[name] = price
+        # Add the prices. A priced type that is not shipped gets an entry without facts.
         for name, price in prices.items():
             infos[name] = dataclasses.replace(infos.get(name) or _bare(name, price), price=price)
         return cls(infos)
@@ -127,18 +129,18 @@ class Catalogue:
         return tuple(sorted(name[len(_PREFIX) : -len(_SUFFIX)] for name in names if name.startswith(_PREFIX)))
 
     def types(self) -> tuple[InstanceTypeInfo, ...]:
-        """Return every type in the order of the catalogue (by family, then size)."""
+        """Return all types in the order of the catalogue (by family, then size)."""
         return tuple(self._infos.values())
 
     def find(self, instance_type: str) -> InstanceTypeInfo | None:
-        """Return a type, or None if it is unknown; `explain` says what to do then."""
+        """Return a type, or None if it is unknown. `explain` returns a hint for that case."""
         return self._infos.get(instance_type)
 
     def get(self, instance_type: str) -> InstanceTypeInfo:
         """Return a type.
 
         Raises:
-            ConfigError: If it is unknown; with the closest known names.
+            ConfigError: If the type is unknown. The message lists the closest known names.
         """
         info = self.find(instance_type)
         if info is None:
@@ -149,7 +151,7 @@ class Catalogue:
         return info
 
     def explain(self, instance_type: str) -> str | None:
-        """Return why this type has no price and what to do, in one line; None if it has one."""
+        """Return one line that explains why a type lacks a price and how to add one. None if it has a price."""
         info = self.find(instance_type)
         if info is not None and info.price is not None:
             return None
@@ -157,7 +159,7 @@ class Catalogue:
         return f"no price for {instance_type}; pass --price {instance_type}=USD{hint}"
 
     def suggestion(self, instance_type: str) -> str:
-        """Return the types whose names are close to an unknown one, for an error: `` (did you mean ...?)``, or none."""
+        """Return the hint `` (did you mean ...?)`` with the closest known names to an unknown one, or an empty text."""
         close = difflib.get_close_matches(instance_type.lower(), self._infos, n=2, cutoff=0.75)
         return f" (did you mean {' or '.join(close)}?)" if close else ""
 
@@ -188,10 +190,11 @@ def _bare(name: str, price: Price) -> InstanceTypeInfo:
 
 
 def read_price_file(path: Path) -> object:
-    """Return what a price file holds, for `parse_prices` to judge.
+    """Return the content of a price file, which `parse_prices` then checks.
 
     Raises:
-        ConfigError: If it cannot be read, is too large or neither JSON nor, by its name, YAML.
+        ConfigError: If the file cannot be read, is too large, or is not valid JSON. If its name ends in ``.yaml`` or
+            ``.yml``, it must be valid YAML instead.
     """
     content = read_bounded(path, f"price file {path}")
     if path.suffix in (".yaml", ".yml"):
@@ -206,13 +209,14 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
     """Return the prices that a price file states, by instance type.
 
     Args:
-        content: Untrusted.
-        where: Where it comes from, for messages.
-        region: That of the job; None: any.
+        content: Untrusted content of the file.
+        where: Origin of the content, for messages.
+        region: Region of the job. None accepts prices of any region.
 
     Raises:
-        ConfigError: If it is malformed, a price is not in (0, 1000), or the prices are of another region.
+        ConfigError: If the content is malformed, a price is not in (0, 1000), or the prices are for another region.
     """
+    # Check the form of the document.
     if not isinstance(content, dict) or not isinstance(content.get("hourly_usd"), dict):
         raise ConfigError(f"{where}: hourly_usd: expected an object from instance type to USD, as in {{'ml.x': 1.5}}")
     unknown = [key for key in content if key not in ("region", "as_of", "source", "hourly_usd", "overrides")]
@@ -225,6 +229,7 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
     stated: dict[str, str | None] = {key: _parse_text(content, key, where) for key in ("region", "as_of", "source")}
     if region is not None and stated["region"] not in (None, region):
         raise ConfigError(f"{where}: region: prices of {stated['region']}, but the job runs in {region}")
+    # Read the prices. Overrides replace those of the same name.
     prices = {
         _parse_name(name, where, "hourly_usd"): Price(
             hourly_usd=_parse_usd(value, f"{where}: hourly_usd.{name}"),
@@ -253,7 +258,7 @@ def _show(key: object) -> str:
 
 def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
     value = content.get(key)
-    if isinstance(value, (dt.date, int)) and not isinstance(value, bool):  # YAML reads dates and years as such.
+    if isinstance(value, (dt.date, int)) and not isinstance(value, bool):  # YAML turns dates and years into these types
         value = str(value)
     if value is not None and not (isinstance(value, str) and len(value) <= 200 and value.isprintable()):
         raise ConfigError(f"{where}: {key}: found {value!r:.60}, expected a short string")

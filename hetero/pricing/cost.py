@@ -1,7 +1,7 @@
 """Cost arithmetic: pure functions of prices in USD per hour and times in seconds.
 
-A job is billed for every host of every group until the last one has exited,
-so ``hourly_usd`` is always the sum over all hosts of the job.
+``hourly_usd`` is always the sum over all hosts of the job, because AWS bills
+every host of every group until the last one has exited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def job_cost_usd(hourly_usd: float, wall_s: float) -> float:
-    """Return the cost in USD of keeping all hosts for ``wall_s`` seconds."""
+    """Return the cost in USD of running all hosts for ``wall_s`` seconds."""
     return _positive("hourly_usd", hourly_usd) * _positive("wall_s", wall_s) / 3600
 
 
@@ -40,24 +40,24 @@ def cost_per_1k_steps_usd(hourly_usd: float, step_time_s: float) -> float:
 
 
 def cost_per_million_samples_usd(hourly_usd: float, samples_per_s: float) -> float:
-    """Return the cost in USD of 10^6 samples at ``samples_per_s`` of all ranks together."""
+    """Return the cost in USD of 10^6 samples, with ``samples_per_s`` summed over all ranks."""
     return 1e6 * _positive("hourly_usd", hourly_usd) / 3600 / _positive("samples_per_s", samples_per_s)
 
 
 def saving(cost_usd: float, baseline_cost_usd: float) -> float:
-    """Return what is saved for the same work, as a fraction of the baseline; negative if dearer."""
+    """Return the saving for the same work as a fraction of the baseline's cost, negative if the cost is higher."""
     return 1 - _positive("cost_usd", cost_usd) / _positive("baseline_cost_usd", baseline_cost_usd)
 
 
 def speedup(step_time_s: float, baseline_step_time_s: float) -> float:
-    """Return how many times faster the same step is than in the baseline."""
+    """Return how many times faster a step is than the same step of the baseline."""
     return _positive("baseline_step_time_s", baseline_step_time_s) / _positive("step_time_s", step_time_s)
 
 
 def break_even_speedup(hourly_usd: float, baseline_hourly_usd: float) -> float:
-    """Return the speed-up above which the dearer cluster is the cheaper job.
+    """Return the speed-up above which the job is cheaper on the cluster with the higher hourly price.
 
-    Cost is price times time, so it is cheaper if and only if
+    The cost is price times time. The job is therefore cheaper on that cluster if and only if
     ``step_time / baseline_step_time < baseline_hourly / hourly``.
     """
     return _positive("hourly_usd", hourly_usd) / _positive("baseline_hourly_usd", baseline_hourly_usd)
@@ -68,21 +68,21 @@ def predicted_step_time_s(
 ) -> float:
     """Predict the step time of a data-bound job with another number of vCPUs.
 
-    Preprocessing is taken to scale with vCPUs and to overlap with the accelerator, so the slower
-    of the two sets the pace: ``max(accelerator, baseline * baseline_vcpus / vcpus)``.
+    The prediction assumes that preprocessing scales with vCPUs and overlaps with the accelerator. The
+    slower of the two determines the step time: ``max(accelerator, baseline * baseline_vcpus / vcpus)``.
 
     Args:
-        baseline_step_time_s: Step time where the vCPUs were the bottleneck.
-        baseline_vcpus: vCPUs that preprocessed there.
-        vcpus: vCPUs that would preprocess.
-        accelerator_step_time_s: Step time with data always ready; 0 if unknown, which makes the
+        baseline_step_time_s: Step time of a baseline whose bottleneck was the vCPUs.
+        baseline_vcpus: vCPUs that preprocessed in the baseline.
+        vcpus: vCPUs that preprocess in the predicted job.
+        accelerator_step_time_s: Step time with data always ready. 0 if unknown, which makes the
             result a lower bound.
 
     Returns:
         Seconds per step.
 
     Raises:
-        ConfigError: If a value is not positive and finite (the accelerator's may be 0).
+        ConfigError: If a value is not positive and finite. ``accelerator_step_time_s`` may also be 0.
     """
     if not (math.isfinite(accelerator_step_time_s) and accelerator_step_time_s >= 0):
         raise ConfigError(f"accelerator_step_time_s is {accelerator_step_time_s}; it must be finite and at least 0")
@@ -95,29 +95,29 @@ def predicted_step_time_s(
 
 
 def vcpus_needed(vcpus: float, utilisation: float) -> int:
-    """Return how many vCPUs would keep the accelerators of a data-bound job busy.
+    """Return the number of vCPUs that would keep the accelerators of a data-bound job busy.
 
-    With ``vcpus`` they compute for a fraction ``utilisation`` of the time; preprocessing has to be
-    ``1 / utilisation`` times faster, and is taken to scale with vCPUs.
+    With ``vcpus``, the accelerators compute for a fraction ``utilisation`` of the time. Preprocessing
+    must therefore become ``1 / utilisation`` times faster. The result assumes that it scales with vCPUs.
 
     Args:
         vcpus: vCPUs that preprocess now.
         utilisation: Compute / (compute + data wait), in (0, 1].
 
     Returns:
-        vCPUs in all, rounded up.
+        Total number of vCPUs, rounded up.
 
     Raises:
         ConfigError: If an argument is out of range.
     """
     if not 0 < utilisation <= 1:
         raise ConfigError(f"utilisation is {utilisation}; it must be in (0, 1]")
-    # A quotient such as 160.00000000000003 is 160: forgive what floating point adds.
+    # Floating point may turn 160 into 160.00000000000003, which must not become 161.
     return math.ceil(_positive("vcpus", vcpus) / utilisation - 1e-9)
 
 
 def relative_error(predicted: float, actual: float) -> float:
-    """Return ``predicted / actual - 1``: positive if the prediction was too high."""
+    """Return ``predicted / actual - 1``, which is positive if the prediction was too high."""
     return _positive("predicted", predicted) / _positive("actual", actual) - 1
 
 

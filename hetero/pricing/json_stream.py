@@ -1,4 +1,4 @@
-"""A JSON document of any size, read member by member: memory holds one small value at a time."""
+"""Read a JSON document of any size member by member, with one small value in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _AFTER_A_VALUE = set(" \t\r\n,:]}")
 _CHUNK_CHARS = 1 << 16
 _MAX_VALUE_CHARS = 1 << 20
 _MAX_DEPTH = 16
-"""Of objects that are larger than that."""
+"""Maximum nesting depth of objects that are too large for `_MAX_VALUE_CHARS`."""
 
 
 class JsonStream:
-    """Reads one document from its start to its end.
+    """Reader of one document, from its start to its end.
 
-    What `members` yields has to be taken or skipped before the next one is asked for::
+    After each name that `members` yields, the caller must read or skip the value before the next name::
 
         for name in stream.members():
             if name == "products":
@@ -33,7 +33,7 @@ class JsonStream:
 
     Args:
         file: Untrusted text.
-        source: Where it comes from, for messages.
+        source: Origin of the text, for messages.
     """
 
     def __init__(self, file: TextIO, source: str) -> None:
@@ -45,10 +45,11 @@ class JsonStream:
         self._num_before = 0
 
     def members(self) -> Iterator[str]:
-        """Yield the names of the object that comes next.
+        """Yield the names of the next value, which must be an object.
 
         Raises:
-            ConfigError: If no object comes next, or the text is no JSON or ends too early; says where.
+            ConfigError: If the next value is not an object, is not valid JSON, or is cut off. The message states the
+                position.
         """
         self._expect("{")
         if self._next() == "}":
@@ -66,10 +67,10 @@ class JsonStream:
             self._expect(",")
 
     def value(self) -> Any:
-        """Return the value that comes next, of at most 2^20 characters.
+        """Return the next value, of at most 2^20 characters.
 
         Raises:
-            ConfigError: If it is longer, no JSON or cut off; says where.
+            ConfigError: If the value is longer, is not valid JSON, or is cut off. The message states the position.
         """
         self._next()
         while True:
@@ -79,25 +80,27 @@ class JsonStream:
             except json.JSONDecodeError:
                 if is_last or not self._read():
                     raise self._broken(f"a value of at most {_MAX_VALUE_CHARS} characters") from None
-            except (ValueError, RecursionError) as error:  # a number of thousands of digits; nested too deep
+            except (ValueError, RecursionError) as error:  # thousands of digits, or deep nesting
                 raise self._broken("a value that can be used") from error
             else:
-                # A number may go on in what was not read yet: 10 in 10.5.
+                # A number at the end of the buffer may continue in the next chunk, such as 10 in 10.5.
                 if self._text[end : end + 1] in _AFTER_A_VALUE or is_last or not self._read():
                     self._at = end
                     return value
 
     def skip(self) -> None:
-        """Pass over the value that comes next, an object of any size among them.
+        """Skip the next value. An object may have any size.
 
         Raises:
-            ConfigError: If it is no JSON or cut off, or a list or text of more than 2^20 characters; says where.
+            ConfigError: If the value is not valid JSON, is cut off, or is or contains a list or text of more than
+                2^20 characters. The message states the position.
         """
         self._skip(0)
 
     def _skip(self, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise self._broken(f"objects nested at most {_MAX_DEPTH} deep")
+        # Read more until the object is complete, or until it is too large and has to be skipped by its members.
         while self._next() == "{" and not self._holds_all():
             if len(self._text) - self._at > _MAX_VALUE_CHARS or not self._read():
                 for _ in self.members():
@@ -106,6 +109,7 @@ class JsonStream:
         self.value()
 
     def _holds_all(self) -> bool:
+        """Return whether the buffer has the whole next value."""
         try:
             self._decoder.raw_decode(self._text, self._at)
         except (ValueError, RecursionError):
@@ -118,7 +122,7 @@ class JsonStream:
         self._at += 1
 
     def _next(self) -> str:
-        """Return the character that comes next, white space left out; empty at the end."""
+        """Skip white space and return the next character without reading past it. Empty at the end of the text."""
         while True:
             space = _SPACE.match(self._text, self._at)
             self._at = space.end() if space else self._at

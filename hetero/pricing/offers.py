@@ -1,4 +1,4 @@
-"""AWS's own price list: what training on an instance type costs an hour, on demand, in one region.
+"""AWS's own price list: hourly on-demand prices of training on each instance type, in one region.
 
 Source of the format:
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/reading-service-price-list-file-for-services.html
@@ -21,7 +21,7 @@ __all__ = ["OFFER", "PriceList", "hourly_usd", "is_ours", "price_list", "read_of
 OFFER = "AmazonSageMaker"
 _SOURCE = f"AWS price list of {OFFER}, on demand, version"
 _TRAINING = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
-"""Usage types such as ``EUW1-Train:ml.c5.xlarge``; those of warm pools, of endpoints and so on have other words."""
+"""Matches usage types of training, such as ``EUW1-Train:ml.c5.xlarge``, but not those of warm pools or endpoints."""
 _MAX_REGIONS = 100
 
 
@@ -31,14 +31,14 @@ class PriceList:
 
     region: str
     as_of: str
-    """ISO date of the publication."""
+    """ISO date of AWS's publication."""
     source: str
     hourly_usd: Mapping[str, float]
     """Instance type -> USD per hour, in (0, 1000)."""
 
 
 def trained_type(product: Any) -> tuple[str, str] | None:
-    """Return the instance type and region of a product that is an hour of training; None for all others."""
+    """Return the instance type and region of a product that is an hour of training, or None for another product."""
     attributes = product.get("attributes") if isinstance(product, Mapping) else None
     if not isinstance(attributes, Mapping):
         return None
@@ -48,7 +48,7 @@ def trained_type(product: Any) -> tuple[str, str] | None:
 
 
 def hourly_usd(offers: Any) -> float | None:
-    """Return the price on demand that the offers for a product state; None if none is per hour and in USD."""
+    """Return the highest hourly price in USD in the offers for a product, or None if they state none."""
     found = (
         dimension["pricePerUnit"].get("USD")
         for offer in _values(offers)
@@ -60,14 +60,15 @@ def hourly_usd(offers: Any) -> float | None:
 
 
 def read_offer_file(path: Path, region: str) -> PriceList:
-    """Read the prices of one region from an offer file; gigabytes of it take time, not memory.
+    """Read the prices of one region from an offer file. A file of gigabytes takes time, but little memory.
 
     Args:
         path: ``index.json`` of AmazonSageMaker, for all regions or for one.
-        region: Such as ``eu-west-1``.
+        region: Region of the prices, such as ``eu-west-1``.
 
     Raises:
-        ConfigError: If it cannot be read, is no offer file of AmazonSageMaker, or has no prices for this region.
+        ConfigError: If the file cannot be read, is not an offer file of AmazonSageMaker, or lacks prices for this
+            region.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -81,6 +82,7 @@ def _read(stream: JsonStream, source: str, region: str) -> PriceList:
     types: dict[str, str] | None = None
     regions: set[str] = set()
     prices: dict[str, float] = {}
+    # Read the file in one pass. The products must come before the terms, because the terms only have SKUs.
     for name in stream.members():
         if name in ("offerCode", "version", "publicationDate"):
             head[name] = stream.value()
@@ -93,6 +95,7 @@ def _read(stream: JsonStream, source: str, region: str) -> PriceList:
                 _terms(stream, types, prices) if kind == "OnDemand" else stream.skip()
         else:
             stream.skip()
+    # Reject the file of another service, and one without prices for the region.
     if head.get("offerCode") != OFFER:
         raise ConfigError(f"{source}: offerCode is {head.get('offerCode')!r:.60}; expected the offer file of {OFFER}")
     found = price_list(region, head, prices)
@@ -103,12 +106,12 @@ def _read(stream: JsonStream, source: str, region: str) -> PriceList:
 
 
 def price_list(region: str, head: Mapping[str, Any], prices: Mapping[str, float]) -> PriceList:
-    """Return a list of prices.
+    """Return the price list of a region, sorted by instance type.
 
     Args:
-        region: Of the prices.
+        region: Region of the prices.
         head: ``publicationDate`` and ``version`` as AWS states them.
-        prices: Instance types and USD per hour.
+        prices: Instance type -> USD per hour.
     """
     version, date = (str(head.get(name, ""))[:40] for name in ("version", "publicationDate"))
     ordered = {name: prices[name] for name in sorted(prices)}
@@ -116,12 +119,12 @@ def price_list(region: str, head: Mapping[str, Any], prices: Mapping[str, float]
 
 
 def is_ours(source: object) -> bool:
-    """Tell whether prices with this source were taken from AWS's list, and not written by the user."""
+    """Return whether prices with this source come from AWS's list instead of from the user."""
     return isinstance(source, str) and source.startswith(_SOURCE)
 
 
 def _products(stream: JsonStream, region: str, regions: set[str]) -> dict[str, str]:
-    """Return SKU -> instance type of training in the region."""
+    """Return SKU -> instance type for training in the region. Add all regions of the file to ``regions``."""
     types = {}
     for sku in stream.members():
         if (found := trained_type(stream.value())) is not None:

@@ -1,4 +1,4 @@
-"""Write a price list into a price file, and leave in it what the user has written there."""
+"""Write a price list into a price file and keep the prices that the user wrote there."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ __all__ = ["refresh_file"]
 
 
 def refresh_file(path: Path, prices: PriceList) -> str:
-    """Put a price list into a price file as ``hourly_usd``; the file's ``overrides`` stay, and still beat it.
+    """Write a price list into a price file as ``hourly_usd``.
 
-    A file whose prices did not come from AWS's list is one that the user wrote: all its prices become overrides.
+    The file's ``overrides`` stay and still take precedence. If the prices in the file do not come from AWS's list, the
+    user wrote them, and they all become overrides.
 
     Args:
-        path: Ends in ``.json``; made if it does not exist, and replaced as a whole or not at all.
-        prices: What AWS states.
+        path: Price file, whose name ends in ``.json``. The function creates the file if it does not exist. It replaces
+            the file as a whole or leaves it unchanged.
+        prices: Prices from AWS.
 
     Returns:
-        What was done, in words.
+        A text that describes the changes.
 
     Raises:
-        ConfigError: If the file is there and no price file or of another region, or cannot be written.
+        ConfigError: If the existing file is not a price file or is for another region, or the file cannot be written.
     """
     if path.suffix != ".json":
         raise ConfigError(f"prices are written as JSON: found {path}, expected a name that ends in .json")
+    # Separate the prices that the file has from AWS and from the user.
     old: dict[str, Any] = {}
     overrides: dict[str, Any] = {}
     if path.exists():
@@ -42,6 +45,7 @@ def refresh_file(path: Path, prices: PriceList) -> str:
             )
         old = content["hourly_usd"] if is_ours(content.get("source")) else {}
         overrides = {**({} if old else content["hourly_usd"]), **(content.get("overrides") or {})}
+    # Check the new content before it replaces the old.
     document: dict[str, Any] = {
         "region": prices.region,
         "as_of": prices.as_of,

@@ -1,4 +1,4 @@
-"""Tables that read well as they are and as Markdown, and the text of ``hetero prices``."""
+"""Tables that are readable both as plain text and as Markdown, and the output of ``hetero prices``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _NOT_KNOWN = "-"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Return a Markdown table with its columns padded to equal width.
+    """Return a Markdown table whose columns are padded to an equal width of their cells.
 
     Args:
         header: Column titles.
-        rows: Cells, already escaped; as many per row as there are titles.
-        right: Indices of the columns to align right.
+        rows: Cells of each row, already escaped. Each row has one cell per title.
+        right: Indices of right-aligned columns.
 
     Returns:
-        Lines without a final newline.
+        The lines of the table, without a final newline.
     """
     widths = [max(3, *(len(row[i]) for row in [header, *rows])) for i in range(len(header))]
 
@@ -53,10 +53,10 @@ def list_text(catalogue: Catalogue) -> str:
 
 
 def show_text(catalogue: Catalogue, instance_type: str) -> str:
-    """Return everything known about one type, for ``hetero prices show``.
+    """Return all facts about one type, for ``hetero prices show``.
 
     Raises:
-        ConfigError: If the type is unknown; with the closest known names.
+        ConfigError: If the type is unknown. The message lists the closest known names.
     """
     info = catalogue.get(instance_type)
     lines = [

@@ -33,7 +33,7 @@ class Code:
     folder: Path | None
     """The source folder, or None if the estimator has only a script."""
     script: str = ""
-    """The entry point, relative to the folder. Empty if the estimator has none."""
+    """The entry point, relative to the folder. Empty if the estimator does not name one."""
     requirements: str = "requirements.txt"
     """The requirements file for pip, relative to the folder. The file may not exist yet."""
     ignored: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def is_isolated(self) -> bool:
-        """Return whether network isolation is on, with which containers reach only each other."""
+        """Return whether network isolation is on. The containers then reach only each other."""
 
     @abstractmethod
     def trains_with_tensorflow(self) -> bool:
@@ -216,7 +216,7 @@ class _Trainer(Adapter):
             "source_dir": str(folder),
             "entry_script": entry_point,
             "requirements": requirements,
-            "ignore_patterns": None,  # already applied to the copy; they must not match files of hetero
+            "ignore_patterns": None,  # the copy already omits those files, and hetero's must stay
         }
         trainer.source_code = code if trainer.source_code is None else trainer.source_code.model_copy(update=code)
         trainer.hyperparameters = {**(trainer.hyperparameters or {}), **parameters}

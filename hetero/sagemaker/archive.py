@@ -1,4 +1,4 @@
-"""Safe unpacking of the archive in which the SDK uploads a source directory."""
+"""Safe unpacking of the source archive that the SDK uploads."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def _unpack(archive: tarfile.TarFile, folder: Path, max_bytes: int) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
             shutil.copyfileobj(source, file)
-        target.chmod(member.mode & 0o755 | 0o600)  # like the toolkit; files that only the owner may read stay so
+        target.chmod(member.mode & 0o755 | 0o600)  # like the toolkit, keep files private that only the owner may read
         left -= member.size

@@ -118,7 +118,7 @@ NUMBERS = {number: numbered.title for number, numbered in _TRAPS.items()}
 
 
 def check_request(request: TrainingRequest) -> list[Finding]:
-    """Return the findings about a request, in the order of their numbers. Empty if there are none."""
+    """Return the findings about a request, in the order of their numbers. Empty if the request is correct."""
     return [_finding(number, problem) for number, numbered in _TRAPS.items() for problem in numbered.trap(request)]
 
 
@@ -134,7 +134,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
             request does not contain them.
 
     Returns:
-        The findings. Empty if there are none.
+        The findings. Empty if the job is correct.
 
     Raises:
         ConfigError: If the object is not an estimator.

@@ -29,7 +29,7 @@ THROUGH = ("plain", "toolkit")
 _PLATFORM_DIR = re.compile(r"(?<![\w.-])/opt/ml(?![\w.-])")
 """Matches the platform's tree, but neither ``/opt/mlflow`` nor a part of another path or URI."""
 _CODE, _DRIVERS = "code", "sm_drivers"
-"""Channels in which SDK 3 sends the user's code, and the SDK's own scripts, which run that code."""
+"""Channels of SDK 3 for the user's code, and for the SDK's own scripts, which run that code."""
 _DISTRIBUTIONS = ("mpi", "torch_distributed", "smdistributed", "distributed_dataparallel", "pytorch_ddp")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _NO_INSTALLATION = 'print("a rehearsal installs nothing: requirements are taken to be here")\n'
@@ -189,7 +189,7 @@ def _here(entry: Sequence[str], base: Path) -> list[str]:
     """Return the command that starts the container's program on this machine.
 
     Raises:
-        ConfigError: If the program belongs into the host's tree and is no executable file there.
+        ConfigError: If the program lies in the host's tree but is not an executable file.
     """
     program, *arguments = (_moved(part, base) for part in (_program(entry[0]), *entry[1:]))
     if program != entry[0] and program.startswith(str(base)) and not os.access(program, os.X_OK):

@@ -68,7 +68,7 @@ def roles_of(request: TrainingRequest) -> dict[str, Role]:
 
 
 def image_hardware(image: str) -> str | None:
-    """Return the hardware in an image's name: ``neuron`` (Trainium), ``gpu`` or ``cpu``. None if the name has none."""
+    """Return the hardware in an image's name: ``neuron`` (Trainium), ``gpu`` or ``cpu``. None if it states none."""
     words = set(re.split(r"[^a-z0-9]+", image.rpartition("/")[2].lower()))
     if any(word.startswith("neuron") for word in words):
         return "neuron"

@@ -179,7 +179,7 @@ def _plan(
 def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
     """Return the host names of every group, ``algo-1`` and so on, in an unexpected order.
 
-    The platform does not specify which group gets which names, or the order in which it lists them.
+    The platform specifies neither the names that a group gets nor their order in its lists.
 
     Args:
         groups: Name and number of hosts of each group.

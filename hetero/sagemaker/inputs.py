@@ -87,7 +87,7 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
         data: Channel -> local folder or file with the data that the platform would read from S3.
 
     Raises:
-        ConfigError: If a channel has no local data or is malformed, if a rehearsal does not support its kind, or if
+        ConfigError: If local data for a channel is missing, if a channel is malformed, if a rehearsal does not support its kind, or if
             ``data`` names an unknown channel.
     """
     # Data for an unknown channel is a mistake of the caller.

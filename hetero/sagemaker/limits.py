@@ -64,7 +64,7 @@ def limits() -> Mapping[str, Limit]:
 
 
 def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values at a limit's path in a request, each with its own path. Skip missing members.
+    """Yield the values at a limit's path in a request, each with the path that leads to it. Skip missing members.
 
     Values of a type that does not fit the path are skipped, too. `TrainingRequest.parse` reports wrong types of the
     members that it reads.

@@ -1,4 +1,4 @@
-"""Metric definitions with which SageMaker reads the launcher's figures from the logs of a job."""
+"""Metric definitions that tell SageMaker how to read the launcher's figures from the logs of a job."""
 
 from __future__ import annotations
 

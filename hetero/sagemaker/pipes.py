@@ -75,7 +75,7 @@ class PipeFeeder:
     def _wait_for_reader(self, epoch: int) -> int | None:
         """Wait for a reader of an epoch's FIFO, then return a descriptor to write to. None if the feeder stops."""
         while not self._stopped.is_set():
-            with contextlib.suppress(OSError):  # ENXIO: the FIFO has no reader yet
+            with contextlib.suppress(OSError):  # ENXIO until a reader opens the FIFO
                 return os.open(self._path(epoch), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._stopped.wait(_POLL_S)
         return None

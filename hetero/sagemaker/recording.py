@@ -238,7 +238,11 @@ class _Answers:
         return {"Buckets": [], "ETag": '"none"', "UploadId": "none", "ResponseMetadata": {"HTTPStatusCode": 200}}
 
     def _content(self, body: Any) -> bytes:
-        """Return the uploaded content; raise ConfigError if all uploads together are too large to keep in memory."""
+        """Return the uploaded content, which is kept in memory.
+
+        Raises:
+            ConfigError: If all uploads together are larger than `_MAX_UPLOAD_BYTES`.
+        """
         content = body if isinstance(body, bytes) else bytes(body.read())
         self._num_bytes += len(content)
         if self._num_bytes > _MAX_UPLOAD_BYTES:

@@ -176,7 +176,7 @@ def _stage(uploads: Mapping[str, bytes], uri: str, folder: Path) -> Path:
             raise ConfigError(f"the SDK would upload {name!r:.200}; expected a path below {uri}")
         path = folder / parts
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # uploads have no mode, and one of them is the job's token
+        path.touch(mode=0o600)  # private, because one of the uploads is the job's token
         path.write_bytes(content)
     return folder
 

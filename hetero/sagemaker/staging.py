@@ -134,7 +134,11 @@ def _check_python(image: str) -> None:
 
 
 def _script_path(origin: _Origin) -> Path:
-    """Return the path of the training script on this machine; raise ConfigError if it does not exist."""
+    """Return the path of the training script on this machine.
+
+    Raises:
+        ConfigError: If the script does not exist, or lies outside the source folder.
+    """
     folder, name = origin.code.folder, origin.script
     if not name:
         raise ConfigError("found no training script; give its path: prepare(estimator, script='train.py')")
@@ -150,7 +154,11 @@ def _script_path(origin: _Origin) -> Path:
 
 
 def _module_path(origin: _Origin) -> Path:
-    """Return the file of a module in the source folder; raise ConfigError if it does not exist."""
+    """Return the file of a module in the source folder.
+
+    Raises:
+        ConfigError: If the module or the source folder does not exist.
+    """
     folder, name = origin.code.folder, origin.script
     if folder is None:
         raise ConfigError(
@@ -183,7 +191,7 @@ def _plain(value: object) -> object:
 
 
 def _copy_code(code: Code, script: Path, target: Path) -> None:
-    """Copy what the SDK would upload: the source folder, or only the script if there is no folder.
+    """Copy what the SDK would upload: the source folder, or only the script without a folder.
 
     The output of rehearsals in the folder is not copied, because it has links to the data and copies of the code with
     their tokens.

@@ -1,4 +1,4 @@
-"""Submit a job, and submit it again while SageMaker has no instances for it.
+"""Submit a job, and submit it again while SageMaker lacks instances for it.
 
 SageMaker reports two kinds of shortage. If the job exceeds the account's quota of an instance type, the call itself
 fails (``ResourceLimitExceeded``). Waiting then helps only if other jobs use up the quota. If the instances themselves
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 _POLL_S = 10.0
 _LONGEST_WAIT_S = 900.0
 _LONGEST_SILENCE_S = 600.0
-"""Seconds without an answer from the service after which `submit` stops following a job. The job continues."""
+"""Seconds without an answer from the service until `submit` stops following a job. The job itself continues."""
 _ENDED = ("Completed", "Failed", "Stopped")
 _WITHOUT_HOSTS = ("Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack")
-"""Values of SecondaryStatus while a job has no instances yet."""
+"""Values of SecondaryStatus before a job gets its instances."""
 _KIND = re.compile(r"\b(ResourceLimitExceeded|CapacityError|InsufficientCapacity\w*|InsufficientInstanceCapacity)\b")
 _TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
 _QUOTA = re.compile(
@@ -77,7 +77,7 @@ class Submission:
     status: str
     """``InProgress``, ``Completed``, ``Failed`` or ``Stopped``."""
     failure: str
-    """The service's FailureReason, or empty if the job did not fail."""
+    """The service's FailureReason. Empty if the service states no reason."""
     num_attempts: int
 
     @property
@@ -102,25 +102,25 @@ def submit(
     first_wait_s: float = 60.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Submission:
-    """Start the job of an estimator, and start it again if SageMaker has no instances for it.
+    """Start the job of an estimator, and start it again if SageMaker lacks instances for it.
 
-    The call blocks until the job has its instances or has ended. It waits ``first_wait_s`` before the second attempt,
-    and doubles the wait before each further attempt, up to 15 minutes. It logs each attempt, and each shortage with one
-    line per instance type.
+    The call blocks until the job has ended or, without ``wait``, until it has its instances. After a shortage, the call
+    logs one line per instance type. It waits ``first_wait_s`` before the second attempt, and doubles the wait before
+    each further attempt, up to 15 minutes.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3, with a session that has an account.
         inputs: The inputs that its ``fit`` or ``train`` takes.
         job_name: Name of the job in the first attempt. Further attempts append ``-2``, ``-3`` and so on, because names
             are unique. SDK 3 ignores it and makes its own names.
-        wait: Whether to block until the job has ended.
+        wait: Whether to block until the job has ended instead of until it has its instances.
         max_attempts: Maximum number of attempts, >= 1.
         first_wait_s: Seconds to wait before the second attempt.
         sleep: Function that waits a number of seconds.
 
     Raises:
         ConfigError: If the object is not an estimator, or ``max_attempts`` is out of range.
-        CapacityError: If there are no instances after the last attempt, or waiting cannot help.
+        CapacityError: If SageMaker lacks instances after the last attempt, or waiting cannot help.
         Exception: If the SDK or botocore raises it for another reason.
     """
     if max_attempts < 1:
@@ -230,7 +230,7 @@ def _words(error: Exception) -> str:
 
 
 def _follow(client: Any, job_name: str, *, wait: bool, sleep: Callable[[float], None]) -> dict[str, Any]:
-    """Wait until a job has its instances, or with ``wait`` until it has ended, and return its description."""
+    """Wait until a job has ended, or without ``wait`` until it has its instances. Return its description."""
     said, silent_s = "", 0.0
     while True:
         asked_s = time.monotonic()

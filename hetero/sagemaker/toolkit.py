@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     os.environ["SM_STUDIO_LOCAL_MODE"] = "true"
     os.environ["SAGEMAKER_TRAINING_MODULE"] = "hetero.sagemaker.toolkit:run_entry_point"
     if not any("tensorflow" in image for image in arguments):
-        # The toolkit imports TensorFlow for the names of its errors, which takes seconds. Other images have no TensorFlow.
+        # The toolkit imports TensorFlow, which takes seconds, for the names of its errors. Other images do not have it.
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from sagemaker_training import logging_config, modules, trainer
 

@@ -1,6 +1,6 @@
-"""Ways in which a request is wrong or costs more than its author thinks: a small function for each.
+"""Traps: small functions that each find one kind of mistake or hidden cost in a request.
 
-Every trap takes a request and yields a `Problem` for each that it has; `hetero.sagemaker.checks` numbers them.
+Every trap takes a request and yields a `Problem` for each mistake. `hetero.sagemaker.checks` numbers the traps.
 """
 
 from __future__ import annotations
@@ -31,33 +31,38 @@ from hetero.sagemaker.request import TrainingRequest
 __all__ = ["Problem", "Trap", "within_limits"]
 
 V3_CHANNELS = {"code", "sm_drivers", "recipe"}
-"""Inputs that version 3 of the SDK adds; ``sm_drivers`` tells its requests from others."""
+"""Channels that version 3 of the SDK adds. Only its requests have ``sm_drivers``."""
 SDK_MAX_RUN_S = 86400
-"""Where nothing is said: by version 2 of the SDK, and by the service."""
+"""Default time limit of a job in seconds, in version 2 of the SDK and in the service."""
 V3_MAX_RUN_S = 3600
+"""Default time limit of a job in seconds, in version 3 of the SDK."""
 SDK_VOLUME_GB = 30
-"""What both versions ask for where nothing is said."""
+"""Default volume size in GB, in both versions of the SDK."""
 
 _LAUNCHERS = (LAUNCHER_NAME, "launcher.py")
-"""What prepared jobs start, and those that bring the launcher by hand."""
+"""Entry points of prepared jobs, and of jobs whose user added the launcher by hand."""
 _PATH_CHARACTERS = re.compile(r"[/\\\x00-\x1f]|^\.{1,2}$")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One trap that a request has walked into."""
+    """One mistake that a trap found in a request."""
 
     found: str
     fix: str
     is_error: bool | None = None
-    """Whether the job fails or is not what was asked for; None: as its trap says."""
+    """Whether the mistake is an error instead of a warning.
+
+    An error makes the job fail, or do something else than the user asked for. None takes the default of the trap, which
+    `hetero.sagemaker.checks` has.
+    """
 
 
 Trap = Callable[[TrainingRequest], Iterator[Problem]]
 
 
 def torch_distributed(request: TrainingRequest) -> Iterator[Problem]:
-    """``torch_distributed`` with groups: the SDK drops the groups, and each starts a torchrun of its own."""
+    """Report ``torch_distributed`` with groups. The SDK drops its group, and every group starts a separate torchrun."""
     if len(request.groups) > 1 and parameter(request, "sagemaker_torch_distributed_enabled"):
         held = "hetero_script" in request.hyperparameters
         yield Problem(
@@ -69,7 +74,7 @@ def torch_distributed(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
-    """A distribution that is for no group or several, for one that is not there, or for one that only prepares data."""
+    """Report a distribution for no group, several groups, an unknown group, or a group that only prepares data."""
     if len(request.groups) < 2:
         return
     listed = parameter(request, "sagemaker_distribution_instance_groups")
@@ -89,7 +94,7 @@ def distribution_groups(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def some_channels_have_groups(request: TrainingRequest) -> Iterator[Problem]:
-    """Some channels say which groups get them, others do not: the service refuses that."""
+    """Report requests that name groups for only some channels, because the service rejects them."""
     without = [channel.name for channel in request.channels if not channel.groups]
     if _mixed(request) and not _only_the_sdks(request):
         yield Problem(
@@ -99,7 +104,7 @@ def some_channels_have_groups(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def channels_of_an_old_sdk(request: TrainingRequest) -> Iterator[Problem]:
-    """Version 3 of the SDK below 3.18.0 gives its own channels no groups."""
+    """Report requests of version 3 of the SDK below 3.18.0, which names no groups for the SDK's own channels."""
     if _mixed(request) and _only_the_sdks(request):
         added = [channel.name for channel in request.channels if not channel.groups]
         yield Problem(
@@ -109,7 +114,7 @@ def channels_of_an_old_sdk(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def channels_of_unknown_groups(request: TrainingRequest) -> Iterator[Problem]:
-    """A channel for a group that is not there."""
+    """Report a channel for an unknown group."""
     known = [group.name for group in request.groups]
     for channel in request.channels:
         if unknown := [name for name in channel.groups if name not in known]:
@@ -120,7 +125,7 @@ def channels_of_unknown_groups(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def sharded_channels(request: TrainingRequest) -> Iterator[Problem]:
-    """A channel of which every host gets other files."""
+    """Report a channel that gives different files to each data host."""
     roles = roles_of(request)
     for item, channel in zip(request.document.get("InputDataConfig") or [], request.channels, strict=True):
         source = (item.get("DataSource") or {}).get("S3DataSource") or {}
@@ -135,7 +140,7 @@ def sharded_channels(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def image_of_other_hardware(request: TrainingRequest) -> Iterator[Problem]:
-    """An image for CPUs with accelerators in the job, or for other ones."""
+    """Report an image that does not support the accelerators of a group."""
     image = member(request, "AlgorithmSpecification.TrainingImage", str, "")
     kind = image_hardware(image)
     for group in request.groups:
@@ -152,7 +157,7 @@ def image_of_other_hardware(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def group_names(request: TrainingRequest) -> Iterator[Problem]:
-    """Names that the service refuses, that are there twice, or that are no good as the name of a folder."""
+    """Report group names that the service rejects, that are not unique, or that cannot be the name of a folder."""
     fix = "letters, digits, - and _, at most 64, every group another name"
     if broken := breaches(request.document, limits()["ResourceConfig.InstanceGroups[].InstanceGroupName"]):
         yield Problem(f"a group's name is too long or empty: {broken}", fix)
@@ -166,7 +171,11 @@ def group_names(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
-    """No time after which the job ends, so the SDK's default: what a job that hangs costs, or where one is cut off."""
+    """Report a request that leaves the time limit at the default.
+
+    The default of version 3 of the SDK cuts a longer job off. The default of version 2 and of the service bills a whole
+    day of a job that hangs.
+    """
     seconds = member(request, "StoppingCondition.MaxRuntimeInSeconds", int, None)
     is_v3 = any(channel.name == "sm_drivers" for channel in request.channels)
     hosts = ", ".join(f"{group.count} x {group.instance_type}" for group in request.groups)
@@ -184,7 +193,7 @@ def unlimited_run(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
-    """A volume size for types that have local storage and get no volume."""
+    """Report a volume size for types with local storage, which get no volume."""
     size = volume_gb(request)
     if size in (0, SDK_VOLUME_GB):
         return
@@ -201,7 +210,7 @@ def volume_that_is_ignored(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def volume_that_is_missing(request: TrainingRequest) -> Iterator[Problem]:
-    """No volume size for types that have nothing else."""
+    """Report a missing volume size for types without local storage."""
     if not volume_gb(request) and (bare := [group for group in request.groups if storage_gb(group) == 0]):
         yield Problem(
             f"VolumeSizeInGB is missing, and {bare[0].instance_type} of group {bare[0].name!r} has no storage but EBS",
@@ -210,7 +219,7 @@ def volume_that_is_missing(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def key_for_local_storage(request: TrainingRequest) -> Iterator[Problem]:
-    """A KMS key for types whose storage is encrypted by hardware: the service refuses that."""
+    """Report a KMS key for types with local storage. The service rejects it, because hardware encrypts that storage."""
     local = [group for group in request.groups if storage_gb(group)]
     key = member(request, "ResourceConfig.VolumeKmsKeyId", str, "")
     if local and key:
@@ -221,7 +230,7 @@ def key_for_local_storage(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def security_groups(request: TrainingRequest) -> Iterator[Problem]:
-    """Hosts in the user's VPC: that they reach each other is up to rules that the request does not show."""
+    """Warn about hosts in the user's VPC, because the request does not show whether they reach each other."""
     names = member(request, "VpcConfig.SecurityGroupIds", list, [])
     if not names or _num_hosts(request) < 2:
         return
@@ -235,7 +244,7 @@ def security_groups(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def traffic_encryption(request: TrainingRequest) -> Iterator[Problem]:
-    """The service encrypts between hosts: every batch crosses that."""
+    """Warn about encryption between hosts by the service, because every batch passes through it."""
     if _num_hosts(request) > 1 and _is_encrypted(request):
         twice = (
             " TLS of hetero_tls_dir encrypts them a second time." if "hetero_tls_dir" in request.hyperparameters else ""
@@ -247,7 +256,7 @@ def traffic_encryption(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def secrets_in_the_open(request: TrainingRequest) -> Iterator[Problem]:
-    """Something that looks like a secret where describe-training-job shows it."""
+    """Report values that look like secrets in places that describe-training-job shows."""
     places = (("Environment", request.environment), ("HyperParameters", request.hyperparameters))
     for place, values in places:
         if names := [name for name, value in values.items() if is_secret(name, value)]:
@@ -260,7 +269,7 @@ def secrets_in_the_open(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def warm_pool(request: TrainingRequest) -> Iterator[Problem]:
-    """A warm pool with groups, which there is not."""
+    """Report a warm pool with instance groups, because the service does not support it."""
     seconds = member(request, "ResourceConfig.KeepAlivePeriodInSeconds", int, 0)
     if seconds and request.is_heterogeneous:
         yield Problem(
@@ -270,7 +279,7 @@ def warm_pool(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def both_forms(request: TrainingRequest) -> Iterator[Problem]:
-    """Groups, and beside them one type for all."""
+    """Report instance groups together with one instance type or count for all hosts."""
     config = request.document["ResourceConfig"]
     both = [name for name in ("InstanceType", "InstanceCount") if config.get(name) is not None]
     if request.is_heterogeneous and both:
@@ -280,7 +289,7 @@ def both_forms(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def local_types(request: TrainingRequest) -> Iterator[Problem]:
-    """Types that the service does not have: those of local mode, or without ``ml.``."""
+    """Report types of local mode, types that the service does not have, and unknown sizes of a known family."""
     for group in request.groups:
         if group.instance_type in ("local", "local_gpu"):
             yield Problem(
@@ -301,7 +310,7 @@ def local_types(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
-    """Groups of which hetero cannot tell whether they prepare data or train, or of which none prepares data."""
+    """Report groups whose roles are unclear, and jobs without a group that prepares data."""
     if len({group.name for group in request.groups}) < max(2, len(request.groups)):
         return
     try:
@@ -319,7 +328,7 @@ def unclear_roles(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def another_program(request: TrainingRequest) -> Iterator[Problem]:
-    """Groups, and an entry point of SDK 2 that is not the launcher: every host, data hosts included, would train."""
+    """Report groups with an entry point of SDK 2 other than the launcher. All hosts, even data hosts, would train."""
     program = parameter(request, "sagemaker_program")
     if len(request.groups) < 2 or "hetero_script" in request.hyperparameters or not isinstance(program, str):
         return
@@ -328,13 +337,13 @@ def another_program(request: TrainingRequest) -> Iterator[Problem]:
 
 
 def another_script(script: str) -> Iterator[Problem]:
-    """Groups, and an entry script of version 3 that is not the launcher, which no request shows."""
+    """Report an entry script of version 3 that is not the launcher. The request does not show the script."""
     if script not in _LAUNCHERS:
         yield _not_started(script)
 
 
 def local_session() -> Iterator[Problem]:
-    """The SDK's local mode, which the object shows and no request."""
+    """Report the SDK's local mode. The estimator shows it, but no request does."""
     yield Problem(
         "the estimator is for the SDK's local mode, which does not take instance groups",
         "name the types that the job is to have, and run it here with hetero.sagemaker.rehearse",
@@ -342,7 +351,7 @@ def local_session() -> Iterator[Problem]:
 
 
 def drivers_of_version_3() -> Iterator[Problem]:
-    """``distributed=`` of version 3 with groups, which the object shows and not the request."""
+    """Report ``distributed=`` of version 3 with groups. The trainer shows it, but the request does not."""
     yield Problem(
         "distributed= is given: the drivers of version 3 of the SDK span the hosts of all groups, data hosts included",
         "leave out distributed=; hetero's launcher starts torchrun on the trainer group",
@@ -350,7 +359,7 @@ def drivers_of_version_3() -> Iterator[Problem]:
 
 
 def old_sdk(version: str) -> Iterator[Problem]:
-    """Version 3 of the SDK below 3.18.0 and a channel with groups."""
+    """Report an installed version 3 of the SDK below 3.18.0, which does not support channels with groups."""
     yield Problem(
         f"version {version} of the SDK is installed, whose channels cannot be per group",
         "pip install 'sagemaker>=3.18,<4'",
@@ -358,7 +367,7 @@ def old_sdk(version: str) -> Iterator[Problem]:
 
 
 def within_limits(*paths: str) -> Trap:
-    """Return a trap for values beyond the service's limits at these paths."""
+    """Return a trap that reports values beyond the service's limits at the given paths."""
 
     def look(request: TrainingRequest) -> Iterator[Problem]:
         for path in paths:
@@ -381,7 +390,7 @@ def _mixed(request: TrainingRequest) -> bool:
 
 
 def _only_the_sdks(request: TrainingRequest) -> bool:
-    """Whether all channels without groups are those that version 3 adds."""
+    """Return whether version 3 of the SDK added all the channels without groups."""
     without = {channel.name for channel in request.channels if not channel.groups}
     return "sm_drivers" in without and without <= V3_CHANNELS
 

@@ -33,7 +33,7 @@ def build_wheel(folder: Path) -> Path:
     """Write a wheel of the running hetero into a folder and return its path.
 
     Raises:
-        ConfigError: If hetero runs from a source tree, is not installed, and its ``pyproject.toml`` cannot be read.
+        ConfigError: If hetero is not installed, and its ``pyproject.toml`` is missing or cannot be read.
     """
     # Collect the files and the metadata.
     package = Path(version.__file__).parent
