@@ -159,7 +159,7 @@ class Catalogue:
         return f"no price for {instance_type}; pass --price {instance_type}=USD{hint}"
 
     def suggestion(self, instance_type: str) -> str:
-        """Return the hint `` (did you mean ...?)`` with the closest known names to an unknown one, or an empty text."""
+        """Return the hint `` (did you mean ...?)`` with the known types closest to an unknown one, or an empty text."""
         close = difflib.get_close_matches(instance_type.lower(), self._infos, n=2, cutoff=0.75)
         return f" (did you mean {' or '.join(close)}?)" if close else ""
 

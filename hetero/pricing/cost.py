@@ -1,7 +1,7 @@
 """Cost arithmetic: pure functions of prices in USD per hour and times in seconds.
 
-``hourly_usd`` is always the sum over all hosts of the job, because AWS bills
-every host of every group until the last one has exited.
+``hourly_usd`` is always the sum over all hosts of the job, because a job is
+billed for every host of every group until the last one has exited.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _MAX_DEPTH = 16
 class JsonStream:
     """Reader of one document, from its start to its end.
 
-    After each name that `members` yields, the caller must read or skip the value before the next name::
+    After each name that `members` yields, the caller must read or skip its value before the next name::
 
         for name in stream.members():
             if name == "products":
@@ -100,7 +100,7 @@ class JsonStream:
     def _skip(self, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise self._broken(f"objects nested at most {_MAX_DEPTH} deep")
-        # Read more until the object is complete, or until it is too large and has to be skipped by its members.
+        # Read more until the object is complete, or until it is too large and each of its members is skipped.
         while self._next() == "{" and not self._holds_all():
             if len(self._text) - self._at > _MAX_VALUE_CHARS or not self._read():
                 for _ in self.members():

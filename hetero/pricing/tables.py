@@ -12,7 +12,7 @@ _NOT_KNOWN = "-"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Return a Markdown table whose columns are padded to an equal width of their cells.
+    """Return a Markdown table with every cell padded to the width of its column.
 
     Args:
         header: Column titles.

@@ -49,7 +49,7 @@ class Adapter(ABC):
 
         Raises:
             ConfigError: If the code is not on this machine, if the estimator starts a command instead of a script, or
-                if one of its settings conflicts with what `prepare` adds.
+                if one of its settings conflicts with the staged code.
         """
 
     @abstractmethod

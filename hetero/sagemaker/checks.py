@@ -118,7 +118,7 @@ NUMBERS = {number: numbered.title for number, numbered in _TRAPS.items()}
 
 
 def check_request(request: TrainingRequest) -> list[Finding]:
-    """Return the findings about a request, in the order of their numbers. Empty if the request is correct."""
+    """Return the findings about a request, in the order of their numbers. Empty if all checks pass."""
     return [_finding(number, problem) for number, numbered in _TRAPS.items() for problem in numbered.trap(request)]
 
 
@@ -134,7 +134,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
             request does not contain them.
 
     Returns:
-        The findings. Empty if the job is correct.
+        The findings. Empty if all checks pass.
 
     Raises:
         ConfigError: If the object is not an estimator.
@@ -150,7 +150,7 @@ def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Findin
     if ec2 is not None:
         found = [finding for finding in found if finding.number != "SM-13"]
         found += [_finding("SM-13", problem) for problem in reachability.seen_security_groups(request, ec2)]
-    # Three mistakes of version 3 show in its object or installation, not in the request.
+    # Three mistakes of version 3 show in the trainer or the installed SDK, not in the request.
     if version == 3:
         numbers = {finding.number for finding in found}
         if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:

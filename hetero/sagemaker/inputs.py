@@ -87,10 +87,10 @@ def local_channels(request: TrainingRequest, data: Mapping[str, Path]) -> list[L
         data: Channel -> local folder or file with the data that the platform would read from S3.
 
     Raises:
-        ConfigError: If local data for a channel is missing, if a channel is malformed, if a rehearsal does not support its kind, or if
-            ``data`` names an unknown channel.
+        ConfigError: If local data for a channel is missing, if a channel is malformed, if a rehearsal does not support
+            its kind, or if ``data`` names an unknown channel.
     """
-    # Data for an unknown channel is a mistake of the caller.
+    # Reject data for an unknown channel.
     names = [channel.name for channel in request.channels]
     if strangers := sorted(set(data) - set(names)):
         raise ConfigError(f"the request has no channel {strangers[0]!r:.80}; it has {', '.join(names) or 'none'}")

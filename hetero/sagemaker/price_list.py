@@ -17,7 +17,7 @@ __all__ = ["fetch_prices"]
 _SERVICE_REGION = "us-east-1"
 """Region of the service, which returns the prices of all regions."""
 _MAX_PAGES = 1000
-"""Maximum number of pages with 100 products each. AmazonSageMaker has some thousands of products per region."""
+"""Maximum number of pages with 100 products each. AmazonSageMaker has thousands of products per region."""
 
 
 def fetch_prices(region: str, client: Any = None) -> PriceList:

@@ -197,7 +197,9 @@ class _Response:
 
 
 class _Answers:
-    """Handler of botocore's event ``before-call``, which follows the validation of a call, that returns the response.
+    """Handler of botocore's event ``before-call`` that returns the response of each call.
+
+    botocore sends the event after it has validated the call.
 
     Args:
         takes_request: Whether to record the request for a training job. Otherwise the request is denied.
