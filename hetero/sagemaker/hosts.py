@@ -68,7 +68,7 @@ def run_request(
         ConfigError: If the request cannot run here. The message names what is missing.
         ClusterError: If the roles of its groups are not clear, or vCPUs to emulate are unknown.
     """
-    # Resolve everything that can fail before a host starts.
+    # Check the arguments before a host starts.
     job = _plan(request, output_dir, data, source_dir, through, stated)
     options, channels = job.options, job.channels
     counts = {

@@ -7,7 +7,7 @@
     hetero-job/token                        the job's secret, mode 0600
     requirements.txt                        the wheel's line, then the user's own
 
-It then sets the estimator's code to this staged folder. `hetero.launch.staged` reads the files in the container.
+It then sets the estimator's code to this staged folder. `hetero.launch.staged` reads the token in the container.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _copy_code(code: Code, script: Path, target: Path) -> None:
         shutil.copytree(code.folder, target, ignore=left_out, copy_function=copy)
     except OSError as error:  # includes shutil.Error
         raise ConfigError(f"cannot copy the code in {code.folder}: {str(error)[:300]}") from error
-    # The copy must leave room for hetero's files and must contain the script.
+    # Reject code with files under hetero's names, and ignore patterns that exclude the script.
     for name in (LAUNCHER_NAME, STAGED_FOLDER):
         if (target / name).exists():
             raise ConfigError(f"{code.folder} has a {name}, which prepare makes itself; rename or remove it")
