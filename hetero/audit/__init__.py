@@ -1,1 +1,1 @@
-"""Which data a run trained on: a ledger per rank, and the comparison of two runs' ledgers."""
+"""Records the data that a run trained on in one ledger per rank, and compares the ledgers of two runs."""

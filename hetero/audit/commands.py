@@ -1,4 +1,4 @@
-"""Two runs' ledgers as paths, the answer as text. The command line calls this."""
+"""Compares the ledgers of two runs, given as paths, and returns the answer as text. The command line calls this."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def audit_paths(one: Path, other: Path) -> tuple[bool, str]:
 
     Args:
         one: A run's folder, or one of its ledgers.
-        other: Likewise.
+        other: The other run's folder, or one of its ledgers.
 
     Raises:
-        ConfigError: If there is no ledger, one cannot be read, or they cannot be compared.
+        ConfigError: If there is no ledger, if a ledger cannot be read, or if the ledgers cannot be compared.
     """
     runs = find_run("A", one), find_run("B", other)
     verdict = compare_runs(*runs)

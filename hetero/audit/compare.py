@@ -1,9 +1,8 @@
-"""Did two runs train on the same data, and if not, where do they part?
+"""Compares the data that two runs trained on, and finds where they first differ.
 
-With one world size in both, every rank is compared with its counterpart: indices
-in order, and content bit for bit. With several, ranks hold other parts of a global
-batch; then it is the samples of global batches that are compared, by sums over
-all ranks, and nothing is said of their content.
+If both runs have one and the same world size, each rank is compared with the same rank of the other run: the indices
+in order, and the content bit for bit. With several world sizes, a rank's part of a global batch differs. Then the
+comparison covers the samples of global batches, by sums over all ranks, and does not cover their content.
 """
 
 from __future__ import annotations
@@ -31,33 +30,34 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the comparison of two runs found."""
+    """Result of the comparison of two runs."""
 
     differences: tuple[str, ...]
-    """Why it was not the same data, or why nobody can say; none: it was."""
+    """Reasons why the data differ or cannot be compared. Empty if both runs trained on the same data."""
     notes: tuple[str, ...]
-    """What else to know."""
+    """Further facts for the user that are not differences."""
     num_compared: int
-    """Batches that both runs have."""
+    """Number of batches that both runs have."""
     by_rank: bool
-    """Whether ranks were compared, with the content of their batches, or global batches, without."""
+    """True if ranks were compared, with content. False if global batches were compared, without content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """The places of one loader."""
+    """Batches of one loader, by place."""
 
     keys: npt.NDArray[np.int64]
-    """Epoch, position, time; sorted."""
+    """Epoch, position and time of each place, sorted. Shape (places, 3)."""
     digests: tuple[tuple[str, npt.NDArray[np.uint64]], ...]
-    """What to compare, what says most first."""
+    """Names and values of the digests to compare. The report names the first digest that differs."""
     lines: npt.NDArray[np.int64] | None = None
+    """Line of each place in the ledger. None for global batches, because their parts are in several ledgers."""
 
 
 @dataclass(slots=True)
 class _Findings:
     differences: list[tuple[tuple[int, int, int], str]]
-    """With the place that it is about, by which they are told."""
+    """Pairs of a place (epoch, position, time) and a text. The verdict lists the texts in the order of the places."""
     notes: list[str]
     num_compared: int = 0
 
@@ -77,10 +77,10 @@ class _Findings:
 
 
 def compare_runs(one: Run, other: Run) -> Verdict:
-    """Compare two runs; reads two ledgers at a time.
+    """Compare two runs. Reads at most two ledgers at a time.
 
     Raises:
-        ConfigError: If a ledger cannot be read, or those that are there cannot be compared.
+        ConfigError: If a ledger cannot be read, or if the ledgers that exist cannot be compared.
     """
     runs = (one, other)
     sizes = {size for run in runs for path in run.ledgers.values() for size in world_sizes(path)}
@@ -101,7 +101,13 @@ def compare_runs(one: Run, other: Run) -> Verdict:
 
 
 def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
-    """Return the ranks to compare; those that only one run has are a difference, unless single files were given."""
+    """Return the ranks to compare.
+
+    Records a difference for each run that lacks ranks of the other run, unless a single file was given.
+
+    Raises:
+        ConfigError: If a single file was given and the runs do not share a rank.
+    """
     common = sorted(set(one.ledgers) & set(other.ledgers))
     if one.is_file or other.is_file:
         if not common:
@@ -115,7 +121,7 @@ def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
 
 
 def _check(side: Side, rank: int, findings: _Findings) -> None:
-    """Tell damage, and steps that did not repeat themselves."""
+    """Record the ledger's damage and notes, and the batches that were delivered again after a restart."""
     where = f"{side.label}, rank {rank}"
     if side.record.damage:
         damage = shown(side.record.damage, 300)
@@ -134,7 +140,7 @@ def _check(side: Side, rank: int, findings: _Findings) -> None:
 
 
 def _tables(side: Side) -> list[tuple[LoaderFacts, _Table]]:
-    """Return the loaders of one rank."""
+    """Return each loader of one rank with its batches."""
     places = side.places
     found = []
     for number, facts in enumerate(side.record.loaders):
@@ -150,7 +156,11 @@ def _tables(side: Side) -> list[tuple[LoaderFacts, _Table]]:
 
 
 def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Table]]:
-    """Return the loaders of a run with their global batches, whatever the world size was at each."""
+    """Return each loader of a run with its global batches. The world size may differ between these.
+
+    Raises:
+        ConfigError: If the ledger of a rank is missing.
+    """
     facts_of: dict[tuple[object, ...], tuple[int, LoaderFacts]] = {}
     parts = []
     for rank in sorted(run.ledgers):
@@ -173,13 +183,15 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
             side.places.world_sizes,
         ]
         parts.append((np.stack(columns, axis=1), entries["samples"]))
+    # Sort the entries of all ranks by loader, epoch, position, time and rank. Rows of one place form a global batch.
     keys = np.concatenate([part[0] for part in parts])
     samples = np.concatenate([part[1] for part in parts])
     order = np.lexsort(keys[:, 4::-1].T)
     keys, samples = keys[order], samples[order]
     starts = np.flatnonzero(np.append(True, (keys[1:, :4] != keys[:-1, :4]).any(axis=1))[: len(keys)])
     lengths = np.diff(np.append(starts, len(keys)))
-    # Ranks of an earlier, larger world may have been there before the restart that wrote last.
+    # An entry counts only if it has the world size of the lowest rank's entry, because a restart with a smaller world
+    # leaves entries of the larger world behind in the ledgers of the higher ranks.
     samples = np.where((keys[:, 5] == np.repeat(keys[starts, 5], lengths))[:, None], samples, np.uint64(0))
     sums = np.add.reduceat(samples, starts, axis=0) if len(starts) else samples
     places = keys[starts]
@@ -196,7 +208,7 @@ def _compare_loaders(
     theirs: list[tuple[LoaderFacts, _Table]],
     findings: _Findings,
 ) -> None:
-    """Compare the loaders of one rank, or of all."""
+    """Compare the loaders of one rank, or those of the whole run by their global batches."""
     for mine, their in _pairs([facts for facts, _ in ours], [facts for facts, _ in theirs]):
         if mine is None or their is None:
             label, (facts, table) = ("A", ours[mine]) if mine is not None else ("B", theirs[their or 0])
@@ -218,7 +230,10 @@ def _compare_loaders(
 
 
 def _pairs(ours: Sequence[LoaderFacts], theirs: Sequence[LoaderFacts]) -> Iterator[tuple[int | None, int | None]]:
-    """Match loaders: those of equal facts, then those of one name, in the order in which they first delivered."""
+    """Yield pairs of matching loaders: first by identity, then by name, each in the order of their first batches.
+
+    A loader without a match is paired with None.
+    """
     free_ours, free_theirs = list(range(len(ours))), list(range(len(theirs)))
     for alike in (_identity, _name):
         for mine in list(free_ours):
@@ -240,7 +255,7 @@ def _name(facts: LoaderFacts) -> object:
 
 
 def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) -> None:
-    """Compare one loader."""
+    """Compare the batches of one loader in both runs."""
     ours, theirs = _common(one.keys, other.keys)
     findings.num_compared += len(ours)
     if not len(ours):
@@ -271,7 +286,7 @@ def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) 
 def _tell_alone(
     name: str, label: str, table: _Table, common: npt.NDArray[np.int64], counterpart: str, findings: _Findings
 ) -> None:
-    """Tell the places that only one run has: before the other's start, in between, and after its end."""
+    """Record the places that only one run has: before the other run's start, in between, and after its end."""
     first, last = int(common[0]), int(common[-1])
     if first:
         findings.notes.append(
@@ -293,11 +308,11 @@ def _tell_alone(
 def _common(
     one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return where the rows that both have are in each; both are sorted."""
+    """Return the indices, in each of two sorted arrays, of the rows that both arrays have."""
     if one.shape == other.shape and np.array_equal(one, other):
         rows = np.arange(len(one))
         return rows, rows
-    # Whole rows as byte strings that sort like the numbers in them.
+    # View each row as one byte string. Big-endian byte strings sort like the numbers in them.
     texts = [np.ascontiguousarray(keys, dtype=">i8").view("S24").ravel() for keys in (one, other)]
     _, ours, theirs = np.intersect1d(texts[0], texts[1], assume_unique=True, return_indices=True)
     return ours, theirs

@@ -1,9 +1,10 @@
-"""What a rank was given in the end: of every place the last writing.
+"""Finds the batches that a rank was given in the end: the last entry for each place in its ledger.
 
-A place is a loader, an epoch and a position in it. A restart repeats the steps
-after its checkpoint: the later writing counts, and has to say the same. A sampler
-of the user's may fill the same place differently every time that the script asks
-for it, so there the first, second, ... time within a process are places of their own.
+A *place* is a loader, an epoch and a position in the epoch. A restart repeats the steps after its checkpoint. The later
+entry for a place counts, and must equal the earlier one.
+
+A user's sampler may fill the same place differently each time that the script asks for it. For such loaders the
+*time* is part of the place: it counts how often the same process had been there before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Places", "Repetition", "settle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """A step that was repeated and differed from itself."""
+    """A batch that was delivered again and differed from the delivery before."""
 
     loader: int
     epoch: int
@@ -37,19 +38,19 @@ class Places:
     """The places of one rank, sorted by loader, epoch, position and time."""
 
     entries: npt.NDArray[Any]
-    """Of `hetero.audit.reading.ENTRY`, one per place."""
+    """Last entry of each place, of dtype `hetero.audit.reading.ENTRY`."""
     times: npt.NDArray[np.int64]
-    """Per place, how often a process had been there before."""
+    """Time of each place: how often the process had been there before."""
     world_sizes: npt.NDArray[np.int64]
-    """Per place, that of the process that wrote last."""
+    """World size of the process that wrote each entry."""
     num_repeated: int
-    """Batches that were written over by later ones."""
+    """Number of entries that a later entry for the same place replaced."""
     differing: Repetition | None
-    """The first one that differs."""
+    """First repetition that differs, or None."""
 
 
 def settle(record: LedgerRecord) -> Places:
-    """Return the last writing of every place of a ledger."""
+    """Return the last entry for each place in a ledger."""
     entries = record.entries
     world_size = np.array([section.world_size for section in record.sections], np.int64)
     times = _times(record)
@@ -68,7 +69,7 @@ def settle(record: LedgerRecord) -> Places:
 
 
 def _times(record: LedgerRecord) -> npt.NDArray[np.int64]:
-    """Return per entry how often its section had been at its place before; 0 for the built-in orders."""
+    """Return for each entry how often its section had been at the same place before. Built-in orders have 0."""
     entries = record.entries
     times = np.zeros(len(entries), np.int64)
     drawn = [number for number, facts in enumerate(record.loaders) if facts.order == "sampler"]
@@ -86,7 +87,7 @@ def _times(record: LedgerRecord) -> npt.NDArray[np.int64]:
 
 
 def _same_as_before(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return per row whether it equals the row before in all columns."""
+    """Return for each row whether it equals the row before it in all columns."""
     result = np.ones(len(columns[0]), bool)
     result[:1] = False
     for column in columns:
@@ -97,7 +98,10 @@ def _same_as_before(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _first_difference(
     entries: npt.NDArray[Any], is_same: npt.NDArray[np.bool_], worlds: npt.NDArray[np.int64]
 ) -> Repetition | None:
-    """Return the first line that says something else than the line of its place before it, world sizes being equal."""
+    """Return the first entry of the file that differs from the previous entry for its place, or None.
+
+    Entries of different world sizes are not compared.
+    """
     later = np.flatnonzero(is_same)
     later = later[worlds[later] == worlds[later - 1]]
     one, other = entries[later - 1], entries[later]

@@ -1,4 +1,4 @@
-"""Digests of which samples a batch is made of."""
+"""Digests of the samples in a batch."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ def indices_digest(indices: Indices, occurrences: Occurrences | None) -> bytes:
             text = _key_text(index)
             hasher.update(b"%d " % len(text))
             hasher.update(text)
-    if occurrences is not None and occurrences.any():  # none at all is the same as all 0
+    if occurrences is not None and occurrences.any():  # None and all zeros give the same digest
         hasher.update(np.ascontiguousarray(occurrences, dtype="<u4").data)
     return hasher.digest()
 
 
 def samples_sum(indices: Indices, occurrences: Occurrences | None, *, leave_out_repeats: bool) -> bytes:
-    """Return a 16-byte value that does not depend on the order: sums of parts are the whole's.
+    """Return a 16-byte sum over the samples of a batch, which does not depend on their order.
 
-    Two sums of 64 bits over a mixture of index and occurrence. They tell apart by
-    accident; somebody who looks for other samples with the same sum will find some.
+    The sums of a batch's parts add up to the sum of the whole batch. The value consists of two 64-bit sums over a
+    mixture of index and occurrence. It detects accidental differences. It does not protect against someone who looks
+    for other samples with the same sum, because such samples are easy to find.
 
     Args:
-        indices: Of a batch.
-        occurrences: Per index, how often it came before; None: all 0.
-        leave_out_repeats: Whether indices that came before do not count: what padding repeats
+        indices: Indices of the samples.
+        occurrences: How often each index came before. None means all zeros.
+        leave_out_repeats: Whether to ignore indices that came before. Padding repeats indices, and the number of these
             depends on the number of ranks.
     """
     if isinstance(indices, np.ndarray):
@@ -69,7 +70,7 @@ def _key_text(index: object) -> bytes:
 
 
 def _mixed(keys: Any, salt: int) -> npt.NDArray[np.uint64]:
-    """Return well mixed 64-bit numbers: the finalizer of splitmix64."""
+    """Return well mixed 64-bit numbers, by the finalizer of splitmix64."""
     mixed: npt.NDArray[np.uint64] = keys + np.uint64(salt)
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58_476D_1CE4_E5B9)

@@ -1,19 +1,18 @@
-"""The ledger: what one rank was given, batch by batch, as a hash chain in a file that only grows.
+"""The ledger of one rank: a record of each batch it was given, as a hash chain in a file that only grows.
 
-JSON lines, each with the chain's value up to and with itself: the hash of the
-value before and of the line's own text. What the lines say:
+The file consists of JSON lines. Each line ends with the value of the hash chain: the hash of the previous line's value
+and of the line's text. There are four kinds of line:
 
-- ``{"ledger": 1, ...}``: a process begins to write: version, job, rank, world size.
-- ``{"loader": 0, ...}``: a loader delivers its first batch: what it reads, and where it starts.
-- ``{"batch": 0, ...}``: loader 0 delivered a batch: its place, and digests of indices and content.
-- ``{"end": 99}``: the process closed its ledger after 99 batches.
+- ``{"ledger": 1, ...}``: A process begins to write. The line has the version, job, rank and world size.
+- ``{"loader": 0, ...}``: A loader delivers its first batch. The line says what the loader reads and where it starts.
+- ``{"batch": 0, ...}``: Loader 0 delivers a batch. The line has its place, and digests of its indices and content.
+- ``{"end": 99}``: The process closed its ledger after 99 batches.
 
-A line is in the kernel's hands before the batch is in the script's, so that a
-process that is killed loses none. A process that finds a ledger of its rank goes
-on where that ends: a restart, or a run that was resumed.
+The kernel has a batch's line before the script has the batch. Therefore a killed process loses no line. A process that
+finds a ledger of its rank appends to it. This happens after a restart, and when a run is resumed.
 
-The chain shows damage, and edits by someone who did not hash again. It is no
-signature: keep the last value, which the log has, where nobody can change it.
+The chain reveals damage. It also reveals an edit, unless the editor hashed all later lines again. The chain is not a
+signature. To protect a ledger, keep the last value, which the log contains, in a place that others cannot change.
 """
 
 from __future__ import annotations
@@ -52,69 +51,69 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DIRECTORY_VARIABLE = "HETERO_AUDIT_DIR"
-"""Environment: the folder that a rank writes its ledger to; without it there is none."""
+"""Environment variable with the folder of the ledgers. Ranks write a ledger only if it is set."""
 FORMAT_VERSION = 1
 CHAIN_START = bytes(16)
-"""Value of the chain before the first line."""
+"""Chain value before the first line."""
 MAX_LINE_BYTES = 64 * 1024
-"""Longer lines are none of a ledger."""
+"""Maximum length of a ledger's line in bytes. A longer line is damage."""
 
 _CHAINED = re.compile(rb'(\{.{1,65000}),"chain":"([0-9a-f]{32})"\}')
 
 
 def ledger_name(rank: int) -> str:
-    """Return the name of a rank's ledger in its folder."""
+    """Return the file name of a rank's ledger."""
     return f"ledger-rank-{rank}.jsonl"
 
 
 def chain_value(previous: bytes, body: bytes) -> bytes:
-    """Return the chain's value after a line.
+    """Return the chain value after a line.
 
     Args:
-        previous: The value before it.
-        body: The line's text up to its own value.
+        previous: Chain value before the line.
+        body: Text of the line up to its chain value.
     """
     return blake2b(previous + body, digest_size=16, person=b"hetero.chain").digest()
 
 
 def split_line(line: bytes) -> tuple[bytes, bytes] | None:
-    """Return a line's text up to its chain value, and that value; None if it is no line of a ledger."""
+    """Return a line's text up to its chain value, and the chain value. Return None if it is not a ledger's line."""
     found = _CHAINED.fullmatch(line)
     return None if found is None else (found[1], bytes.fromhex(found[2].decode()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Who writes a ledger."""
+    """The rank that writes a ledger."""
 
     job: str
-    """The job's id; empty without a launcher."""
+    """Id of the job. Empty without a launcher."""
     rank: int
     world_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
-    """What a loader reads; two loaders with the same facts deliver the same batch at the same place."""
+    """The data that a loader reads, and their order. Loaders with equal facts deliver equal batches at equal places."""
 
     name: str
     dataset: str
-    """The registered name, or the class of an object."""
+    """Registered name of the data set, or the class of a data set object."""
     arguments: str
-    """Hexadecimal digest of the data set's arguments: they may hold what no file should."""
+    """Hexadecimal digest of the data set's arguments. The arguments themselves may be secret."""
     fingerprint: str | None
-    """Of the data set's content; None where nobody knows it."""
+    """Fingerprint of the data set's content. None if it is unknown."""
     num_samples: int | None
-    """Length of the data set; None for a user's sampler."""
+    """Length of the data set. None for a user's sampler."""
     seed: int
     global_batch: int | None
-    """Samples per step over all ranks; None for a user's batch sampler."""
+    """Samples per step over all ranks. None for a user's batch sampler."""
     order: str
     """``sequential``, ``shuffled``, ``torch`` or ``sampler``."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What makes it the same loader in another process of the run: all but the content of the data set."""
+        """Facts that identify a loader in another process of the run: all but the data set's fingerprint and length."""
         parts = (self.name, self.dataset, self.arguments, self.seed, self.global_batch, self.order)
         return tuple(map(str, parts))
 
@@ -125,33 +124,33 @@ class BatchEntry:
 
     epoch: int
     position: int
-    """Of the global batch in the epoch."""
+    """Position of the global batch in the epoch."""
     size: int
-    """Samples."""
+    """Number of samples."""
     indices: bytes
     """16-byte digest of the indices in order, see `hetero.audit.indices`."""
     samples: bytes
-    """16-byte sum over the indices in any order: those of all ranks add up to the global batch's."""
+    """16-byte sum over the indices in any order. The sums of all ranks add up to the sum of the global batch."""
     content: bytes
-    """16-byte digest of what the script got."""
+    """16-byte digest of the batch that the script received."""
 
 
 class Ledger:
-    """Appends to the ledger of one rank. Thread-safe; never raises for what the file system does.
+    """Appends to the ledger of one rank. Thread-safe. Never raises an error of the file system.
 
-    What cannot be written is named in the log, once, and counted: training goes on.
+    If a line cannot be written, the ledger logs the first such error, counts the lost batches, and training goes on.
 
     Args:
-        directory: Made if it is not there.
-        writer: Who writes.
+        directory: Folder of the ledger. Created if missing.
+        writer: The rank that writes.
     """
 
     def __init__(self, directory: Path, writer: Writer) -> None:
         self.path = directory / ledger_name(writer.rank)
         self.num_batches = 0
-        """Written by this process."""
+        """Number of batches that this process wrote."""
         self.num_lost = 0
-        """Not written."""
+        """Number of batches that this process could not write."""
         self._lock = threading.Lock()
         self._numbers: dict[LoaderFacts, int] = {}
         self._descriptor: int | None = None
@@ -191,18 +190,18 @@ class Ledger:
             self.num_lost += not is_written
 
     def give_up(self, why: str, what: str) -> None:
-        """End the ledger here, because a batch could not be digested, say; the log names it.
+        """End the ledger here and log the reason, for example a batch that has no digest.
 
         Args:
-            why: For example ``has no digest of ...``.
-            what: What is missing from here on.
+            why: Reason for the log, for example ``has no digest of ...``.
+            what: Description of the batches that are missing from here on.
         """
         with self._lock:
             self.num_lost += 1
             self._give_up(why, what)
 
     def close(self) -> None:
-        """Write the end and say what was written; idempotent."""
+        """Write the last line and log the number of batches. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -216,7 +215,7 @@ class Ledger:
             self._release()
 
     def abandon(self) -> None:
-        """Let go of the file without a word: it belongs to the process that this one was forked from."""
+        """Close the file without a last line or a log message. A fork calls this, because its parent owns the file."""
         self._release()
 
     def _open(self) -> None:
@@ -237,7 +236,7 @@ class Ledger:
         self._descriptor = descriptor
 
     def _append(self, entry: dict[str, object], place: str) -> bool:
-        """Write one line; return whether it is there."""
+        """Write one line and return whether this succeeded."""
         if self._descriptor is None:
             return False
         body = json.dumps(entry, separators=(",", ":")).encode()[:-1]
@@ -245,7 +244,7 @@ class Ledger:
         line = b'%b,"chain":"%b"}\n' % (body, value.hex().encode())
         try:
             written = os.write(self._descriptor, line)
-            if written < len(line):  # the next write would say why
+            if written < len(line):  # the error itself would come with the next write
                 raise OSError("no space left")
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -270,10 +269,10 @@ class Ledger:
 
 
 def _resume(descriptor: int) -> tuple[int, bytes]:
-    """Cut off a line that a killed process left torn; return the size of the rest, and the chain's value there.
+    """Cut off an incomplete last line of a killed process. Return the remaining size and the chain value there.
 
     Raises:
-        OSError: If the file holds something that is no line of a ledger, however torn.
+        OSError: If the file is not a ledger, or if its last complete line is damaged.
     """
     size = os.fstat(descriptor).st_size
     start = max(0, size - 2 * MAX_LINE_BYTES)
@@ -297,10 +296,10 @@ _current_lock = threading.Lock()
 
 
 def current(identify: Callable[[], Writer]) -> Ledger | None:
-    """Return this process's ledger, opened at the first use; None if nobody asked for one.
+    """Return this process's ledger, or None if the environment asks for none. The first call opens the ledger.
 
     Args:
-        identify: Says who writes; called when the ledger is opened.
+        identify: Returns the rank that writes. Called when the ledger is opened.
     """
     global _current, _current_directory
     directory = os.environ.get(DIRECTORY_VARIABLE, "")
@@ -316,7 +315,7 @@ def current(identify: Callable[[], Writer]) -> Ledger | None:
 
 
 def close_current() -> None:
-    """Close this process's ledger, if it has one; what is delivered after begins another section of it."""
+    """Close this process's ledger, if it has one. Batches that are delivered later begin a new section."""
     global _current, _current_directory
     with _current_lock:
         if _current is not None:

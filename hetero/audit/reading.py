@@ -1,4 +1,4 @@
-"""Ledgers as they are read: verified line by line, kept in 88 bytes per batch."""
+"""Reads ledgers: verifies the hash chain line by line, and keeps 88 bytes per batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENTRY = np.dtype(
         ("content", "<u8", (2,)),
     ]
 )
-"""One batch. ``loader`` and ``section`` count those of the record."""
+"""One batch. ``loader`` and ``section`` are indices into the lists of the `LedgerRecord`."""
 
 _PACKED = struct.Struct("<iiqqqq16s16s16s")
 _DIGEST = re.compile("[0-9a-f]{32}")
@@ -48,10 +48,10 @@ _MAX_LOADERS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What one process wrote."""
+    """The part of a ledger that one process wrote."""
 
     line: int
-    """Of its beginning, from 1."""
+    """Number of its first line, from 1."""
     hetero: str
     job: str
     rank: int
@@ -65,26 +65,26 @@ class LedgerRecord:
     path: Path
     sections: list[Section] = field(default_factory=list)
     loaders: list[LoaderFacts] = field(default_factory=list)
-    """Of all sections; those with equal facts but for the content of the data set are one."""
+    """Loaders of all sections. Loaders with one `LoaderFacts.identity` are one loader here."""
     entries: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, ENTRY))
-    """In the order of the file, of `ENTRY`."""
+    """Batches in the order of the file, of dtype `ENTRY`."""
     damage: str = ""
-    """Why the rest of the file does not count; empty if all of it does."""
+    """Reason why the rest of the file does not count. Empty if the whole file counts."""
     notes: list[str] = field(default_factory=list)
-    """What else a reader should know."""
+    """Further facts for the user."""
     has_end: bool = False
-    """Whether the last process closed it."""
+    """Whether the last process closed the ledger."""
 
 
 class _DamagedError(Exception):
-    """A line does not follow from those before."""
+    """A line of the ledger is damaged or does not continue the hash chain."""
 
 
 def rank_of(path: Path) -> int:
-    """Return whose ledger a file is.
+    """Return the rank that a ledger belongs to.
 
     Raises:
-        ConfigError: If it cannot be read or is no ledger.
+        ConfigError: If the file cannot be read or is not a ledger.
     """
     with _open(path) as file:
         parts = split_line(next(_lines(file), b"")[:-1])
@@ -97,21 +97,21 @@ def rank_of(path: Path) -> int:
 
 
 def world_sizes(path: Path) -> set[int]:
-    """Return the world sizes of a ledger's sections, up to where it is damaged.
+    """Return the world sizes of a ledger's sections, up to the first damaged line.
 
     Raises:
-        ConfigError: As `read_ledger`.
+        ConfigError: As in `read_ledger`.
     """
     return {section.world_size for section in read_ledger(path).sections}
 
 
 def read_ledger(path: Path) -> LedgerRecord:
-    """Read a ledger up to its end, or up to where it is damaged.
+    """Read a ledger up to its end, or up to the first damaged line.
 
-    A last line that is torn does not count: the process was killed while it wrote.
+    An incomplete last line is skipped and noted, because a process that is killed while it writes leaves one behind.
 
     Raises:
-        ConfigError: If it cannot be read, is no ledger, or one of another version.
+        ConfigError: If the file cannot be read, is not a ledger, or has another version.
     """
     reader = _Reader(path)
     with _open(path) as file:
@@ -125,14 +125,14 @@ def read_ledger(path: Path) -> LedgerRecord:
 
 
 class _Reader:
-    """One walk over a ledger."""
+    """Verifies and collects the lines of one ledger, from first to last."""
 
     def __init__(self, path: Path) -> None:
         self.record = LedgerRecord(path=path)
         self._chain = CHAIN_START
         self._packed = bytearray()
         self._loaders: list[int] = []
-        """Of the current section, their places in the record."""
+        """Index in the record of each loader of the current section."""
         self._known: dict[tuple[object, ...], int] = {}
         self._num_batches = 0
 
@@ -250,7 +250,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines; one that is too long comes in pieces, none of which is a line of a ledger."""
+    """Yield the lines. A line that is too long comes in pieces, and no piece is a valid line."""
     try:
         while line := file.readline(MAX_LINE_BYTES + 1):
             yield line

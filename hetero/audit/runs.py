@@ -1,4 +1,4 @@
-"""The ledgers of a run, found by its folder."""
+"""Finds the ledgers of a run in its folder."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MAX_FOLDERS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One of the two runs."""
+    """One of the two runs that are compared."""
 
     label: str
     """``A`` or ``B``."""
     path: Path
-    """As the user gave it."""
+    """Path that the user gave."""
     ledgers: dict[int, Path]
-    """By rank."""
+    """Path of the ledger of each rank."""
     is_file: bool
-    """Whether a single ledger was given."""
+    """Whether the user gave a single ledger and not a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +41,22 @@ class Side:
 
     @property
     def world_size(self) -> int:
-        """That of the last process."""
+        """World size of the last process that wrote the ledger."""
         return self.record.sections[-1].world_size
 
 
 def find_run(label: str, path: Path) -> Run:
-    """Return the ledgers that a path stands for: a ledger, or a folder with those of one run somewhere in it.
+    """Return the run at a path: a single ledger, or a folder that contains the ledgers of one run at any depth.
 
     Raises:
-        ConfigError: If there is none, or there are two of one rank.
+        ConfigError: If the path has no ledger or two ledgers of one rank, or if a folder holds too many folders.
     """
     if path.is_file():
         return Run(label=label, path=path, ledgers={rank_of(path): path}, is_file=True)
     if not path.is_dir():
         raise ConfigError(f"{path} does not exist; give a run's folder, or one of its ledgers")
     ledgers: dict[int, Path] = {}
-    # Links are not followed: a simulated host's channels lead to whole data sets.
+    # Do not follow links, because those in a simulated host's channels lead to whole data sets.
     for number, (folder, _, names) in enumerate(os.walk(path)):
         if number > _MAX_FOLDERS:
             raise ConfigError(f"{path} holds more than {_MAX_FOLDERS} folders; give the run's own")
@@ -82,7 +82,7 @@ def load_side(run: Run, rank: int) -> Side:
     """Read one rank's ledger.
 
     Raises:
-        ConfigError: If it cannot be read, or is another rank's.
+        ConfigError: If the ledger cannot be read, or belongs to another rank.
     """
     record = read_ledger(run.ledgers[rank])
     if record.sections[0].rank != rank:
@@ -91,7 +91,7 @@ def load_side(run: Run, rank: int) -> Side:
 
 
 def shown(value: object, max_length: int = 80) -> str:
-    """Return what a ledger says for a terminal: no control characters, not too long."""
+    """Return a text from a ledger in a form that is safe for a terminal: shortened, without control characters."""
     text = str(value)
     text = text if len(text) <= max_length else text[: max_length - 3] + "..."
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
