@@ -1,4 +1,4 @@
-"""What a script calls; TensorFlow is imported when it does."""
+"""`from_dataset`, the function that a script calls. The call imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -46,67 +46,72 @@ def from_dataset(
     max_skips: int = DEFAULT_MAX_SKIPS,
     name: str | None = None,
 ) -> FedDataset:
-    """Return a registered data set as a `tf.data.Dataset` of batches: in order, exactly once, resumable.
+    """Return a registered data set as a `tf.data.Dataset` of batches, in order, exactly once and resumable.
 
     ::
 
         data = hetero.tf.from_dataset(photos(root=args.data), batch_size=64, shuffle=True)
         model.fit(data, epochs=3, shuffle=False, callbacks=[data.callback()])
 
-    The same ``spec``, arguments, order, random draws and bytes as ``hetero.torch.DataLoader``: Python transforms that
-    tf.data.service cannot run. Blocks until two batches of it are there, from which the element specification comes.
+    The ``spec``, arguments, order, random draws and bytes are the same as for ``hetero.torch.DataLoader``. The data set
+    may use Python transforms, which tf.data.service cannot run. The call blocks until two batches have arrived, because
+    the element specification comes from them, unless ``element_spec`` is given.
 
-    **Elements.** Batches as ``collate_fn`` makes them: arrays and tensors of rank and dtype that do not vary; Python's
-    numbers become scalars of int64, float64 or bool, text becomes tf.string. Dictionaries, tuples and namedtuples stay;
-    a list of numbers, and a list or tuple of text, is one tensor, any other list a tuple. Refused, with the path inside
-    the batch, are None, dataclasses, and lists whose length varies. Dimensions that vary are None; the one that grows
-    with the batch is ``batch_size`` with ``drop_last=True`` and None without. Ragged tensors are not made: pad in
-    ``collate_fn``.
+    **Elements.** An element is a batch as ``collate_fn`` makes it. The rank and dtype of its arrays and tensors must
+    not vary. Python's numbers become scalars of int64, float64 or bool, and text becomes tf.string. Dictionaries,
+    tuples and namedtuples stay. A list of numbers becomes one tensor, and so does a list or tuple of text. Any other
+    list becomes a tuple, and its length must not vary. None and dataclasses are rejected. Errors name the path inside
+    the batch. Dimensions that vary are None. The dimension that grows with the batch is ``batch_size`` with
+    ``drop_last=True``, and None otherwise. There are no ragged tensors. Pad in ``collate_fn`` instead.
 
-    **Batches of the data set's own.** ``batch_size=None`` takes each item of the data set for a batch, as torch's
-    loader does: a ``keras.utils.PyDataset`` (``Sequence``), returned by the registered function as it is. ``shuffle``,
-    ranks, epochs and state then are about batches: an epoch permutes them, a rank gets every R-th one, and
-    ``drop_last`` and ``padding`` even out what R does not divide. Before each epoch ``on_epoch_end`` and
-    ``on_epoch_begin`` are called on a copy, under a seed of (seed, epoch); ``workers``, ``use_multiprocessing`` and
-    ``max_queue_size`` are without effect. The first dimension of its arrays is None.
+    **Data sets that make their own batches.** With ``batch_size=None`` each item of the data set is a batch, as in
+    torch's loader. This is for a ``keras.utils.PyDataset`` (``Sequence``), which the registered function returns
+    unchanged. ``shuffle``, ranks, epochs and state then apply to batches. An epoch permutes the batches, and each of R
+    ranks gets every R-th batch. If R does not divide their number, ``drop_last`` drops the rest or ``padding`` repeats
+    batches. Before each epoch ``on_epoch_end`` and ``on_epoch_begin`` are called on a copy, with generators that are
+    seeded from (seed, epoch). ``workers``, ``use_multiprocessing`` and ``max_queue_size`` have no effect. The first
+    dimension of the arrays is None.
 
-    **Epochs.** Each pass is the next epoch, with an order of its own; `FedDataset.set_epoch` chooses another. With
-    ``steps_per_epoch`` pass ``data.repeat()``: epochs follow each other without a gap, whatever Keras counts as one.
-    Other transformations (``map``, ``prefetch``, ``take``) may follow as for any dataset; what they ask for ahead does
-    not count. ``cache`` and ``shuffle`` of tf.data after it give up what this is for.
+    **Epochs.** Each pass is the next epoch and has another order. `FedDataset.set_epoch` chooses a different epoch. To
+    use ``steps_per_epoch``, pass ``data.repeat()``. Then the data set's epochs follow each other without a gap,
+    wherever Keras ends its own epochs. Other transformations (``map``, ``prefetch``, ``take``) may follow, as for any
+    dataset. Batches that they ask for ahead are not counted. Do not use ``cache`` and ``shuffle`` of tf.data behind
+    this dataset, because they break its order and its guarantees.
 
-    **What counts as taken.** Batches of a loop ``for batch in data``; in Keras those of steps that the callback saw; in
-    loops over something made of it those that `FedDataset.measure` yields, or `FedDataset.mark_taken` names. State and
-    ledger are made of them, but for `mark_taken` the steps of the report too, and a job that is asked to stop ends
-    there. Use one dataset for training and another one for validation.
+    **What counts as consumed.** A loop ``for batch in data`` consumes its batches. In Keras, the batches of steps that
+    the callback saw are consumed. In loops over something made of this dataset, `FedDataset.measure` consumes what it
+    yields, or `FedDataset.mark_taken` reports what was consumed. State and ledger contain consumed batches only. The
+    report contains their steps, except those of `mark_taken`. A job that is asked to stop ends at such a point. Use one
+    dataset for training and another one for validation.
 
-    **Ranks** are the launcher's, else those of ``RANK`` and ``WORLD_SIZE``, or mpirun's: every rank gets its own part,
-    so automatic sharding is off. In a ``tf.distribute`` strategy over several processes use
+    **Ranks** come from the launcher, else from ``RANK`` and ``WORLD_SIZE``, or from mpirun's variables. Every rank gets
+    its own part, so automatic sharding is off. In a ``tf.distribute`` strategy over several processes use
     ``distribute_datasets_from_function``.
 
     Args:
-        spec: What a function decorated with ``@hetero.dataset`` returned. Its batches need no torch with
-            ``@hetero.dataset(collate_fn=hetero.collate_arrays)``.
-        batch_size: Per rank; None: the items of the data set are batches.
+        spec: Result of a function decorated with ``@hetero.dataset``. With
+            ``@hetero.dataset(collate_fn=hetero.collate_arrays)`` its batches do not need torch.
+        batch_size: Samples per batch and rank. None if the items of the data set are batches.
         shuffle: Permute the samples of every epoch.
         drop_last: Drop the last incomplete global batch.
-        seed: Signed 64-bit; order and random draws depend on it and the epoch only.
-        padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
-        num_workers: Processes of this rank that fetch where the job has no endpoints; they import the script. At least
-            1: TensorFlow asks for batches in its own threads, where a fetch would draw from this process's generators.
-        prefetch_factor: Batches in flight per endpoint; None: the reader's default.
-        element_spec: Nested `tf.TensorSpec`, instead of looking at batches.
-        compression: Of batches from data hosts: ``"lz4"`` or ``"zstd"``, see ``hetero.torch.DataLoader``; without
-            effect where the job has none.
-        on_sample_error: ``"raise"``, or ``"skip"``: the next sample of the batch that works stands in.
-        max_skips: With ``"skip"``, how many are borne on this rank.
-        name: For reports, at most 200 printable characters; the data set's name by default.
+        seed: Signed 64-bit. Order and random draws depend only on the seed and the epoch.
+        padding: With ``drop_last=False``, repeat at most world size - 1 samples to give all ranks equally many.
+        num_workers: Processes of this rank that fetch batches if the job has no endpoints. They import the script. At
+            least 1, because TensorFlow asks for batches in its own threads, where a fetch would draw from this
+            process's generators.
+        prefetch_factor: Batches in flight per endpoint. None for the reader's default.
+        element_spec: Nested `tf.TensorSpec`. If given, no batches are fetched to derive it.
+        compression: ``"lz4"`` or ``"zstd"`` for batches from data hosts, see ``hetero.torch.DataLoader``. Ignored if
+            the job has no data hosts.
+        on_sample_error: ``"raise"``, or ``"skip"`` to substitute the next sample of the batch that works.
+        max_skips: With ``"skip"``, the maximum number of skipped samples on this rank.
+        name: Name in reports, at most 200 printable characters. The default is the data set's name.
 
     Raises:
-        ImportError: There is no TensorFlow.
-        ConfigError: Arguments cannot work in this job, or batches cannot be elements.
-        DatasetError: The data set raises.
-        DataPlaneError: No endpoint answers.
+        ImportError: If TensorFlow is not installed.
+        ConfigError: If the arguments cannot work in this job, or if batches cannot be elements.
+        DatasetError: If the data set raises.
+        DataPlaneError: If no endpoint answers.
     """
     if not isinstance(spec, DatasetSpec):
         raise ConfigError(
@@ -158,5 +163,5 @@ def from_dataset(
 
 
 def _has_strategy_facts() -> bool:
-    """Whether ranks can find each other by TensorFlow's own means, or by MPI's, as Horovod's do."""
+    """Return whether ranks can find each other, by TensorFlow's variable or, as Horovod's ranks do, by MPI's."""
     return "TF_CONFIG" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ

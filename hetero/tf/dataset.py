@@ -1,4 +1,4 @@
-"""`FedDataset`: a `tf.data.Dataset` that knows how much of it the training has taken."""
+"""`FedDataset`: a `tf.data.Dataset` that knows how many of its batches the training has consumed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["FedDataset"]
 
 
 class FedDataset(tf.data.Dataset):  # type: ignore[misc]
-    """Batches of a registered data set; see `hetero.tf.from_dataset`, which makes it.
+    """Batches of a registered data set, as made by `hetero.tf.from_dataset`.
 
-    A `tf.data.Dataset` by ``isinstance``: transformations return ordinary datasets over it. ``len`` and
-    ``cardinality`` are the batches of a whole epoch on this rank, also where a loaded state makes the next pass
-    shorter; of datasets made of it TensorFlow does not know them.
+    It is a `tf.data.Dataset` by ``isinstance``. Transformations of it return ordinary datasets. ``len`` and
+    ``cardinality`` give the batches of a whole epoch on this rank, even if a loaded state makes the next pass shorter.
+    TensorFlow does not know the length of datasets made of this one.
 
-    Not for several threads.
+    Use it from one thread.
 
     Args:
-        feed: Where its elements come from.
-        element_spec: Nested `tf.TensorSpec`; None: from two batches.
+        feed: Source of the elements.
+        element_spec: Nested `tf.TensorSpec`. None to derive it from two batches.
 
     Raises:
-        ConfigError: The specification is none, or batches cannot be elements.
+        ConfigError: If the specification is invalid, or if batches cannot be elements.
     """
 
     def __init__(self, feed: Feed, element_spec: Any = None) -> None:
@@ -43,7 +43,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             spec = derive_spec(probes, batch_size=feed.options.batch_size, drop_last=feed.options.drop_last)
         else:
             spec = check_spec(element_spec)
-            feed.order()  # what is wrong with the data set is to be raised here, and not in TensorFlow's thread
+            feed.order()  # raises errors of the data set here and not later in TensorFlow's thread
 
         def convert(batch: Any) -> Any:
             element = to_element(batch)
@@ -55,72 +55,76 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             feed.size_of = num_samples_of
         self._feed = feed
         unsharded = tf.data.Options()
-        # Every rank has its own part of the data already.
+        # Do not shard, because every rank already has its own part of the data.
         unsharded.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         self._elements = tf.data.Dataset.from_generator(feed.produce, output_signature=spec).with_options(unsharded)
         super().__init__(self._elements._variant_tensor)
 
     @property
     def element_spec(self) -> Any:
-        """Nested `tf.TensorSpec` of a batch."""
+        """Specification of a batch: nested `tf.TensorSpec`."""
         return self._elements.element_spec
 
     def cardinality(self) -> Any:
-        """Return the batches of a whole epoch on this rank, an int64 scalar."""
+        """Return the number of batches of a whole epoch on this rank, as an int64 scalar."""
         return tf.constant(self._feed.num_batches(), tf.int64)
 
     def __iter__(self) -> Any:
-        """Return an iterator over the next epoch; what a loop of the script takes from it counts as taken."""
+        """Return an iterator over the next epoch. Batches that a loop of the script gets from it count as consumed."""
         if not tf.executing_eagerly():
             return super().__iter__()
         return _CountingIterator(self, self._feed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; passes after it go on from there.
+        """Choose the epoch of the next pass. Later passes are the epochs after it.
 
-        Passes that have begun, which ``repeat`` and ``prefetch`` do early, go on as they are, and no longer count.
+        Passes that have already begun go on unchanged and no longer count. ``repeat`` and ``prefetch`` begin passes
+        early.
 
         Raises:
-            ConfigError: If ``epoch`` is no integer of at least 0.
+            ConfigError: If ``epoch`` is not an integer of at least 0.
         """
         self._feed.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the place behind the last batch that was taken: the same on every rank, plain values, under 1 KiB.
+        """Return the place behind the last consumed batch.
 
-        Valid at any time, and for any world size with the same ``batch_size`` x world size. ``hetero.torch.DataLoader``
-        takes it too.
+        The state consists of plain values, takes less than 1 KiB and is the same on every rank. It is valid at any
+        time, and for any world size with the same ``batch_size`` x world size. ``hetero.torch.DataLoader`` loads it
+        too.
 
         Raises:
-            ConfigError: Nobody said which batches were taken, see `mark_taken`.
+            ConfigError: If the script does not report which batches it consumes, see `mark_taken`.
         """
         return self._feed.state().to_dict()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Continue with the batch after the last one that was taken when the state was.
+        """Continue behind the last batch that was consumed when the state was saved.
 
-        A state taken at the end of an epoch continues with the next one. Living iterators are not affected. Where the
-        next pass is shorter than others, ``fit`` without ``steps_per_epoch`` warns at its end and goes on.
+        A state of the end of an epoch continues with the next epoch. Existing iterators do not change. If the next pass
+        is shorter than others, ``fit`` without ``steps_per_epoch`` warns at the end of this pass and goes on.
 
         Raises:
-            ConfigError: If it is no state, or of another seed, data set length, order or global batch.
+            ConfigError: If the value is not a state, or if its seed, data set length, order or global batch differ.
         """
         self._feed.load_state(state_dict)
 
     def callback(self, batches_per_step: int = 1) -> Any:
-        """Return a Keras callback that says which batches training has taken; put it first in ``callbacks=``.
+        """Return a Keras callback that reports which batches the training consumes. Put it first in ``callbacks=``.
 
-        Make it just before `fit`: what Keras looks at to build a model is told apart by being asked for after that.
+        Call this method just before `fit`. Then the callback can recognize the batches that Keras looks at to build a
+        model, because Keras asks for them after this call.
 
-        Lets the job stop between steps, and measures step time and data wait. With ``steps_per_execution`` every step
-        counts, but only the wait for the first batch of an execution is known.
+        The callback lets the job stop between steps, and measures step time and data wait. With ``steps_per_execution``
+        every step counts, but only the wait for the first batch of an execution is known.
 
         Args:
-            batches_per_step: What a step takes of this dataset: as many as this process has replicas behind
-                ``strategy.distribute_datasets_from_function``, n where `fit` is given ``data.batch(n)``.
+            batches_per_step: Batches of this dataset that a step consumes. Behind
+                ``strategy.distribute_datasets_from_function`` it is the number of replicas of this process. If `fit` is
+                given ``data.batch(n)``, it is n.
 
         Raises:
-            ConfigError: It is no integer of at least 1.
+            ConfigError: If ``batches_per_step`` is not an integer of at least 1.
         """
         from hetero.tf.callback import TakenCallback, check_batches_per_step
 
@@ -129,26 +133,27 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         return TakenCallback(self._feed, batches_per_step)
 
     def measure(self, batches: Iterable[Any], batches_per_step: int = 1) -> Iterator[Any]:
-        """Yield the elements of a dataset made of this one, each as what a step takes of this one.
+        """Yield the elements of a dataset made of this one. Each element is one step.
 
         ::
 
             for batch in data.measure(strategy.distribute_datasets_from_function(lambda _: data)):
                 strategy.run(train_step, args=(batch,))
 
-        Counts what was taken and measures step time and data wait, as a loop over the dataset itself does. One at a
-        time; where an epoch may be left early, call `set_epoch` before each one. The job may end between two steps.
+        The loop counts consumed batches and measures step time and data wait, as a loop over the dataset itself does.
+        Use one such loop at a time. If a loop may leave an epoch early, call `set_epoch` before each epoch. The job may
+        end between two steps.
 
         Args:
-            batches: What is iterated over: a dataset, a distributed dataset, an iterator.
-            batches_per_step: What an element takes of this dataset: as many as this process has replicas, n for
-                ``data.batch(n)``.
+            batches: A dataset, a distributed dataset or an iterator to iterate over.
+            batches_per_step: Batches of this dataset that an element consumes: the number of replicas of this process,
+                or n for ``data.batch(n)``.
 
         Raises:
-            ConfigError: ``batches_per_step`` is no integer of at least 1.
+            ConfigError: If ``batches_per_step`` is not an integer of at least 1.
             DatasetError: In a job, if the user's code raises.
             DataPlaneError: In a job, if no endpoint answers.
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         from hetero.tf.callback import check_batches_per_step
 
@@ -156,20 +161,20 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         feed.batches_per_step = check_batches_per_step(batches_per_step)
         feed.promise_to_take()
         iterator = iter(batches)
-        if isinstance(iterator, _CountingIterator):  # which counts by itself
+        if isinstance(iterator, _CountingIterator):  # it counts its batches itself
             return iterator
         return _MeasuringIterator(iterator, feed, batches_per_step)
 
     def mark_taken(self, num_batches: int = 1) -> None:
-        """Say that the training has the next ``num_batches``, in loops that `measure` cannot go through.
+        """Report the next ``num_batches`` as consumed, in loops that cannot use `measure`.
 
-        Such as those inside of a ``tf.function``. Call it after each step, with one iterator at a time; where an epoch
-        may be left early, call `set_epoch` before each one. The job may end in it. It measures no steps: nobody says
-        when the loop waits.
+        A loop inside a ``tf.function`` is such a loop. Call this method after each step, and use one iterator at a
+        time. If the loop may leave an epoch early, call `set_epoch` before each epoch. The job may end in this call. It
+        does not measure steps, because it does not know when the loop waits.
 
         Raises:
-            ConfigError: ``num_batches`` is no integer of at least 0.
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            ConfigError: If ``num_batches`` is not an integer of at least 0.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         if type(num_batches) is not int or num_batches < 0:
             raise ConfigError(f"num_batches is {num_batches!r}, expected an integer of at least 0")
@@ -177,7 +182,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def step_timer(self) -> StepTimer:
-        """Measures step time and data wait."""
+        """Timer that measures step time and data wait."""
         return self._feed.timer
 
     def _inputs(self) -> list[Any]:
@@ -185,7 +190,10 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 class _MeasuringIterator:
-    """Elements of a dataset made of a `FedDataset`, each a step. No generator: one that ends in the collector waits."""
+    """Iterator over a dataset made of a `FedDataset`. Each element is one step.
+
+    It is not a generator, because the garbage collector may end a generator, whose cleanup would wait for a lock.
+    """
 
     def __init__(self, iterator: Iterator[Any], feed: Feed, batches_per_step: int) -> None:
         self._iterator = iterator
@@ -206,7 +214,10 @@ class _MeasuringIterator:
 
 
 def _raise(failure: Exception) -> NoReturn:
-    """Raise what failed in TensorFlow's thread, in the place of the error that has its text only; or end the job."""
+    """Raise the exception of TensorFlow's thread instead of TensorFlow's error, which has only its text.
+
+    If the exception is a `StopError`, end the job.
+    """
     session = control.current()
     if session is not None:
         session.hidden_error = None
@@ -221,7 +232,7 @@ def _raise(failure: Exception) -> NoReturn:
 
 
 class _CountingIterator(ScriptIterator):
-    """An iterator over a `FedDataset`; what it does not see, the callback counts."""
+    """An iterator over a `FedDataset` that counts the batches of a script's loop. The callback counts those of Keras."""
 
     def __init__(self, dataset: FedDataset, feed: Feed) -> None:
         super().__init__(dataset)
@@ -229,15 +240,16 @@ class _CountingIterator(ScriptIterator):
         self._claim = Claim()
 
     def _take(self, following: Callable[[], Any]) -> Any:
-        """Return the next batch and note that it was taken.
+        """Return the next batch and record it as consumed.
 
         Raises:
             DatasetError: If the user's code raises.
             DataPlaneError: If no endpoint answers.
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         feed, claim = self._feed, self._claim
         feed.begin_step(is_counted=True)
+        # The first batch begins a pass in TensorFlow's thread. Claim this pass.
         is_first = claim.found is None
         if is_first:
             feed.passes.expect(claim)
@@ -254,12 +266,12 @@ class _CountingIterator(ScriptIterator):
             try:
                 _raise(failure)
             finally:
-                del failure  # it holds this frame by its traceback, and so the iterator
+                del failure  # its traceback refers to this frame, and so to the iterator
         finally:
             if is_first:
-                feed.passes.expect(None)  # a pass that get_next() or a graph began is none of this one's claim
+                feed.passes.expect(None)  # this iterator must not claim a pass that get_next() or a graph begins
         if claim.found is None:
-            feed.pause()  # not counted, as what was taken of that pass before
+            feed.pause()  # this iterator's pass began without a claim, so its batches are not counted here
         else:
             feed.take(found=claim.found)
         return batch

@@ -1,10 +1,12 @@
-"""When batches left a pipeline of TensorFlow's, and how many samples each had: written inside the pipeline.
+"""Records, inside a TensorFlow pipeline, when each batch left it and how many samples the batch had.
 
-In `fit` the wait for a batch happens inside of TensorFlow's graph, and batches are made ahead by threads of its own.
-What a step waited is then how long after its beginning its batch came out of the pipeline; nothing, if that was before.
-The times are written by TensorFlow, in a variable: Python in the pipeline would contend with the script for the
-interpreter, and hold up its end. One stage behind the last one is all that it takes: no second source beside the data,
-which would keep TensorFlow from sharding by file, and none of its optimisations turned off.
+In `fit` the wait for a batch happens inside TensorFlow's graph, and TensorFlow's threads make batches ahead. Therefore
+the wait of a step is the time from the step's beginning until its batch left the pipeline. It is zero if the batch left
+earlier.
+
+TensorFlow writes the times to a variable. Python in the pipeline would compete with the script for the interpreter, and
+would delay the end of the process. The record needs one stage behind the last one. It does not need a second source
+beside the data, which would prevent TensorFlow from sharding by file. All of TensorFlow's optimisations stay on.
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a tf.Variable that is no strategy's
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # unlike tf.Variable, not from a strategy
 
 __all__ = ["Deliveries", "num_samples"]
 
 _NUM_KEPT = 1024
-"""Batches of which the latest times are kept: more than most executions have steps, or a pipeline is ahead."""
+"""Number of latest batches to keep: more than most executions have steps, and than most pipelines make ahead."""
 
 
 class Deliveries:
-    """The latest batches that left a pipeline. One thread reads.
+    """The latest batches that left a pipeline. Only one thread may read.
 
-    One variable holds the count of all batches, and in turns a time and a size for each of the latest ones. Not a
-    queue: those cannot be serialised, as some strategies do with a whole pipeline; and a full one would block it.
+    One variable holds the count of all batches, and then a time and a size for each of the latest batches. It is not a
+    queue for two reasons. Some strategies serialise a whole pipeline, and a queue cannot be serialised. A full queue
+    would block the pipeline.
     """
 
     def __init__(self) -> None:
@@ -36,8 +39,8 @@ class Deliveries:
         self._num_read = 0
 
     def behind(self, dataset: Any) -> Any:
-        """Return a dataset of the same elements that notes each of them here."""
-        is_unpacked = type(dataset.element_spec) is tuple  # as `map` passes elements of that very type
+        """Return a dataset with the same elements that records each of them here."""
+        is_unpacked = type(dataset.element_spec) is tuple  # `map` unpacks elements of exactly this type
 
         def note(*element: Any) -> Any:
             self._note(num_samples(element))
@@ -46,9 +49,9 @@ class Deliveries:
         return dataset.map(tf.autograph.experimental.do_not_convert(note))
 
     def read(self) -> list[tuple[float, int]]:
-        """Return, of the batches that came since the last call, when (seconds of `time.time`) and how many samples.
+        """Return a time (seconds of `time.time`) and a number of samples for each batch since the last call.
 
-        Of more than are kept, the first ones count as long there, and as large as the oldest that is.
+        If more batches came than are kept, the lost ones have time 0 and the size of the oldest batch that is kept.
         """
         log = self._log.numpy()
         count = int(log[0])
@@ -68,7 +71,10 @@ class Deliveries:
 
 
 def num_samples(batch: Any) -> Any:
-    """Return the first dimension of a batch's first leaf, 1 if that has none: an int, or a scalar tensor in a graph."""
+    """Return the first dimension of a batch's first leaf, as an int or, in a graph, a scalar tensor.
+
+    Return 1 if the leaf does not have dimensions.
+    """
     leaf = next((leaf for leaf in tf.nest.flatten(batch) if leaf is not None), None)
     if isinstance(leaf, tf.distribute.DistributedValues):
         return sum(map(num_samples, leaf.values))

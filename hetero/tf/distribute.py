@@ -1,4 +1,4 @@
-"""`distribute`: a script's own `tf.data.Dataset`, made by the tf.data.service that the launcher runs."""
+"""`distribute`: runs a script's own `tf.data.Dataset` on the tf.data.service that the launcher starts."""
 
 from __future__ import annotations
 
@@ -31,69 +31,79 @@ def distribute(
     max_outstanding_requests: int | None = None,
     name: str | None = None,
 ) -> MeasuredDataset:
-    """Return a dataset whose elements the data hosts make, with tf.data.service; measured, and ready for Keras.
+    """Return a dataset whose elements the data hosts make with tf.data.service. Its steps are measured.
 
     ::
 
         data = hetero.tf.distribute(files.interleave(...).map(decode).batch(64).repeat())
         model.fit(data, steps_per_epoch=500, epochs=3, shuffle=False, callbacks=[data.callback()])
 
-    In a job with ``--data-service tf`` its ranks share one job of the service: each element goes to one of them, who
-    asks first. In a job without data hosts, and without a launcher, the elements are those of ``dataset``, unchanged:
-    one script serves both. The result is a `tf.data.Dataset`; see `MeasuredDataset` for what it counts and measures.
+    In a job with ``--data-service tf`` the ranks share one job of the service. Each element goes to one rank: the one
+    that asks first. In a job without data hosts, and without a launcher, the elements are those of ``dataset``,
+    unchanged. Therefore one script works in all cases. The result is a `tf.data.Dataset` that Keras accepts. See
+    `MeasuredDataset` for the steps that it counts and measures.
 
-    Every rank must call it equally often for a name, in the same order and with the same dataset: do not shard by rank
-    before. What is behind it (``.map``, ``.prefetch``) runs on the trainer host.
+    Every rank must call this function equally often for a name, in the same order and with the same dataset. Do not
+    shard the dataset by rank before. Transformations of the result (``.map``, ``.prefetch``) run on the trainer host.
 
-    **Which elements come, how often.** After TensorFlow's documentation of the module ``tf.data.experimental.service``,
-    sections "Processing Modes", "Dynamic Sharding", "Static Sharding" and "Fault Tolerance"; over all ranks, per pass:
+    **Which elements come, and how often.** This follows TensorFlow's documentation of the module
+    ``tf.data.experimental.service``, sections "Processing Modes", "Dynamic Sharding", "Static Sharding" and "Fault
+    Tolerance". The guarantees hold over all ranks, per pass:
 
-    - ``"dynamic"``: the dispatcher hands each piece of the source (a file name, an index) to the worker that asks
-      next. Exactly once while no worker restarts; what one that restarts was at is lost then: at most once. If the
-      dispatcher restarts, that holds with ``--tf-work-dir``; without it, the job ends. The source must be one, not
-      several that are zipped, and one that can be split; ``shuffle`` before it mixes what one worker has.
-    - ``"off"``: every worker makes the whole dataset: each element once per worker, and again from the beginning by
-      one that restarts or joins. For sources that cannot be split; shuffle without a seed, so that workers differ.
-    - ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``: each worker has a fixed part, by its place in the list of
-      all workers: of the files, at least one per worker; of the elements, the others of which it makes and drops;
-      of files or else elements; or what the ``shard(tf.data.experimental.SHARD_HINT, ...)`` in the dataset says. Once
-      while no worker restarts; one that does begins its part again: at least once. The part of one that never came
-      is missing. Read from every worker, whatever ``placement`` says.
+    - ``"dynamic"``: The dispatcher hands each piece of the source (a file name, an index) to the worker that asks
+      next. Each element comes exactly once while no worker restarts. A worker that restarts loses the pieces that it
+      was working on, and then each element comes at most once. If the dispatcher restarts, this still holds with
+      ``--tf-work-dir``. Without this option, the job ends. The dataset must have one source that can be split, not
+      several zipped sources. A ``shuffle`` before this call mixes only the elements of one worker.
+    - ``"off"``: Every worker makes the whole dataset. Each element comes once per worker. A worker that restarts or
+      joins begins again from the start. Use this for sources that cannot be split. Shuffle without a seed, because
+      workers then use different orders.
+    - ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``: Each worker has a fixed part, which its place in the list
+      of all workers determines. With ``"file"`` the part consists of files, and each worker needs at least one. With
+      ``"data"`` it consists of elements, and the worker makes and drops all other elements. ``"file_or_data"`` uses
+      files if possible, else elements. ``"hint"`` follows ``shard(tf.data.experimental.SHARD_HINT, ...)`` in the
+      dataset. Each element comes once while no worker restarts. A worker that restarts begins its part again, and then
+      each element comes at least once. The part of a worker that never appeared is missing. Ranks read from every
+      worker, and ignore ``placement="remote"``.
 
-    With ``"dynamic"`` and ``"file"`` a worker runs the pipeline on its part of the source: ``take(n)`` before this call
-    takes so many on each worker, so it is with ``skip`` and with what ``batch(drop_remainder=True)`` drops, and what
-    ``window`` gathers was not together in the source.
+    With ``"dynamic"`` and ``"file"`` each worker runs the pipeline on its part of the source. Therefore ``take(n)``
+    before this call takes n elements on each worker. Likewise ``skip`` and ``batch(drop_remainder=True)`` drop elements
+    on each worker. The elements that ``window`` gathers were not together in the source.
 
-    None of them keeps the order, and none can be resumed: `hetero.tf.from_dataset` does both. A pass that one rank
-    leaves early goes on for the others, which then get the rest.
+    No policy keeps the order or can be resumed. `hetero.tf.from_dataset` does both. If one rank leaves a pass early,
+    the pass goes on for the other ranks, which get the rest.
 
-    **Passes.** A pass is an epoch of the service, begun when its first element is asked for; the n-th passes of all
-    ranks are one. They end with unequal numbers of elements: for ranks that train in step, and for ``fit`` on several
-    ranks, pass an infinite dataset (``.repeat()`` before, not behind) and ``steps_per_epoch``.
+    **Passes.** A pass is an epoch of the service. It begins when its first element is asked for. The n-th passes of all
+    ranks are the same epoch, and each rank gets a different number of elements in it. If ranks train in step, or if
+    several ranks use ``fit``, pass an infinite dataset (``.repeat()`` before this call, not behind it) and
+    ``steps_per_epoch``.
 
-    **Coordinated reads** (section "Coordinated Data Read"): in every round each rank gets one of consecutive elements
-    of one worker, so that batches of a step have equal lengths if the dataset yields them in groups of the world size.
-    The dataset must be infinite. All ranks must read equally many elements: one that stops reading, or looks at an
-    element alone, holds up the others. Only with ``"dynamic"`` and ``"off"``, whose guarantees hold; reads from every
-    worker, whatever ``placement`` says.
+    **Coordinated reads** (section "Coordinated Data Read"). In every round, each rank gets one of several consecutive
+    elements of one worker. The batches of a step have equal lengths if the dataset yields such batches in groups of the
+    world size. The dataset must be infinite. All ranks must read equally many elements, because a rank that stops
+    reading, or that alone looks at an element, blocks the others. Coordinated reads work only with ``"dynamic"`` and
+    ``"off"``, and keep their guarantees. Ranks read from every worker, and ignore ``placement="remote"``.
 
     Args:
-        dataset: A `tf.data.Dataset` of TensorFlow's own operations; batched, for what one step of a rank takes.
-        sharding: What a tf.data worker makes: see above.
-        compression: ``"auto"``, snappy as TensorFlow sees fit; or None, which costs less CPU time on a fast network.
-        placement: Where elements are made. ``"remote"``: on data hosts. ``"any"``: also by the workers on trainer hosts
-            (``--trainer-tf-workers``), on any of them. ``"local"``: in this process, by `dataset` itself, as in a job
-            without data hosts: every rank has all of it. TensorFlow's ``target_workers="LOCAL"`` is not used: it means
-            workers inside of this process, which would need servers that share its fate.
+        dataset: A `tf.data.Dataset` of TensorFlow's own operations. Each element is the batch for one step of a rank.
+        sharding: The part of the dataset that each tf.data worker makes, see above.
+        compression: ``"auto"`` for snappy where TensorFlow decides to use it. None costs less CPU time on a fast
+            network.
+        placement: Place where elements are made. ``"remote"`` means on data hosts. ``"any"`` means also by the workers
+            on any trainer host (``--trainer-tf-workers``). ``"local"`` means in this process, by `dataset` itself, as
+            in a job without data hosts. Then every rank gets the whole dataset. TensorFlow's
+            ``target_workers="LOCAL"`` is not used, because it means workers inside this process, and their servers
+            would have to end with it.
         coordinated: Whether the ranks read in rounds.
-        max_outstanding_requests: Elements that are asked for at a time, which bounds memory; None: one per worker.
-        name: For reports, at most 200 printable characters, and for jobs of the service; ``"data"`` by default.
+        max_outstanding_requests: Elements that are requested at a time, which bounds memory. None for one per worker.
+        name: Name in reports and for jobs of the service, at most 200 printable characters. The default is ``"data"``.
 
     Raises:
-        ImportError: There is no TensorFlow.
-        ConfigError: Arguments cannot work in this job; or the dataset runs Python, or is another one on other ranks.
-        EndpointUnavailableError: There is no dispatcher for the data timeout.
-        SystemExit: If the job was asked to stop while waiting for it.
+        ImportError: If TensorFlow is not installed.
+        ConfigError: If the arguments cannot work in this job, if the dataset runs Python, or if it differs between
+            ranks.
+        EndpointUnavailableError: If no dispatcher appears within the data timeout.
+        SystemExit: If the job was asked to stop while this call waited for the dispatcher.
     """
     _check_arguments(sharding, compression, placement, coordinated, max_outstanding_requests, name)
     check_not_importing()
@@ -119,7 +129,7 @@ def distribute(
             name=name or _DEFAULT_NAME,
             policy=sharding.upper(),
             compression=None if compression is None else compression.upper(),
-            # AUTO passes over workers that say to be colocated with trainers: the launcher's on trainer hosts.
+            # AUTO skips workers with the tag COLOCATED. The launcher gives it to the workers on trainer hosts.
             target_workers="ANY" if placement == "any" or reads_all else "AUTO",
             coordinated=coordinated,
             max_outstanding_requests=max_outstanding_requests,

@@ -1,4 +1,4 @@
-"""Batches as TensorFlow takes them: nested arrays, and one specification that all of them fit."""
+"""Converts batches to nested arrays for TensorFlow, and derives the specification that all batches must fit."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _DTYPE_ADVICE = "  A tensor has one dtype: give it the same in every batch, and 
 
 
 def to_element(batch: Any) -> Any:
-    """Return a batch as dictionaries, tuples and namedtuples of arrays; shares the memory of its arrays and tensors.
+    """Return a batch as dictionaries, tuples and namedtuples of arrays. Shares memory with its arrays and tensors.
 
-    Python's numbers become arrays without dimensions (int64, float64, bool), text becomes UTF-8 bytes in arrays of
-    objects, a list of one kind of number, and a list or tuple of text, an array of one dimension; any other list
-    becomes a tuple: TensorFlow would take a list for a tensor.
+    Python's numbers become arrays without dimensions (int64, float64, bool). Text becomes UTF-8 bytes in arrays of
+    objects. A list of numbers of one type becomes an array of one dimension, and so does a list or tuple of text. Any
+    other list becomes a tuple, because TensorFlow treats a list as a tensor.
 
     Raises:
-        ConfigError: It holds None or something else that is no tensor; names the path.
+        ConfigError: If the batch contains None or another value that cannot be a tensor. Names the path.
     """
     return _element(batch, "batch")
 
 
 def num_samples_of(element: Any) -> int:
-    """Return the length of the first array of an element that has dimensions; 1 if none has."""
+    """Return the length of an element's first array that has dimensions. Return 1 without such an array."""
     leaves = (leaf for leaf in tf.nest.flatten(element) if leaf.ndim)
     return next((len(leaf) for leaf in leaves), 1)
 
 
 def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, drop_last: bool) -> Any:
-    """Return the `tf.TensorSpec`s that batches fit.
+    """Return the nested `tf.TensorSpec` that all batches fit.
 
-    A dimension is what both probes have. Where they differ it is None; but if it grows with the number of samples, and
-    no batch is smaller than the others, it is that of a whole batch. Without a batch size the first dimension of every
-    tensor is None, as Keras has it.
+    A dimension that is equal in both probes is kept. A dimension that differs becomes None. One exception is a
+    dimension that grows with the number of samples while all batches are whole: it becomes that of a whole batch.
+    Without a batch size the first dimension of every tensor is None, as in Keras.
 
     Args:
-        probes: Two elements of different numbers of samples, each after its number.
-        batch_size: Samples of a whole batch; None: the data set makes batches of any size.
+        probes: Two pairs of a number of samples and an element. The numbers differ.
+        batch_size: Samples of a whole batch. None if the data set makes batches of any size.
         drop_last: Whether all batches are whole.
 
     Raises:
-        ConfigError: The elements differ in structure, rank or dtype; names the path.
+        ConfigError: If the elements differ in structure, rank or dtype. Names the path.
     """
     (num_first, first), (num_second, second) = probes
 
@@ -86,10 +86,10 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
 
 
 def check_spec(spec: Any) -> Any:
-    """Return a user's specification; refuse what is none.
+    """Return a user's specification, if it is valid.
 
     Raises:
-        ConfigError: It holds something else than dictionaries, tuples, namedtuples and `tf.TensorSpec`; names the path.
+        ConfigError: If it contains anything but dictionaries, tuples, namedtuples and `tf.TensorSpec`. Names the path.
     """
 
     def leaf(path: str, one: Any, _: Any) -> Any:
@@ -102,10 +102,10 @@ def check_spec(spec: Any) -> Any:
 
 
 def check_element(element: Any, spec: Any) -> None:
-    """Refuse an element that does not fit the specification.
+    """Check that an element fits the specification.
 
     Raises:
-        ConfigError: It does not; names the path, what came and what was expected.
+        ConfigError: If it does not fit. Names the path, the found value and the expected one.
     """
     _merge(element, spec, "batch", _check_leaf)
 
@@ -133,13 +133,13 @@ def _element(value: Any, path: str) -> Any:
     if kind in _TEXTS:
         return _text_array([value]).reshape(())
     if isinstance(value, dict):
-        if len({type(key) for key in value}) > 1:  # TensorFlow sorts them
+        if len({type(key) for key in value}) > 1:  # TensorFlow sorts the keys
             raise ConfigError(f"{path} has keys of several types; make them all str")
         return {key: _element(item, f"{path}[{key!r}]") for key, item in value.items()}
     if kind in (list, tuple):
         kinds = {type(item) for item in value}
         only = kinds.pop() if len(kinds) == 1 else None
-        if only in _TEXTS:  # torch collates the texts of samples that are tuples to a tuple
+        if only in _TEXTS:  # torch collates the texts of tuple samples to a tuple
             return _text_array(value)
         if kind is list and only in _NUMBERS:
             return np.array(value, _NUMBERS[only])
@@ -161,16 +161,16 @@ def _text_array(texts: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _tensor_array(torch: Any, tensor: Any) -> Any:
-    if tensor.dtype is torch.bfloat16:  # which NumPy has not
+    if tensor.dtype is torch.bfloat16:  # NumPy does not have this dtype
         return tensor.view(torch.int16).numpy().view(tf.bfloat16.as_numpy_dtype)
     return tensor.numpy()
 
 
 def _merge(one: Any, other: Any, path: str, leaf: Callable[[str, Any, Any], Any]) -> Any:
-    """Return a structure of what ``leaf`` returns for every path of two structures.
+    """Return a structure with the result of ``leaf`` for each pair of leaves of two structures.
 
     Raises:
-        ConfigError: They are not the same.
+        ConfigError: If the structures differ.
     """
     if isinstance(one, dict):
         if not isinstance(other, dict) or set(one) != set(other):

@@ -1,4 +1,4 @@
-"""Telling what the script takes of a dataset from what Keras and graphs take."""
+"""Distinguishes the batches that the script consumes from those that Keras and graphs ask for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # what iter() of a dataset returns; has no other name
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # type of iter(dataset), not exported elsewhere
 
 __all__ = ["ScriptIterator"]
 
@@ -18,22 +18,23 @@ _KERAS = ("keras", "tf_keras")
 class ScriptIterator(OwnedIterator):  # type: ignore[misc]
     """An iterator over a dataset, for the script and for Keras.
 
-    Keras hands it to graphs, which take from the resource that it stands for and not by ``next``; or calls ``next``
-    from its own code, to build a model or to run eagerly. Neither comes to `_take`: a callback sees those.
+    Keras passes the iterator to graphs, which read from its resource without calling ``next``. Keras also calls
+    ``next`` from its own code, to build a model or to run eagerly. In both cases `_take` is not called, because a
+    callback counts these batches.
     """
 
     def __next__(self) -> Any:
-        """Return the next batch; blocks until it is there.
+        """Return the next batch. Blocks until it has arrived.
 
         Raises:
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         if not tf.executing_eagerly() or _is_keras(sys._getframe(1)):
             return super().__next__()
         return self._take(super().__next__)
 
     def _take(self, following: Callable[[], Any]) -> Any:
-        """Return what ``following`` returns, the next batch, to the script; it raises StopIteration at the end."""
+        """Return the next batch to the script. ``following`` returns it, and raises StopIteration at the end."""
         raise NotImplementedError
 
 
