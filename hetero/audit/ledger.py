@@ -190,7 +190,7 @@ class Ledger:
             self.num_lost += not is_written
 
     def give_up(self, why: str, what: str) -> None:
-        """End the ledger here and log the reason, for example a batch that has no digest.
+        """End the ledger here and log the reason, for example if a digest of a batch cannot be computed.
 
         Args:
             why: Reason for the log, for example ``has no digest of ...``.

@@ -62,7 +62,7 @@ def from_dataset(
     tuples and namedtuples stay. A list of numbers becomes one tensor, and so does a list or tuple of text. Any other
     list becomes a tuple, and its length must not vary. None and dataclasses are rejected. Errors name the path inside
     the batch. Dimensions that vary are None. The dimension that grows with the batch is ``batch_size`` with
-    ``drop_last=True``, and None otherwise. There are no ragged tensors. Pad in ``collate_fn`` instead.
+    ``drop_last=True``, and None otherwise. Ragged tensors are not supported. Pad in ``collate_fn`` instead.
 
     **Data sets that make their own batches.** With ``batch_size=None`` each item of the data set is a batch, as in
     torch's loader. This is for a ``keras.utils.PyDataset`` (``Sequence``), which the registered function returns

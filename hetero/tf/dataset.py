@@ -232,7 +232,7 @@ def _raise(failure: Exception) -> NoReturn:
 
 
 class _CountingIterator(ScriptIterator):
-    """An iterator over a `FedDataset` that counts the batches of a script's loop. The callback counts those of Keras."""
+    """An iterator over a `FedDataset` that counts the batches of a script's loop. A callback counts those of Keras."""
 
     def __init__(self, dataset: FedDataset, feed: Feed) -> None:
         super().__init__(dataset)

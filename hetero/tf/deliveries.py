@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # unlike tf.Variable, not from a strategy
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a tf.Variable that no strategy manages
 
 __all__ = ["Deliveries", "num_samples"]
 

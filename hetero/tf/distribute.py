@@ -74,9 +74,8 @@ def distribute(
     the pass goes on for the other ranks, which get the rest.
 
     **Passes.** A pass is an epoch of the service. It begins when its first element is asked for. The n-th passes of all
-    ranks are the same epoch, and each rank gets a different number of elements in it. If ranks train in step, or if
-    several ranks use ``fit``, pass an infinite dataset (``.repeat()`` before this call, not behind it) and
-    ``steps_per_epoch``.
+    ranks are the same epoch, and they end after unequal numbers of elements. If ranks train in step, or if several
+    ranks use ``fit``, pass an infinite dataset (``.repeat()`` before this call, not behind it) and ``steps_per_epoch``.
 
     **Coordinated reads** (section "Coordinated Data Read"). In every round, each rank gets one of several consecutive
     elements of one worker. The batches of a step have equal lengths if the dataset yields such batches in groups of the

@@ -47,7 +47,7 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
     Without a batch size the first dimension of every tensor is None, as in Keras.
 
     Args:
-        probes: Two pairs of a number of samples and an element. The numbers differ.
+        probes: Two pairs of a number of samples and an element. The numbers differ if there is a batch size.
         batch_size: Samples of a whole batch. None if the data set makes batches of any size.
         drop_last: Whether all batches are whole.
 

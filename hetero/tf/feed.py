@@ -1,7 +1,7 @@
-"""What lies behind one dataset: its order, its place, and the passes over it that TensorFlow makes. No TensorFlow.
+"""The feed of one dataset: its order, its place in the order, and TensorFlow's passes over it. Does not use TensorFlow.
 
-Passes are begun and produced in TensorFlow's threads, as early as it likes; taken by the thread that trains. One lock
-guards what both touch; nobody waits for an endpoint, or for the user's code, while holding it.
+TensorFlow's threads begin passes and produce batches as early as they like. The thread that trains consumes batches.
+One lock guards the data that both use. No thread waits for an endpoint or for the user's code while it holds the lock.
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ class Feed(LoaderPipeline):
 
     Args:
         spec: The data set.
-        options: What was asked for.
-        num_workers: Endpoints of this process's own, where the job has none.
-        prefetch_factor: Batches in flight per endpoint; None: the reader's default.
+        options: Options of the loader.
+        num_workers: Number of endpoints that this process starts if the job has no endpoints.
+        prefetch_factor: Batches in flight per endpoint. None for the reader's default.
     """
 
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
     ) -> None:
-        if not is_remote():  # between processes of one host it costs time and saves none
+        if not is_remote():  # compression only costs time between processes of one host
             options = dataclasses.replace(options, compression=None)
         super().__init__(spec, options)
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
         self.convert: Callable[[Any], Any] = _as_it_is
-        """Makes an element of a batch; raises what the script is to see."""
+        """Converts a batch to an element. The script gets the exceptions that it raises."""
         self.size_of: Callable[[Any], int] | None = None
-        """Counts the samples of an element; None: as many as the batch has indices."""
+        """Returns the number of samples of an element. If None, it is the number of indices of the batch."""
         self.passes = PassLog(self.progress)
         self.batches_per_step = 1
-        """What a step takes, of those whose beginning is told."""
+        """Batches that a step consumes."""
         self._is_waiting = False
-        """Whether such a step has begun and no batch was there for it yet."""
+        """Whether a step has begun by `begin_step` and still waits for its first batch to be produced."""
         self._begun_s: float | None = None
-        """When it began; None: none has, or its end was told."""
+        """Time at which this step began. None outside of such a step."""
         self._waited_s = 0.0
-        """How long it waited for its first batch, once that has come."""
+        """Seconds that this step waited for its first batch. Set when the batch is produced."""
 
-    # What the script asks for
+    # Requests of the script
 
     def num_samples(self) -> int:
-        """Return the length of the data set, as endpoints describe it; blocks at first.
+        """Return the length of the data set, as endpoints describe it. The first call blocks.
 
         Raises:
-            ConfigError: It has none.
-            DatasetError: The factory raises.
+            ConfigError: If the data set does not have a length.
+            DatasetError: If the factory raises.
         """
         count = self._fleet().describe(self.subject).num_samples
         if count is None:
@@ -81,14 +81,14 @@ class Feed(LoaderPipeline):
         return count
 
     def fingerprint(self) -> str:
-        """Return what tells the data set's content."""
+        """Return the fingerprint of the data set's content."""
         return self._fleet().describe(self.subject).fingerprint
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; passes after it go on from there.
+        """Choose the epoch of the next pass. Later passes are the epochs after it.
 
         Raises:
-            ConfigError: If ``epoch`` is no integer of at least 0.
+            ConfigError: If ``epoch`` is not an integer of at least 0.
         """
         resumed = self.progress.resumed
         with self.passes.hold():
@@ -97,10 +97,10 @@ class Feed(LoaderPipeline):
         self.warn_of_rest(resumed)
 
     def state(self) -> LoaderState:
-        """Return the place behind the last batch that was taken.
+        """Return the place behind the last consumed batch.
 
         Raises:
-            ConfigError: Batches went out, and nobody says which of them were taken.
+            ConfigError: If batches were produced and the script does not report which of them it consumed.
         """
         facts = self.facts()
         with self.passes.hold():
@@ -112,7 +112,7 @@ class Feed(LoaderPipeline):
         """Continue from a state with the next pass.
 
         Raises:
-            ConfigError: If it is no state, or of another loader.
+            ConfigError: If the value is not a state, or is the state of another loader.
         """
         state = LoaderState.from_dict(value)
         state.check_fits(self.facts())
@@ -121,14 +121,15 @@ class Feed(LoaderPipeline):
             self.passes.forget()
 
     def probe(self) -> list[tuple[int, Any]]:
-        """Return two batches of different sizes, each after its number of indices; neither is one of an epoch's.
+        """Return two batches of different sizes, each with its number of indices. They do not belong to an epoch.
 
-        They are the same on every rank: from the data set's beginning a whole one, from its end half of one, or two
-        samples. Of a data set that makes its own batches the first and the last, which may be of one size.
+        The batches are the same on every rank. The first one is a whole batch from the beginning of the data set. The
+        second one comes from the end and has half as many samples, or two if the first one has one. If the data set
+        makes its own batches, these are its first and last batch, which may have equal sizes.
 
         Raises:
-            ConfigError: The data set has no samples.
-            DatasetError: It raises.
+            ConfigError: If the data set is empty.
+            DatasetError: If the data set raises.
         """
         num_samples = self.num_samples()
         if not num_samples:
@@ -157,7 +158,7 @@ class Feed(LoaderPipeline):
     # Producing: in TensorFlow's threads
 
     def produce(self) -> Iterator[Any]:
-        """Yield the elements of one pass, as TensorFlow's generator; what it raises is kept in the pass too."""
+        """Yield the elements of one pass. TensorFlow runs this generator. The pass also keeps an exception."""
         order, shard = self.order(), self.shard()
         found = self.passes.begin(order, shard)
         planned: deque[PlannedBatch] = deque()
@@ -178,8 +179,9 @@ class Feed(LoaderPipeline):
                 reader.close()
             raise
         finally:
-            # Also when TensorFlow drops this generator, because the collector dropped an iterator: in a thread that may
-            # have any lock, and waits. Nothing here may wait for one; the reader goes with this frame, and knows how.
+            # This also runs when the garbage collector drops an iterator and TensorFlow therefore drops this generator.
+            # The thread that dropped the iterator may hold any lock, and waits for this. So nothing here may wait for a
+            # lock. The reader ends with this frame, also without a lock.
             self.passes.end(found)
 
     def _requests(
@@ -222,7 +224,7 @@ class Feed(LoaderPipeline):
             on_received=self.traffic.add,
             on_wait=on_wait if is_remote() else local_endpoints(self.num_workers).check,
         )
-        # Not its batches: TensorFlow asks for them in a thread of its own, beside whatever draws here.
+        # Do not compare batches: TensorFlow asks for them in its own thread, while other threads draw random numbers.
         session = control.current()
         is_wanted = session is None or session.options.purity_checks > 0
         return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=False)
@@ -233,19 +235,20 @@ class Feed(LoaderPipeline):
             return remote.fleet_for(session)
         return local_endpoints(self.num_workers).fleet
 
-    # Taking: on the thread that trains
+    # Consuming: on the thread that trains
 
     def begin_step(self, *, is_counted: bool = False) -> None:
-        """Begin to wait for the next batch; the job may end here.
+        """Begin to wait for the next batch. The job may end here.
 
         Args:
-            is_counted: Whether the caller waits for a pass of its own, and says `take` with it.
+            is_counted: Whether the caller itself waits for the batch, and then calls `take` with ``found`` or
+                ``is_awaited``.
 
         Raises:
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         with self.passes.hold():
-            self._end_step()  # if the one before this had no end
+            self._end_step()  # in case the end of the previous step was not reported
         timer = self.begin_wait(self)
         begun_s = time.perf_counter()
         try:
@@ -261,10 +264,10 @@ class Feed(LoaderPipeline):
             self._is_waiting = self.passes.oldest_untaken() is None  # until it is produced
 
     def deliver(self, following: Callable[[], Any], num_batches: int) -> Any:
-        """Return what ``following`` returns, for which a step takes the next batches; the job may end here.
+        """Return the result of ``following``, an element that consumes ``num_batches``. The job may end here.
 
         Raises:
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         self.begin_step(is_counted=True)
         try:
@@ -276,19 +279,21 @@ class Feed(LoaderPipeline):
         return element
 
     def take(self, num_batches: int = 1, *, found: TensorFlowPass | None = None, is_awaited: bool = False) -> None:
-        """Note that the training has the next batches.
+        """Record the next batches as consumed.
 
         Args:
-            num_batches: More than were produced are none: Keras says so of the last ones of an epoch.
-            found: Of which pass, whose wait ends here; None: of the oldest from which some are left, for the steps that
-                `begin_step` told of, if it did.
-            is_awaited: Whether the wait for them ends here, and not when the first of them was produced.
+            num_batches: Number of batches. Batches that were not produced are ignored, because Keras reports too many
+                at the end of an epoch.
+            found: Pass of the batches. The wait for them ends here. None for the oldest pass that has batches left.
+                Then the batches belong to the steps that began with `begin_step`, if it was called.
+            is_awaited: Whether the wait for the batches ends here, and not when the first of them was produced.
         """
         entries: list[BatchEntry] = []
         sizes: list[int] = []
         with self.passes.hold():
             if found is None:
                 self.passes.is_told = self.passes.is_training = True
+            # Collect the ledger entries and sizes of the batches.
             for _ in range(num_batches):
                 taken = self.passes.told() if found is None else found
                 if taken is None:
@@ -297,6 +302,7 @@ class Feed(LoaderPipeline):
                 entry = self.passes.take(taken)
                 if entry is not None:
                     entries.append(entry)
+            # End the data wait: now, or when the first batch was produced. `mark_taken` does not begin one.
             if found is not None:
                 self.timer.end_wait(sum(sizes))
             elif sizes and (is_awaited or self._begun_s is not None):
@@ -308,34 +314,34 @@ class Feed(LoaderPipeline):
             auditing.add(self, entry)
 
     def promise_to_take(self) -> None:
-        """Note that of passes that begin from now on, what is taken will be told."""
+        """Record the script's promise to report the consumed batches of passes that begin from now on."""
         with self.passes.hold():
             self.passes.is_promised = True
 
     def mark_taken(self, num_batches: int) -> None:
-        """Note a step of which nobody told the beginning; the job may end here.
+        """Record the batches of a step whose beginning was not reported. The job may end here.
 
         Raises:
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         self.take(num_batches)
         control.check_stop(self.timer)
 
     def begin_training(self) -> None:
-        """Note that somebody will say `take` without a pass, and does not mean what was begun before."""
+        """Prepare for calls of `take` without a pass. They do not refer to passes that began earlier."""
         with self.passes.hold():
             self.passes.leave_behind()
             self.passes.is_told = self.passes.is_promised = self.passes.is_training = True
 
     def end_training(self) -> None:
-        """Note that nobody will say `take` of what was begun and is left."""
+        """Stop the clock, and discard the rest of passes that have begun, because it will not be consumed."""
         self.pause()
         with self.passes.hold():
             self.passes.leave_behind()
             self.passes.is_training = False
 
     def pause(self) -> None:
-        """Stop the clock: what follows is no step. Idempotent."""
+        """Stop the clock, because no step follows directly. Idempotent."""
         with self.passes.hold():
             self._stop_clock()
 
@@ -349,10 +355,10 @@ class Feed(LoaderPipeline):
 
 
 def _check_wait(is_starved: bool) -> None:
-    """End this process if the job is to stop and no batch comes; on the script's thread.
+    """End this process if the job must stop and no batch comes. Call it on the script's thread.
 
     Raises:
-        SystemExit: It is; the stop callbacks ran.
+        SystemExit: If the process ends. The stop callbacks have run.
     """
     session = control.current()
     if session is not None:
@@ -360,10 +366,12 @@ def _check_wait(is_starved: bool) -> None:
 
 
 def _check_wait_of_framework(is_starved: bool) -> None:
-    """Have TensorFlow's wait fail instead: stop callbacks run on the script's thread.
+    """Make TensorFlow's wait fail if the job must stop and no batch comes.
+
+    This thread does not end the process itself, because stop callbacks run on the script's thread.
 
     Raises:
-        StopError: The job is to stop, and no batch comes.
+        StopError: If the wait must fail.
     """
     session = control.current()
     if session is not None and session.must_end_wait(is_starved):

@@ -1,4 +1,4 @@
-"""`MeasuredDataset`: a `tf.data.Dataset` whose steps are counted and measured, wherever its elements come from."""
+"""`MeasuredDataset`: a `tf.data.Dataset` that counts and measures its steps, wherever its elements come from."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["MeasuredDataset"]
 
 
 class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
-    """The elements of a dataset, in its order; see `hetero.tf.distribute`, which makes it.
+    """The elements of a dataset, in its order, as made by `hetero.tf.distribute`.
 
-    A `tf.data.Dataset` by ``isinstance``, with the same ``element_spec`` and ``cardinality``; transformations return
-    ordinary datasets over it. A loop ``for batch in data`` counts and measures its steps, and the job may end between
-    two of them; so does `callback` in Keras, and `measure` in loops over a dataset made of this one.
+    It is a `tf.data.Dataset` by ``isinstance``, with the same ``element_spec`` and ``cardinality``. Transformations of
+    it return ordinary datasets. A loop ``for batch in data`` counts and measures its steps, and the job may end between
+    two steps. In Keras `callback` does the same, and `measure` does it in loops over a dataset made of this one.
 
-    Not for several threads.
+    Use it from one thread.
 
     Args:
         elements: The dataset.
-        name: For reports.
+        name: Name in reports.
     """
 
     def __init__(self, elements: Any, name: str) -> None:
@@ -41,32 +41,34 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset."""
+        """Specification of an element: that of the dataset."""
         return self._elements.element_spec
 
     def __iter__(self) -> Any:
-        """Return an iterator over a pass; what a loop of the script takes from it is a step."""
+        """Return an iterator over a pass. Each batch that a loop of the script gets from it is a step."""
         if not tf.executing_eagerly():
             return super().__iter__()
         self._steps.forget()
         return _MeasuredIterator(self, self._steps)
 
     def callback(self, batches_per_step: int | None = None) -> Any:
-        """Return a Keras callback that counts and measures the steps of `fit`; put it first in ``callbacks=``.
+        """Return a Keras callback that counts and measures the steps of `fit`. Put it first in ``callbacks=``.
 
-        The job may end between two steps. Pass ``fit`` this dataset, or one made of it that has the same batches
-        (``map``, ``prefetch``, ``repeat``, ``take``; not ``cache``), and another one for validation. What a step waited
-        is the time from its beginning until its batch came out of this dataset, as TensorFlow's clock says: nothing if
-        that was made ahead. With ``steps_per_execution`` every step counts, but only the wait for the first one of an
-        execution is known.
+        The job may end between two steps. Pass ``fit`` this dataset, or a dataset made of it that has the same batches
+        (by ``map``, ``prefetch``, ``repeat`` or ``take``, but not ``cache``). Use another dataset for validation.
+
+        The wait of a step is the time from the step's beginning until its batch left this dataset, by TensorFlow's
+        clock. It is zero if the batch was made ahead. With ``steps_per_execution`` every step counts, but only the wait
+        for the first batch of an execution is known.
 
         Args:
-            batches_per_step: What a step takes of this dataset where `fit` is not given its batches: as many as this
-                process has replicas behind ``strategy.distribute_datasets_from_function``, n for ``data.batch(n)``.
-                None: one; or the part that a strategy over several processes cuts off for this one.
+            batches_per_step: Batches of this dataset that a step consumes. Pass it if `fit` gets other batches. Behind
+                ``strategy.distribute_datasets_from_function`` it is the number of replicas of this process. For
+                ``data.batch(n)`` it is n. None means one batch, or the part of a batch that a strategy over several
+                processes cuts off for this process.
 
         Raises:
-            ConfigError: It is no integer of at least 1.
+            ConfigError: If ``batches_per_step`` is not an integer of at least 1.
         """
         from hetero.tf.callback import MeasuringCallback, TakenCallback, check_batches_per_step
 
@@ -78,7 +80,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         return TakenCallback(steps, batches_per_step)
 
     def measure(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a dataset made of this one, each as a step of a loop over this one.
+        """Yield the batches of a dataset made of this one. Each batch is one step.
 
         ::
 
@@ -86,14 +88,14 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
                 strategy.run(train_step, args=(batch,))
 
         Args:
-            batches: What is iterated over: a dataset, a distributed dataset, an iterator.
+            batches: A dataset, a distributed dataset or an iterator to iterate over.
 
         Raises:
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         iterator = iter(batches)
         following = iterator.__next__
-        if isinstance(iterator, _MeasuredIterator):  # which would measure a second time
+        if isinstance(iterator, _MeasuredIterator):  # its own `next` would measure each step a second time
             following = iterator.plain_next
         try:
             while True:
@@ -107,7 +109,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def step_timer(self) -> StepTimer:
-        """Measures step time and data wait."""
+        """Timer that measures step time and data wait."""
         return self._steps.timer
 
     def _inputs(self) -> list[Any]:
@@ -115,7 +117,7 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 class _MeasuredIterator(ScriptIterator):
-    """An iterator over a `MeasuredDataset`; what it does not see, the callback counts."""
+    """An iterator over a `MeasuredDataset` that measures a script's loop. A callback measures Keras' steps."""
 
     def __init__(self, dataset: MeasuredDataset, steps: _Steps) -> None:
         super().__init__(dataset)
@@ -130,28 +132,28 @@ class _MeasuredIterator(ScriptIterator):
 
 
 class _Steps(LoaderTiming):
-    """The steps that are trained with one dataset, on the thread that trains.
+    """Counts and measures the training steps of one dataset, on the thread that trains.
 
     Args:
-        name: For reports.
-        deliveries: Of the dataset's pipeline.
+        name: Name in reports.
+        deliveries: Record of the batches that left the dataset's pipeline.
     """
 
     def __init__(self, name: str, deliveries: Deliveries) -> None:
         super().__init__(name)
         self.batches_per_step = 1
-        """What a step takes."""
+        """Batches that a step consumes."""
         self.parts_per_batch = 1
-        """Into how many parts Keras' strategy cuts a batch, each for a step of its own."""
+        """Number of parts that Keras' strategy cuts a batch into. Each part is for one step."""
         self._deliveries = deliveries
         self._ahead: deque[tuple[float, int]] = deque()
-        """Batches that came out of the pipeline and were not taken, each with its time and size."""
+        """Time and size of each batch that left the pipeline and was not yet consumed."""
         self._parts: list[int] = []
-        """Sizes of what is left of the batch that was taken last."""
+        """Sizes of the remaining parts of the batch that is being consumed."""
         self._begun_s = 0.0
 
     def deliver(self, following: Callable[[], Any]) -> Any:
-        """Return what ``following`` returns, the next batch, as that of a step."""
+        """Return the next batch, which ``following`` returns, and measure it as a step."""
         self.begin_step()
         try:
             batch = following()
@@ -162,20 +164,20 @@ class _Steps(LoaderTiming):
         return batch
 
     def begin_training(self) -> None:
-        """Leave behind what Keras looked at before training."""
+        """Discard the batches that Keras looked at before training."""
         self.forget()
 
     def forget(self) -> None:
-        """Leave behind what came out of the pipeline and was not taken: a new pass begins."""
+        """Discard the batches that left the pipeline and were not consumed, because a new pass begins."""
         self._deliveries.read()
         self._ahead.clear()
         self._parts.clear()
 
     def begin_step(self) -> None:
-        """Begin to wait for the next batch; the job may end here.
+        """Begin to wait for the next batch. The job may end here.
 
         Raises:
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         timer = self.begin_wait(self)
         self._begun_s = time.time()
@@ -186,10 +188,11 @@ class _Steps(LoaderTiming):
             raise
 
     def take(self, num_batches: int) -> None:
-        """Note that the training has had the next batches; its wait for the first of them ended when that came out.
+        """Record the next batches as consumed. The wait for them ended when the first of them left the pipeline.
 
         Args:
-            num_batches: More than came out are none: Keras says so of the last ones of an epoch.
+            num_batches: Number of batches. Batches that did not leave the pipeline are ignored, because Keras reports
+                too many at the end of an epoch.
         """
         self._ahead.extend(self._deliveries.read())
         taken: list[int] = []
@@ -198,18 +201,18 @@ class _Steps(LoaderTiming):
             if not self._parts:
                 came_s, size = self._ahead.popleft()
                 self._parts = _parts(size, self.parts_per_batch)
-                if len(taken) < self.batches_per_step:  # of the first step
+                if len(taken) < self.batches_per_step:  # the batch is for the first step
                     waited_s = came_s - self._begun_s
             taken.append(self._parts.pop())
         num_steps = max(1, -(-len(taken) // self.batches_per_step))
         self.timer.end_wait(sum(taken), waited_s=waited_s, num_steps=num_steps)
 
     def pause(self) -> None:
-        """Stop the clock: what follows is no step. Idempotent."""
+        """Stop the clock, because no step follows directly. Idempotent."""
         self.end_timing(self)
 
     def end_training(self) -> None:
-        """Stop the clock, and leave behind what TensorFlow asked for ahead."""
+        """Stop the clock, and discard the batches that TensorFlow asked for ahead."""
         self.pause()
         self.forget()
 

@@ -1,4 +1,4 @@
-"""What tf.data.service can make of a dataset elsewhere: looked at before anything is sent there."""
+"""Checks whether tf.data.service can make a dataset on other machines, before the dataset is sent to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ZIP, _SHARD = "_ZipDataset", "_ShardDataset"
 
 
 def parts_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and all those that it is made of, each once."""
+    """Yield a dataset and all datasets that it is made of, each once."""
     seen: set[int] = set()
     waiting = [dataset]
     while waiting:
@@ -27,10 +27,12 @@ def parts_of(dataset: Any) -> Iterator[Any]:
 
 
 def check_movable(dataset: Any) -> None:
-    """Refuse what the service cannot send, datasets as elements; and Python, as far as that can be seen.
+    """Check that the service can send the dataset's elements, and that the dataset does not visibly run Python.
+
+    The service cannot send elements that contain datasets.
 
     Raises:
-        ConfigError: It has such elements, or runs Python; names the operation.
+        ConfigError: If elements contain datasets, or if the dataset runs Python. Names the operation.
     """
     import tensorflow as tf
 
@@ -53,14 +55,14 @@ def check_movable(dataset: Any) -> None:
 
 
 def check_divisible(dataset: Any) -> None:
-    """Refuse a dataset that zips several, for dynamic sharding.
+    """Check that a dataset for dynamic sharding does not zip several sources.
 
-    The dispatcher hands out the pieces of each source by itself: of two that are zipped, a worker gets other pieces of
-    the one than of the other, and pairs images with labels of others. TensorFlow says nothing. Datasets that are zipped
-    within a function, of `interleave` say, are whole.
+    The dispatcher hands out the pieces of each source separately. From two zipped sources a worker gets different
+    pieces, and then pairs images with the labels of other images. TensorFlow reports no error. Datasets that are zipped
+    within a function, for example that of `interleave`, are safe, because a worker makes them whole.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: If the dataset zips several sources.
     """
     if any(type(each).__name__ == _ZIP and len(each._inputs()) > 1 for each in parts_of(dataset)):
         raise ConfigError(
@@ -71,12 +73,13 @@ def check_divisible(dataset: Any) -> None:
 
 
 def check_whole(dataset: Any, *, rank: int, world_size: int) -> None:
-    """Refuse a rank's own part of the data: all ranks read from what one of them has registered.
+    """Check that a dataset is not this rank's part of the data, because all ranks read the dataset of one rank.
 
-    Rank 0 is let through, for which others end the job: every script may take the first part of some.
+    Rank 0 always passes, because any script may use the first part of a dataset on purpose. If rank 0 did shard by
+    rank, the check of the other ranks ends the job.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: If the dataset is this rank's part.
     """
     for each in parts_of(dataset):
         if rank and type(each).__name__ == _SHARD and (int(each._num_shards), int(each._index)) == (world_size, rank):

@@ -1,14 +1,17 @@
-"""The passes that TensorFlow has begun over one dataset: where each starts, and how far it was produced and taken.
+"""The passes over one dataset that TensorFlow has begun: where each starts, and what was produced and consumed of it.
 
-What a pass is for the next one:
+A pass goes through these stages:
 
-- *begun*: TensorFlow made an iterator and asks it for a batch;
-- *complete*: its last batch was produced;
-- *taken from*: the training has a batch of it.
+- *begun*: TensorFlow made an iterator and asks it for a batch.
+- *consumed* (``taken`` in names): The training has consumed at least one batch of it.
+- *complete*: Its last batch was produced. This may come before or after the first batch is consumed.
 
-The pass after one that is complete or taken from is the next epoch. One that ends before both did not happen, and the
-next one begins where it did. But while somebody says what is taken, what was produced of a pass that ends is expected
-to be taken yet: ``take(3)`` ends a pass after three batches, and a ``prefetch`` behind it may have all of them.
+A pass that is complete or consumed has happened, and the next pass is the next epoch. A pass that ends before both is
+*void*: it did not happen, and the next pass begins where this one began.
+
+There is one exception. While the script reports consumed batches, a pass that ends stays open if it has produced
+batches that the script may still report. For example, ``take(3)`` ends a pass after three batches, and a ``prefetch``
+behind it may hold all of them.
 """
 
 from __future__ import annotations
@@ -26,17 +29,17 @@ from hetero.loaders.state import Progress, Start
 __all__ = ["Claim", "PassLog", "TensorFlowPass"]
 
 _MAX_UNTOLD = 2**16
-"""Batches that are remembered of passes that nobody counts: with a ledger each takes 300 bytes."""
+"""Maximum number of batches to remember of passes that are not reported. With a ledger each batch takes 300 bytes."""
 
 
 class TensorFlowPass:
-    """One pass, begun by TensorFlow.
+    """One pass that TensorFlow has begun.
 
     Args:
-        start: Where it begins.
-        num_batches: Of this rank from there on.
-        num_global_batches: Of the whole epoch.
-        previous: The one before.
+        start: Place where the pass begins.
+        num_batches: Number of this rank's batches from the start on.
+        num_global_batches: Number of global batches of the whole epoch.
+        previous: The pass before this one.
     """
 
     def __init__(
@@ -46,27 +49,28 @@ class TensorFlowPass:
         self.num_batches = num_batches
         self.num_global_batches = num_global_batches
         self.previous = previous
-        """Whose place the next pass takes if this one is void; kept as long as that can be."""
+        """Pass that the next pass follows if this one is void. Kept only while this pass can become void."""
         self.num_produced = 0
         self.num_taken = 0
         self.number: int | None = None
-        """What `Progress` knows it by, once something of it was taken."""
+        """Number of this pass in `Progress`. None before a batch of it was consumed."""
         self.is_counted = False
-        """Whether one iterator of the script's counts what it takes, so that nobody else does."""
+        """Whether an iterator of the script counts the consumed batches. Other reports do not refer to this pass."""
         self.is_promised = False
-        """Whether somebody said, before it began, that he would say what is taken of it."""
+        """Whether the script promised, before the pass began, to report its consumed batches."""
         self.is_void = False
         self.has_ended = False
-        """Whether TensorFlow asks no more of it."""
+        """Whether TensorFlow asks for no more batches of it."""
         self.failure: Exception | None = None
-        """What ended it."""
+        """Exception that ended it."""
         self._sizes: deque[int] = deque()
-        """Samples of the batches that were produced and not taken."""
+        """Number of samples of each batch that was produced and not yet consumed."""
         self._entries: deque[BatchEntry] = deque()
+        """Ledger entry of each of these batches. Empty without a ledger."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether its last batch was produced."""
+        """Whether the last batch of the pass was produced."""
         return self.num_produced >= self.num_batches
 
     @property
@@ -76,18 +80,23 @@ class TensorFlowPass:
 
     @property
     def next_size(self) -> int:
-        """Samples of the next batch to be taken; 0 if that was let go, or is yet to be produced."""
+        """Samples of the next batch to consume. 0 if the batch was forgotten or is not yet produced."""
         return self._sizes[0] if self._sizes else 0
 
     def produced(self, size: int, entry: BatchEntry | None) -> None:
-        """Note that a batch of ``size`` samples goes to TensorFlow; ``entry`` is for the ledger, once it is taken."""
+        """Record that a batch goes to TensorFlow.
+
+        Args:
+            size: Number of samples.
+            entry: Entry for the ledger when the batch is consumed. None without a ledger.
+        """
         self.num_produced += 1
         self._sizes.append(size)
         if entry is not None:
             self._entries.append(entry)
 
     def taken(self) -> BatchEntry | None:
-        """Note that the next batch was taken; return what the ledger is to have of it."""
+        """Record that the next batch was consumed, and return its ledger entry."""
         self.num_taken += 1
         self.previous = None
         if self._sizes:
@@ -95,61 +104,63 @@ class TensorFlowPass:
         return self._entries.popleft() if self._entries else None
 
     def let_go(self) -> None:
-        """Keep nothing of what might have been taken yet."""
+        """Forget the batches that are not yet consumed."""
         self.previous = None
         self._sizes.clear()
         self._entries.clear()
 
     def take_failure(self) -> Exception | None:
-        """Return what ended it, once: its traceback leads back here."""
+        """Return the exception that ended the pass and forget it, because its traceback refers to this pass."""
         failure, self.failure = self.failure, None
         return failure
 
 
 class Claim:
-    """An iterator's on the pass that its first batch begins."""
+    """Claim of an iterator on the pass that its first batch begins."""
 
     def __init__(self) -> None:
         self.found: TensorFlowPass | None = None
 
 
 class PassLog:
-    """The passes whose batches may yet be taken, and where the next one starts.
+    """The passes whose batches may still be consumed, and the place where the next pass starts.
 
-    The caller is inside of `hold`. `expect` and `begin` enter it themselves, and `end` never waits.
+    Call the methods inside `hold`. The exceptions are `expect` and `begin`, which enter `hold` themselves, and `end`,
+    which never waits.
 
     Args:
-        progress: What was taken; changes with it.
+        progress: Position of the script in the data. `PassLog` updates it when batches are consumed.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._lock = threading.Lock()
         self._ended: deque[TensorFlowPass] = deque()
-        """Those of which TensorFlow asks no more; `hold` takes them in."""
+        """Passes that TensorFlow has ended and that `hold` has yet to process."""
         self.is_told = False
-        """Whether anybody says what is taken, of passes that no iterator counts."""
+        """Whether the script has ever reported consumed batches of passes that iterators do not count."""
         self.is_promised = False
-        """Whether anybody will, from now on."""
+        """Whether the script promised to report the consumed batches of passes that begin from now on."""
         self.is_training = False
-        """Whether anybody does so at present."""
+        """Whether the script is in a training that reports consumed batches."""
         self._progress = progress
         self._open: list[TensorFlowPass] = []
-        """Those of which something is left to be taken, in the order of their beginnings."""
+        """Passes that have batches left to consume, in the order in which they began."""
         self._latest: TensorFlowPass | None = None
-        """The last one that has happened, or may; None: `Progress` knows where the next one starts."""
+        """Last pass that has happened or may still happen. None if `Progress` knows where the next pass starts."""
         self._dropped: TensorFlowPass | None = None
-        """The last one, if it is void because it ended before anything was taken."""
+        """Latest pass, if it became void because it ended before a batch of it was consumed."""
         self._claim: Claim | None = None
+        """Claim on the next pass that begins."""
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other threads out; what has ended is taken in before."""
+        """Lock out other threads, and first process the passes that have ended."""
         with self._lock:
             self._take_in_ended()
             yield
 
     def expect(self, claim: Claim | None) -> None:
-        """Have the next pass that begins belong to ``claim``; None: to nobody in particular."""
+        """Give the next pass that begins to ``claim``. None withdraws an earlier claim."""
         with self.hold():
             self._claim = claim
 
@@ -176,9 +187,9 @@ class PassLog:
         return begun
 
     def end(self, found: TensorFlowPass) -> None:
-        """Note that TensorFlow asks no more of a pass. Never waits for the lock.
+        """Record that TensorFlow asks for no more batches of a pass. Never waits for the lock.
 
-        The collector may have dropped an iterator in a thread that has it, and that waits there for this.
+        The garbage collector may drop an iterator in a thread that holds the lock. That thread waits for this call.
         """
         self._ended.append(found)
         if self._lock.acquire(blocking=False):
@@ -188,14 +199,14 @@ class PassLog:
                 self._lock.release()
 
     def oldest_untaken(self) -> TensorFlowPass | None:
-        """Return the pass of which the next batch is taken by whom no iterator counts; None: nothing was produced."""
+        """Return the oldest pass with a produced batch to consume, or None. Ignores passes that an iterator counts."""
         waiting = (each for each in self._open if not each.is_counted and each.num_taken < each.num_produced)
         return next(waiting, None)
 
     def told(self) -> TensorFlowPass | None:
-        """Return the pass of which somebody says that a batch was taken, without knowing of which."""
+        """Return the pass that a report of a consumed batch refers to, if the report does not name a pass."""
         found = self.oldest_untaken()
-        if found is None and self._dropped is not None:  # its batches lay in a buffer: it did happen
+        if found is None and self._dropped is not None:  # a buffer still had its batches, so it did happen
             found, self._dropped = self._dropped, None
             found.is_void = False
             self._open.append(found)
@@ -203,21 +214,22 @@ class PassLog:
         return found
 
     def take(self, found: TensorFlowPass) -> BatchEntry | None:
-        """Note that the next batch of a pass was taken; return what the ledger is to have of it."""
+        """Record that the next batch of a pass was consumed, and return its ledger entry."""
         entry = found.taken()
-        if found in self._open:  # else begun before another place was chosen
+        if found in self._open:  # not if it began before `set_epoch` or `load_state` chose another place
             self._advance(found)
         return entry
 
     def forget(self) -> None:
-        """Let the next pass start where `Progress` says; what is taken of those begun before changes nothing there."""
+        """Start the next pass where `Progress` says. Batches of earlier passes no longer change `Progress`."""
         self._open.clear()
         self._latest = self._dropped = None
 
     def leave_behind(self) -> None:
-        """Let nothing be taken any more of passes that no iterator counts; those that have not happened are void.
+        """Discard the unconsumed batches of passes that iterators do not count. Passes that have not happened are void.
 
-        So are, of passes that somebody would count, those that are complete and nothing was taken of: looked at only.
+        A complete pass is void too if the script had promised to report it and no batch of it was consumed. TensorFlow
+        only looked at such a pass.
         """
         self._dropped = None
         for each in reversed(self._open[:]):
@@ -229,10 +241,10 @@ class PassLog:
                 self._void(each)
 
     def check_is_told(self) -> None:
-        """Refuse to tell a place that nobody knows.
+        """Check that the place behind the last consumed batch is known.
 
         Raises:
-            ConfigError: Batches went out, and no iterator counts them, nor does anybody else.
+            ConfigError: If batches were produced, and neither an iterator nor the script reports which were consumed.
         """
         if self.is_told or not any(each.num_produced and not each.is_counted for each in self._open):
             return
@@ -243,7 +255,7 @@ class PassLog:
         )
 
     def _forget_untold(self) -> None:
-        """Let go of the oldest passes that nobody counts; over a validation set under `fit` nobody ever does."""
+        """Forget the oldest passes that are not reported, because passes of `fit` over a validation set never are."""
         untold = [] if self.is_told else [each for each in self._open if not each.is_counted]
         num_kept = sum(each.num_produced for each in untold)
         for oldest in untold[:-1]:
@@ -258,25 +270,25 @@ class PassLog:
             self._take_in(self._ended.popleft())
 
     def _take_in(self, found: TensorFlowPass) -> None:
-        """Conclude from the end of a pass."""
+        """Decide whether a pass that has ended stays open, becomes void, or is over."""
         found.has_ended = True
         is_left = found.num_taken < found.num_produced
         if is_left and (self.is_training or found.is_complete or found.failure is not None):
-            return  # what was produced is still to be taken
+            return  # the batches that were produced may still be consumed
         if not found.has_happened:
             if is_left and found is self._latest:
                 self._dropped = found
             self._void(found)
         elif found in self._open and not found.num_batches:
-            self._advance(found)  # nothing is left for this rank, other than for others perhaps: asking for it is all
+            self._advance(found)  # this rank has nothing left, though others may, so the pass is over once it was begun
         elif found in self._open:
             self._open.remove(found)
 
     def _advance(self, found: TensorFlowPass) -> None:
-        """Have `Progress` know how far a pass was taken."""
+        """Report to `Progress` how far a pass was consumed."""
         if found.number is None:
             found.number = self._progress.begin_at(found.start)
-        is_over = found.num_taken >= found.num_batches  # without padding with a batch less than others, perhaps
+        is_over = found.num_taken >= found.num_batches  # without padding, other ranks may have one batch more
         batches = found.num_global_batches if is_over else found.start.batches + found.num_taken
         self._progress.advance(found.number, batches=batches)
         if is_over or (found.has_ended and found.num_taken >= found.num_produced):

@@ -1,4 +1,4 @@
-"""That TensorFlow is there: asked when a script calls for it, and not before."""
+"""Checks that TensorFlow is installed, at the time when a script first needs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def check_tensorflow() -> None:
     """Import TensorFlow.
 
     Raises:
-        ImportError: There is none; says in one line what to install.
+        ImportError: If TensorFlow is not installed. Names in one line the package to install.
     """
     try:
         import tensorflow as tf  # noqa: F401

@@ -1,4 +1,4 @@
-"""A dataset whose elements come from the tf.data.service that the launcher runs."""
+"""Makes a dataset whose elements come from the tf.data.service that the launcher runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TELL_AFTER_S = 5.0
 _POLL_S = 0.5
 
 _num_named: collections.Counter[str] = collections.Counter()
-"""By name, the datasets of this process."""
+"""Number of datasets of this process by name."""
 
 
 def served(
@@ -39,29 +39,32 @@ def served(
     coordinated: bool,
     max_outstanding_requests: int | None,
 ) -> Any:
-    """Return a dataset that reads what the job's tf.data workers make of ``dataset``; blocks until it is registered.
+    """Return a dataset that reads the elements that the job's tf.data workers make. Blocks until it is registered.
 
-    All ranks read from one job of the service, so each element goes to one of them. The n-th dataset of a name is the
-    same one on all ranks; after a restart of the trainer group it is another.
+    All ranks read from one job of the service, so each element goes to one rank. The n-th dataset of a name is the
+    same on all ranks. After a restart of the trainer group it is a new one.
 
     Args:
-        dataset: What the workers run.
-        session: Of this rank.
-        name: Equal on all ranks.
-        policy: The name of a `ShardingPolicy`.
-        compression: As TensorFlow calls it.
-        target_workers: As TensorFlow calls it.
+        dataset: Dataset that the workers run.
+        session: Session of this rank.
+        name: Name of the dataset, equal on all ranks.
+        policy: Name of a `ShardingPolicy`.
+        compression: Value of TensorFlow's argument.
+        target_workers: Value of TensorFlow's argument.
         coordinated: Whether the ranks read in rounds.
-        max_outstanding_requests: Elements that are asked for at a time; None: as TensorFlow thinks best.
+        max_outstanding_requests: Elements that are requested at a time. None lets TensorFlow decide.
 
     Raises:
-        ConfigError: The dataset holds Python, cannot be sharded so, or is not that of the other ranks.
-        EndpointUnavailableError: There is no dispatcher.
+        ConfigError: If the dataset runs Python, does not fit the sharding policy, or differs from that of other ranks.
+        EndpointUnavailableError: If no dispatcher appears within the data timeout.
+        SystemExit: If the job was asked to stop meanwhile.
     """
+    # Reject datasets that the service would process wrongly.
     check_movable(dataset)
     check_whole(dataset, rank=session.rank, world_size=session.world_size)
     if policy == "DYNAMIC":
         check_divisible(dataset)
+    # Register the dataset under an id that is the same on all ranks. TensorFlow compares the ranks' elements.
     service = f"{_PROTOCOL}://{_dispatcher_address(session)}"
     label = _label(session, name)
     dataset_id = hashlib.blake2b(label.encode(), digest_size=16).hexdigest()  # a file name in the dispatcher's work_dir
@@ -76,6 +79,7 @@ def served(
             "  Every rank must call distribute in the same order, with the same dataset: not with a part of its own.\n"
             f"  TensorFlow says: {error.message}"
         ) from error
+    # Read from the one job of this dataset.
     elements = api.from_dataset_id(
         api.ShardingPolicy[policy],
         service,
@@ -96,11 +100,11 @@ def _label(session: RankSession, name: str) -> str:
 
 
 def _begun_when_read(elements: Any) -> Any:
-    """Return the elements with an epoch of the service per pass that somebody reads from, and none for others.
+    """Return the elements as a dataset that begins an epoch of the service only for passes that are read.
 
-    TensorFlow counts the iterators that every rank makes, and lets those of one number share an epoch. Keras makes more
-    of them than it reads from, and not equally many on all ranks: an iterator at the end of an epoch, say. Inside of
-    `flat_map` one is made when the first element is asked for.
+    TensorFlow numbers the iterators that each rank makes. Iterators with equal numbers share an epoch. Keras makes
+    iterators that it does not read, for example at the end of an epoch, and not equally many on all ranks. Therefore
+    the elements are inside a `flat_map`, where TensorFlow makes an iterator when the first element is asked for.
     """
 
     def whole(_: Any) -> Any:
@@ -110,16 +114,16 @@ def _begun_when_read(elements: Any) -> Any:
     if int(elements.cardinality()) == tf.data.INFINITE_CARDINALITY:
         passes = passes.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     options = tf.data.Options()
-    # The ranks share the elements already.
+    # Do not shard, because the ranks already share the elements.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return passes.with_options(options)
 
 
 def _dispatcher_address(session: RankSession) -> str:
-    """Return where the dispatcher listens; blocks until it is known.
+    """Return the address of the dispatcher. Blocks until it is known.
 
     Raises:
-        EndpointUnavailableError: It is not, for the data timeout.
+        EndpointUnavailableError: If it is not known within the data timeout.
         SystemExit: If the job was asked to stop meanwhile.
     """
     timeout_s = session.options.data_timeout_s
