@@ -1,1 +1,1 @@
-"""How the hosts of a job find, trust and follow each other."""
+"""How the hosts of a job find, authenticate and follow each other."""

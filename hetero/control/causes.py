@@ -1,4 +1,4 @@
-"""Which of several failures brought about the others. Pure."""
+"""Which of several failures caused the others. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ _CRASHES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGI
 
 
 def is_crash(exit_status: int) -> bool:
-    """Return whether a process was ended by a signal that nothing but its own fault, or want of memory, explains.
+    """Return whether a signal ended a process because of its own fault or a lack of memory.
 
-    Not SIGABRT, by which NCCL's watchdog ends a rank because another one failed, nor SIGTERM, by which supervisors do.
+    SIGABRT does not count because NCCL's watchdog uses it to end a rank after another rank has failed. SIGTERM does
+    not count because supervisors end processes with it.
 
     Args:
-        exit_status: As `subprocess` has it: of a signal its number, negative.
+        exit_status: Exit status as `subprocess` reports it: for a signal, its negative number.
     """
     return -exit_status in _CRASHES
 
 
 def root_of(causes: Iterable[Cause]) -> Cause:
-    """Return the first of the best kind, of at least one in order of arrival.
+    """Return the first cause of the best kind.
 
-    A crash, then what failed by itself, then an end by a signal that may be its echo, then a connection that broke.
+    The kinds, best first: a crash, a failure without a signal, an end by a signal that may be the echo of another
+    failure, a connection that broke.
+
+    Args:
+        causes: At least one cause, in order of arrival.
     """
     return min(causes, key=lambda cause: (cause.is_echo, not cause.by_signal))

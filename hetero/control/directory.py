@@ -1,4 +1,4 @@
-"""Which endpoints exist right now, and on which hosts there may be some: what launchers publish and readers follow."""
+"""The endpoints that exist now, and the hosts that may have some. Launchers publish them and readers follow them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 __all__ = ["BATCHES", "KINDS", "TF_DISPATCHER", "TF_WORKER", "Directory", "EndpointRecord"]
 
 BATCHES = "batches"
-"""What an endpoint of hetero's data plane serves."""
+"""Kind of an endpoint of hetero's data plane."""
 TF_DISPATCHER = "tf-dispatcher"
-"""What tf.data.service calls its dispatcher."""
+"""Kind of a dispatcher of tf.data.service."""
 TF_WORKER = "tf-worker"
-"""And its worker."""
+"""Kind of a worker of tf.data.service."""
 KINDS = (BATCHES, TF_DISPATCHER, TF_WORKER)
 
 
@@ -23,22 +23,22 @@ class EndpointRecord:
     """One endpoint that accepts requests."""
 
     endpoint_id: str
-    """Host and index on it: ``algo-1/0``. Survives a restart."""
+    """The host and an index on it, such as ``algo-1/0``. A restart does not change it."""
     host: str
     """Name of its host."""
     address: str
     """``ip:port``, numeric."""
     incarnation: str
-    """Random per process start: tells a restart from a hiccup; of a dispatcher with a journal, that of the journal. It
-    begins with `launch` and a dash."""
+    """Random for each process start, so it distinguishes a restart from an interruption. For a dispatcher with a
+    journal it belongs to the journal. It begins with `launch` and a dash."""
     num_slots: int = 1
-    """Batches that it computes at the same time; more than one only where emulated."""
+    """Batches that the endpoint computes at the same time. More than one only in emulation."""
     kind: str = BATCHES
-    """What it serves, one of `KINDS`."""
+    """What the endpoint serves, one of `KINDS`."""
 
     @property
     def launch(self) -> str:
-        """What the endpoints of one run of a launcher have in common: tells their restart from that of their host."""
+        """Part that the endpoints of one run of a launcher share. It distinguishes their restart from the host's."""
         return self.incarnation.rpartition("-")[0]
 
 
@@ -47,7 +47,7 @@ class Directory:
 
     Args:
         records: The endpoints.
-        hosts: The hosts that are there; None: those of ``records``.
+        hosts: The hosts that are there. None means the hosts of ``records``.
     """
 
     def __init__(self, records: Iterable[EndpointRecord] = (), *, hosts: Iterable[str] | None = None) -> None:
@@ -60,16 +60,16 @@ class Directory:
         return self.contents()[0]
 
     def contents(self) -> tuple[tuple[EndpointRecord, ...], frozenset[str]]:
-        """Return `records` and, of the same moment, the hosts that are there, with or without an endpoint."""
+        """Return `records` and the hosts that are there at the same moment, with or without an endpoint."""
         with self._lock:
             return self._contents
 
     def replace(self, records: Iterable[EndpointRecord], *, hosts: Iterable[str] | None = None) -> None:
-        """Set the endpoints and the hosts; tells the listeners if anything changed.
+        """Set the endpoints and the hosts. Call the listeners if anything changed.
 
         Args:
             records: The endpoints.
-            hosts: The hosts that are there; None: those of ``records``.
+            hosts: The hosts that are there. None means the hosts of ``records``.
         """
         contents = _contents(records, hosts)
         with self._lock:
@@ -81,10 +81,10 @@ class Directory:
             listener()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have ``listener`` called after every change, in the thread that made it.
+        """Call ``listener`` after every change, in the thread that made the change.
 
         Returns:
-            A function that ends this.
+            A function that ends the subscription.
         """
         with self._lock:
             self._listeners.append(listener)

@@ -1,4 +1,4 @@
-"""What a rank and its loaders tell each other and get told when they meet their launcher."""
+"""What a rank's session reads of its loaders, and the options that the launcher sends it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ __all__ = ["SessionOptions", "Timer"]
 
 
 class Timer(Protocol):
-    """What a session reads of a loader's step timer (`hetero.metrics.StepTimer`)."""
+    """The part of a loader's step timer (`hetero.metrics.StepTimer`) that a session reads."""
 
     @property
     def name(self) -> str:
-        """The loader's name; several may have the same."""
+        """The loader's name. Several loaders may have the same name."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a step has begun whose batch is not there."""
+        """Whether a step has begun whose batch has not arrived."""
 
     def summary(self) -> Any:
-        """Return a record with ``to_json``."""
+        """Return a record that has a method ``to_json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What the launcher tells its ranks."""
+    """Options that the launcher sends to its ranks."""
 
     data_timeout_s: float
     prepare_timeout_s: float
@@ -34,6 +34,6 @@ class SessionOptions:
     warmup_steps: int
     max_batch_bytes: int
     stop_grace_s: float = 50.0
-    """From a request to stop to the kill of ranks that have not ended."""
+    """Seconds from a request to stop to the kill of ranks that have not ended."""
     data_service: str = ""
-    """What data hosts run: ``grpc``, the data plane of hetero, or ``tf``, tf.data.service; empty: there are none."""
+    """What data hosts run: ``grpc`` (hetero's data plane) or ``tf`` (tf.data.service). Empty without data hosts."""

@@ -1,7 +1,7 @@
 """The standard health service (``grpc.health.v1``), for probes and load balancers.
 
-Open to anybody, so it says nothing but SERVING or not. Its two messages have
-one field each and are written and read by hand.
+Anyone may call it, so it returns only whether the server is SERVING. Its two messages have one field each. This module
+writes and reads them by hand.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SERVICE_UNKNOWN = b"\x08\x03"
 
 
 class Health:
-    """Whether this server wants work. Thread-safe; serving from the start.
+    """Whether this server accepts work. Thread-safe. It starts as serving.
 
     Args:
-        services: Service names known here; the empty name, which stands for all, is always known.
+        services: Service names known here. The empty name, which means all services, is always known.
     """
 
     MAX_WATCHERS = 4
-    """Each holds a thread, and strangers may watch."""
+    """Limit on watchers. Each watcher holds a thread, and unauthenticated peers may watch."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = {"", *services}
@@ -45,14 +45,14 @@ class Health:
         self._num_watchers = 0
 
     def set_serving(self, serving: bool) -> None:
-        """Change the answer, and tell those who watch."""
+        """Change the answer and send it to all watchers."""
         with self._changed:
             self._is_serving = serving
             self._changed.notify_all()
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the service for ``grpc.server``."""
-        # Of its own: strangers may ask, and must not make the server start as many threads as it has.
+        # A separate pool: unauthenticated peers may call, and must not make the server start all of its threads.
         threads = ThreadPoolExecutor(self.MAX_WATCHERS + 2, thread_name_prefix="health")
         return grpc.method_handlers_generic_handler(
             _SERVICE,
@@ -81,7 +81,7 @@ class Health:
                     sent = answer
                     yield answer
                 with self._changed:
-                    self._changed.wait(0.5)  # bounded: a watch that was cancelled must free its thread
+                    self._changed.wait(0.5)  # bounded, because a cancelled watch must free its thread
         finally:
             with self._changed:
                 self._num_watchers -= 1
@@ -92,7 +92,7 @@ class Health:
 
 
 def _service_name(request: bytes) -> str | None:
-    """Return field 1 of a HealthCheckRequest; None if these bytes are none, or the name is absurd."""
+    """Return field 1 of a HealthCheckRequest, or None if the bytes are no such request or the name is too long."""
     if not request:
         return ""
     if len(request) < 2 or len(request) > 129 or request[0] != 0x0A or request[1] != len(request) - 2:

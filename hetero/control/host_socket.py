@@ -1,13 +1,13 @@
 """Calls from a rank to its launcher without gRPC: protobuf messages over a Unix socket.
 
-For ranks that fork (see `hetero.control.launcher_link`). The socket has an abstract name, so that no file is left,
-and each side accepts only a peer of its own user, or root, as the kernel names it. That alone says too little: a
-process in another container that shares the network has the same abstract names, and may be root there without access
-to this job's files. So the first frame of a connection is the job's token, if the job has one.
+This socket is for ranks that fork (see `hetero.control.launcher_link`). It has an abstract name, so no file remains.
+Each side accepts only a peer of its own user, or root, as the kernel reports it. That check is too weak on its own.
+A process in another container that shares the network has the same abstract names, and it may be root there without
+access to this job's files. Therefore the first frame of a connection is the job's token, if the job has one.
 
-A frame is one byte, the length of the message, and the message. In a request the byte is the place of the method in
-`METHODS`, or says that the message is the token; in a reply it says whether the message is the answer or the text of
-a refusal. Calls that have one answer follow each other on one connection; a watch has a connection of its own.
+A frame is one byte, the length of the message, and the message. In a request the byte is the index of the method in
+`METHODS`, or it marks the message as the token. In a reply it marks the message as the answer or as the text of a
+refusal. Calls that have one answer follow each other on one connection. A watch has a separate connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ADDRESS_PREFIX", "METHODS", "Caller", "HostSocket", "SocketLink"]
 
 ADDRESS_PREFIX = "unix-abstract:"
 METHODS = ("Register", "Report", "Watch")
-"""Those of the service ``Launcher``; a frame has the index."""
+"""Methods of the service ``Launcher``. A frame holds the index of one."""
 
 _FRAME = struct.Struct("!BI")
 _CREDENTIALS = struct.Struct("3i")
@@ -41,20 +41,20 @@ _ANSWER, _REFUSAL = 0, 1
 _TOKEN = 255
 _MAX_TOKEN_BYTES = 1024
 _TOKEN_S = 5.0
-"""So long may a connection take to show the token."""
+"""Time limit for a connection to send the token."""
 _CALL_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 4096
-"""More than two for each rank that a host can have."""
+"""Limit on connections. It exceeds two connections for each rank that a host can have."""
 _JOIN_S = 1.0
 _PAUSE_S = 0.05
-"""Between attempts to accept: where descriptors or threads run out, they may be there again soon."""
+"""Pause after a failed accept. Descriptors or threads that have run out may be free again soon."""
 _LOG_INTERVAL_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class Caller:
-    """What a method of the launcher knows of who called it; the part of ``grpc.ServicerContext`` that it uses."""
+    """The caller of a launcher's method. It has the part of ``grpc.ServicerContext`` that the launcher uses."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -74,16 +74,16 @@ class Caller:
 
 
 class _RefusedError(Exception):
-    """A method does not take the request; the text says why."""
+    """A method rejects the request. The text is the reason."""
 
 
 class HostSocket:
-    """A launcher's end: serves the ranks of its host until it is closed; a context manager.
+    """A launcher's end. It serves the ranks of its host until it is closed. A context manager.
 
     Args:
-        call: Given the name of a method, the request and the caller; returns the answers, serialised.
-        token: The job's; None: a peer of this user, or root, is let in without one.
-        on_stranger: Told of each connection that does not show the token.
+        call: Receives the name of a method, the request and the caller. Returns the serialised answers.
+        token: The job's token. With None, a peer of this user, or root, is accepted without a token.
+        on_stranger: Called for each connection that does not send the token.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class HostSocket:
         self._next_log_s = float("-inf")
         name = f"hetero-{os.getpid()}-{secrets.token_hex(8)}"
         self.address = f"{ADDRESS_PREFIX}{name}"
-        """What `SocketLink` takes."""
+        """The address for `SocketLink`."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{name}")
         self._listener.listen(socket.SOMAXCONN)
@@ -116,13 +116,13 @@ class HostSocket:
         self.close()
 
     def close(self) -> None:
-        """Disconnect every rank; idempotent."""
+        """Disconnect every rank. Idempotent."""
         with self._lock:
             self._is_closed = True
             connections = list(self._connections)
         for each in (self._listener, *connections):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on this socket
         self._thread.join(_JOIN_S)
         self._listener.close()
 
@@ -194,12 +194,12 @@ class HostSocket:
 
 
 class SocketLink:
-    """A rank's end, a `hetero.control.launcher_link.LauncherLink`.
+    """A rank's end. It implements `hetero.control.launcher_link.LauncherLink`.
 
     Args:
-        address: A `HostSocket`'s.
-        token: The job's, if it has one.
-        rank: This one, for messages.
+        address: Address of a `HostSocket`.
+        token: The job's token, if it has one.
+        rank: This rank, for messages.
     """
 
     def __init__(self, address: str, token: Token | None = None, *, rank: int) -> None:
@@ -253,7 +253,7 @@ class SocketLink:
         """See `LauncherLink`."""
         self._hang_up()
         if self._watching is not None:
-            self._watching.close()  # not shut down: the parent reads from it
+            self._watching.close()  # without shutdown, because the parent reads from it
             self._watching = None
 
     def _hang_up(self) -> None:
@@ -269,7 +269,7 @@ class SocketLink:
             _send(self._calls, METHODS.index(method), request.SerializeToString())
             return _answer_of(_receive(self._calls, MAX_REPLY_BYTES))
         except OSError:
-            self._hang_up()  # an answer that comes too late must not be taken for the next one
+            self._hang_up()  # a late answer must not be read as the answer to the next call
             raise
 
     def _connect(self) -> socket.socket:
@@ -297,13 +297,17 @@ def _send(connection: socket.socket, number: int, data: bytes) -> None:
 
 
 def _receive(connection: socket.socket, max_bytes: int, *, deadline_s: float | None = None) -> tuple[int, bytes] | None:
-    """Return the number and the message of the next frame, None if the peer has closed the connection.
+    """Return the number and the message of the next frame, or None if the peer has closed the connection.
 
-    ``deadline_s``, of the monotonic clock, is for the whole frame, and leaves its rest as the connection's timeout.
+    Args:
+        connection: The connection.
+        max_bytes: Largest message to accept.
+        deadline_s: Deadline on the monotonic clock for the whole frame. The time that remains stays set as the
+            connection's timeout.
 
     Raises:
-        HeteroError: If it is larger than ``max_bytes``.
-        OSError: If the connection breaks, or a timeout passes.
+        HeteroError: If the message is larger than ``max_bytes``.
+        OSError: If the connection breaks or a timeout passes.
     """
     head = _read(connection, _FRAME.size, deadline_s)
     if not head:
@@ -318,7 +322,7 @@ def _receive(connection: socket.socket, max_bytes: int, *, deadline_s: float | N
 
 
 def _read(connection: socket.socket, num_bytes: int, deadline_s: float | None) -> bytes:
-    """Return so many bytes; fewer if the connection ends before."""
+    """Return ``num_bytes`` bytes, or fewer if the connection ends before."""
     data = bytearray()
     while len(data) < num_bytes:
         if deadline_s is not None:

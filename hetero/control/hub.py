@@ -1,12 +1,12 @@
 """A launcher's end of the control plane: membership behind a lock, heartbeats, and the RPCs.
 
-One thread per peer sends this host's status every heartbeat interval, and at
-once when something changed; the answer is the peer's status. Either counts as
-hearing of the peer. That both sides notice a network that is cut one way only is
-TCP's doing: a host whose packets arrive, but which gets no acknowledgement, only
-repeats what it has sent last and cannot open another connection, so that its
-peers soon hear nothing new of it either. Where something between them, a proxy
-say, acknowledges in the other's place, only the host that hears nothing notices.
+One thread per peer sends this host's status in every heartbeat interval, and at once after a change. The answer is the
+peer's status. Both messages count as hearing from the peer.
+
+A network may be cut in one direction only. Both sides notice this because of TCP. A host whose packets arrive but which
+gets no acknowledgements only repeats what it sent last, and it cannot open another connection. So its peers soon hear
+nothing new from it either. If something between the hosts sends the acknowledgements (a proxy, for example), only the
+host that hears nothing notices.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _Parsed = TypeVar("_Parsed")
 _Context = grpc.ServicerContext | Caller
 
 _FORWARD_S = 2.0
-"""How long a failing rank waits until the arbiter has heard of its failure."""
+"""Longest time that a failing rank waits until the arbiter has received its failure."""
 _MAX_REFUSALS = 100
-"""Different ones that are logged: strangers, where the job has no token, could think of any number."""
+"""Number of different refusals that are logged. Without a token, unauthenticated peers can cause any number of them."""
 _MAX_REFUSAL_CHARS = 300
 _CONTROL = "hetero.v1.Control"
 _LAUNCHER = "hetero.v1.Launcher"
@@ -74,20 +74,22 @@ CONTROL_POLICIES: Mapping[str, security.Policy] = {
 
 
 class Hub:
-    """This host among the hosts of its job.
+    """The control plane of this host: it serves the ranks and exchanges statuses with the other hosts of the job.
 
     Args:
-        membership: The state machine; the hub owns it from here on.
-        address: This host's address to bind, never all interfaces.
-        port: Control port, the same on every host; 0 picks one (tests).
-        resolve: Host name -> ``address:port`` of its launcher; may block, or raise `HeteroError` without DNS.
-        token: The job's token; None: whoever reaches the port is let in.
-        job_id: Refuses the launchers of another job.
-        remote: Endpoints are planned for this job; ranks are told.
-        session_options: What else ranks are told.
-        num_ranks: Of this host.
-        heartbeat_s: Interval, seconds.
-        tls: Of this host; None for a job in plaintext.
+        membership: The state machine. Only the hub may use it from now on.
+        address: Address of this host to bind, never all interfaces.
+        port: Control port, the same on every host. 0 picks a free port (for tests).
+        resolve: Maps a host name to the ``address:port`` of its launcher. It may block, and raises `HeteroError`
+            without DNS.
+        peers: Names of the other hosts.
+        token: The job's token. With None the hub accepts every caller that reaches the port.
+        job_id: Id of the job. The hub rejects launchers of other jobs.
+        remote: Whether the job plans endpoints. The hub passes it to the ranks.
+        session_options: The other options that the hub passes to the ranks.
+        heartbeat_s: Heartbeat interval, seconds.
+        num_ranks: Ranks of this host.
+        tls: TLS settings of this host. None for a job in plaintext.
 
     Raises:
         PortError: If the port cannot be bound.
@@ -119,9 +121,9 @@ class Hub:
         self._heartbeat_s = heartbeat_s
         self._stopping = threading.Event()
         self._refusals: set[str] = set()
-        """What was wrong with messages, as far as it was logged."""
+        """Refusals of messages that were logged."""
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
-        # Each rank holds one for its watch as long as it lives, and one while it reports.
+        # Each rank holds one thread for its watch during its whole life, and one thread while it reports.
         num_threads = 2 * len(peers) + 2 * num_ranks + 64
         self._server = grpc.server(
             ThreadPoolExecutor(num_threads, thread_name_prefix="control"),
@@ -145,23 +147,23 @@ class Hub:
         self._links = [Link(host, link_options) for host in peers]
 
     def start(self) -> None:
-        """Serve, and start telling the peers. Does not block."""
+        """Start the server and the heartbeats. Does not block."""
         self._server.start()
         for link in self._links:
             link.start()
 
     def open_host_socket(self) -> HostSocket:
-        """Serve the ranks of this host without gRPC, too; the socket is the caller's to close."""
+        """Serve the ranks of this host without gRPC, too. The caller closes the socket."""
         return HostSocket(self._on_call, token=self._token, on_stranger=self._interceptor.count_failure)
 
     def stop(self, *, grace_s: float = 0.5) -> None:
-        """Stop serving and telling; idempotent."""
+        """Stop the server and the heartbeats. Idempotent."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         deadline_s = time.monotonic() + self._heartbeat_s
-        for link in self._links:  # one may wait for a peer that is silent
+        for link in self._links:  # a link may wait for a silent peer
             link.join(max(0.0, deadline_s - time.monotonic()))
 
     def __enter__(self) -> Hub:
@@ -174,23 +176,23 @@ class Hub:
     # The launcher's side
 
     def update(self, **changes: object) -> None:
-        """Change fields of this host's status; everyone is told at once."""
+        """Change fields of this host's status and send it to all hosts at once."""
         with self.membership() as membership:
             membership.update(**changes)
 
     def fail(self, cause: Cause, *, generation: int | None = None) -> None:
-        """Report a failure of this host, or of its ranks of one generation; the arbiter decides what it means."""
+        """Report a failure of this host, or of its ranks of one generation. The arbiter decides what follows."""
         with self.membership() as membership:
             membership.fail(cause, generation=generation)
 
     def wait(self, timeout_s: float) -> None:
-        """Block until something changed, at most ``timeout_s`` seconds."""
+        """Block until something has changed, at most ``timeout_s`` seconds."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     @contextlib.contextmanager
     def membership(self) -> Iterator[Membership]:
-        """Read or change the membership under the lock; conclusions are drawn at the end."""
+        """Read or change the membership under the lock, and draw its conclusions at the end."""
         with self._changed:
             yield self._membership
             self._membership.tick()
@@ -203,16 +205,16 @@ class Hub:
 
     @property
     def decided(self) -> Cause | None:
-        """The job's root cause, without taking the lock: for those who must not wait."""
+        """The job's root cause. Reading it takes no lock, for callers that must not wait."""
         return self._membership.own.decided
 
     @property
     def auth_failures(self) -> int:
-        """Calls refused because of their token."""
+        """Number of calls that were rejected because of their token."""
         return self._interceptor.auth_failures
 
     def _news(self, sent_version: int, timeout_s: float) -> tuple[int, HostStatus]:
-        """Wait until there is a newer version of what others should hear than the one that was sent."""
+        """Wait until the status for the other hosts is newer than the version that was sent."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != sent_version or self._stopping.is_set(), timeout_s)
             return self._version, self._membership.own
@@ -221,8 +223,8 @@ class Hub:
 
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[Any, Any]]:
         def received(method: Callable[..., Any], kind: type[Message]) -> Callable[[bytes, grpc.ServicerContext], Any]:
-            # Not by gRPC: a request that its deserializer refuses keeps its place among those of the connection, and as
-            # many of them as there are places end it.
+            # gRPC does not parse the request here: a request that its deserializer rejects keeps its place among the
+            # requests of the connection. Enough of such requests would end the connection.
             return lambda data, context: method(self._parsed(context, functools.partial(parse, kind), data), context)
 
         def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
@@ -246,14 +248,14 @@ class Hub:
         )
 
     def _calls_of_ranks(self) -> dict[str, tuple[Callable[..., Message], type[Message]]]:
-        """Return the calls that have one answer, by name."""
+        """Return the calls that have exactly one answer, by name."""
         return {
             "Register": (self._on_register, pb.RegisterRequest),
             "Report": (self._on_report, pb.RankReport),
         }
 
     def _on_call(self, name: str, data: bytes, caller: Caller) -> Iterator[bytes]:
-        """Answer a rank that does not use gRPC."""
+        """Answer a call of a rank that does not use gRPC."""
         if name == "Watch":
             request = self._parsed(caller, functools.partial(parse, pb.WatchRequest), data)
             yield from (update.SerializeToString() for update in self._on_watch(request, caller))
@@ -263,8 +265,8 @@ class Hub:
 
     def _on_heartbeat(self, request: pb.HostStatus, context: _Context) -> pb.HostStatus:
         if request.protocol != CONTROL_PROTOCOL:
-            # Answered, not refused, though nothing that it says counts: so whoever called this host by its name learns
-            # that the two disagree. This host learns it by a call of its own: who calls could be anybody.
+            # The hub answers but ignores the content, so the peer that called this host by name learns that the two
+            # disagree. This host learns it from its own call, because the caller's identity is not known.
             self._say_refused(f"it is of control protocol {request.protocol}, this host speaks {CONTROL_PROTOCOL}")
             return pb.HostStatus(protocol=CONTROL_PROTOCOL, host=self._membership.own.host)
         status = self._parsed(context, status_from_proto, request)
@@ -299,8 +301,8 @@ class Hub:
             if report.failure is not None:
                 membership.fail(report.failure, generation=report.generation)
         if report.failure is not None:
-            # The rank waits for this answer before it ends, and its peers fail when it ends:
-            # their failures must not reach the arbiter first.
+            # The rank waits for this answer before it ends. Other ranks fail when it ends, and their failures must not
+            # reach the arbiter before this one.
             with self._changed:
                 self._changed.wait_for(lambda: self._membership.failure_delivered, _FORWARD_S)
         return pb.RankReportReply()
@@ -334,13 +336,13 @@ class Hub:
         try:
             return parse(message)
         except HeteroError as error:
-            # The text, not the error: whoever keeps the record would keep the call, and gRPC its place among others.
+            # Log the text, not the error: a kept log record would keep the call, and with it the call's place in gRPC.
             self._say_refused(str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
 
     def _say_refused(self, why: str) -> None:
-        """Log once what is wrong with a message: it may come with every heartbeat."""
+        """Log a problem with a message once, because it may occur with every heartbeat."""
         why = why[:_MAX_REFUSAL_CHARS]
         if why not in self._refusals and len(self._refusals) < _MAX_REFUSALS:
             self._refusals.add(why)

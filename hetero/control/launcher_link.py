@@ -1,8 +1,8 @@
 """How a rank calls its launcher: the three calls of `LauncherLink`, over gRPC or over a socket of this host.
 
-A rank of a job with endpoints uses gRPC, as its data plane does anyway. A rank of a homogeneous job uses
-`hetero.control.host_socket`: torch forks its loader's workers from the rank, and a process that is forked beside a
-living gRPC channel can hang.
+A rank of a job with endpoints uses gRPC, because its data plane does so too. A rank of a homogeneous job uses
+`hetero.control.host_socket`, because torch forks its loader's workers from the rank and a process that is forked
+beside a living gRPC channel can hang.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ __all__ = ["GrpcLink", "LauncherLink", "open_link"]
 _CALL_TIMEOUT_S = 10.0
 
 _abandoned: list[GrpcLink] = []
-"""Links of the process that this one was forked from. Never freed: freeing a channel takes locks of gRPC's, and a
-thread that does not exist here may hold them."""
+"""Links of the process that this one was forked from. They are never freed. Freeing a channel takes locks of gRPC, and
+the thread that holds such a lock may not exist in this process."""
 
 
 class LauncherLink(Protocol):
-    """One rank's connection to the launcher of its host. One call at a time, and one `watch` beside it."""
+    """One rank's connection to the launcher of its host. It allows one call at a time and one `watch` in parallel."""
 
     def register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
-        """Announce this rank; blocks until the launcher answers.
+        """Announce this rank. Block until the launcher answers.
 
         Raises:
-            AuthenticationError: If the launcher refuses this process.
+            AuthenticationError: If the launcher rejects this process.
             HeteroError: If the launcher cannot be reached.
         """
 
     def report(self, report: pb.RankReport) -> bool:
-        """Send a report; blocks until the launcher answers. Return whether it did."""
+        """Send a report and block until the launcher answers. Return whether it answered."""
 
     def watch(self, request: pb.WatchRequest) -> Iterator[pb.RankUpdate]:
-        """Yield the launcher's updates, until it ends or `cancel` is called.
+        """Yield the launcher's updates until the launcher ends or `cancel` is called.
 
         Raises:
             HeteroError: If the connection breaks.
         """
 
     def cancel(self) -> None:
-        """End the `watch` in progress; idempotent."""
+        """End the `watch` in progress. Idempotent."""
 
     def close(self) -> None:
-        """Disconnect; idempotent."""
+        """Disconnect. Idempotent."""
 
     def abandon(self) -> None:
-        """Let go of the connection in a forked child, to whose parent it belongs."""
+        """Give up the connection in a forked child, because it belongs to the parent."""
 
 
 def open_link(
@@ -67,10 +67,10 @@ def open_link(
 
     Args:
         address: ``address:port``, or the address of a `hetero.control.host_socket.HostSocket`.
-        token: The job's, if it has one.
-        job_id: The job's.
-        rank: This one, for messages.
-        tls: Of this host; None for a job in plaintext.
+        token: The job's token, if it has one.
+        job_id: Id of the job.
+        rank: This rank, for messages.
+        tls: TLS settings of this host. None for a job in plaintext.
     """
     if address.startswith(ADDRESS_PREFIX):
         return SocketLink(address, token, rank=rank)
@@ -78,7 +78,7 @@ def open_link(
 
 
 class GrpcLink:
-    """A `LauncherLink` over gRPC; for the arguments see `open_link`."""
+    """A `LauncherLink` over gRPC. See `open_link` for the arguments."""
 
     def __init__(self, address: str, token: security.Token | None, *, job_id: str, rank: int, tls: Tls | None) -> None:
         self._address = address

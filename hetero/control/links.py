@@ -1,4 +1,4 @@
-"""One peer as this host's hub talks to it: its address, its channel, a heartbeat every interval."""
+"""The connection from this host's hub to one peer: an address, a channel and a heartbeat every interval."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = ["Link", "LinkOptions"]
 logger = logging.getLogger(__name__)
 
 _LOOK_UP_S = 0.1
-"""How long a heartbeat waits for a name if there is an address to try: resolvers that are down block for 5 to 20 s."""
+"""Time that a heartbeat waits for a name if there is an address to try. Resolvers that are down block for 5 to 20 s."""
 _RANDOM = random.SystemRandom()
-"""For jitter: seeding the global generator, as training scripts do, must not put hosts in step."""
+"""Generator for jitter. Training scripts seed the global generator, which would make all hosts send at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """What all links of a hub share."""
+    """Options that all links of a hub share."""
 
     resolve: Callable[[str], str]
-    """Host name -> ``address:port`` of its launcher; may block, and raise `HeteroError`."""
+    """Maps a host name to the ``address:port`` of its launcher. It may block and may raise `HeteroError`."""
     news: Callable[[int, float], tuple[int, HostStatus]]
-    """Waits for a status newer than a version, or so many seconds; returns version and status."""
+    """Waits for a status newer than a version, at most for the given seconds, and returns version and status."""
     membership: Callable[[], AbstractContextManager[Membership]]
     stopping: threading.Event
     token: security.Token | None
@@ -46,11 +46,11 @@ class LinkOptions:
     heartbeat_s: float
     tls: Tls | None
     fault: Callable[[], object] | None
-    """Injected: what it returns, if anything, keeps a heartbeat from being sent."""
+    """Injected fault. If it returns anything but None, the link does not send the heartbeat."""
 
 
 class _LookUp:
-    """One question for the address of a peer, in a thread of its own: it may block for longer than a lease."""
+    """One lookup of a peer's address. It has a separate thread because it may block for longer than a lease."""
 
     def __init__(self, resolve: Callable[[str], str], host: str) -> None:
         self.target = ""
@@ -70,19 +70,20 @@ class _LookUp:
             self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether there is an answer, after at most ``timeout_s`` seconds."""
+        """Wait at most ``timeout_s`` seconds and return whether there is an answer."""
         return self._done.wait(timeout_s)
 
 
 class Link:
-    """The thread that tells one peer this host's status.
+    """The thread that sends this host's status to one peer.
 
-    The name is looked up until there is a channel, and again after a heartbeat that failed: the host may be back under
-    another address. While heartbeats arrive nobody asks for it, so that an outage of the name service ends no job.
+    The link looks the name up until it has a channel, and again after each heartbeat that failed, because the host may
+    be back under another address. It does not look the name up while heartbeats succeed. Therefore an outage of the
+    name service ends no job.
 
     Args:
         host: The peer.
-        options: What all links share.
+        options: The options that all links share.
     """
 
     def __init__(self, host: str, options: LinkOptions) -> None:
@@ -93,17 +94,17 @@ class Link:
         self._look_up: _LookUp | None = None
         self._name_error = ""
         self._is_heard = False
-        """The last heartbeat was answered."""
+        """Whether the last heartbeat was answered."""
         self._was_heard = False
-        """One was, at some time."""
+        """Whether any heartbeat was ever answered."""
         self._thread = threading.Thread(target=self._run, name=f"link-{host}", daemon=True)
 
     def start(self) -> None:
-        """Begin to send. Does not block."""
+        """Start the thread. Does not block."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, after `LinkOptions.stopping` was set."""
+        """Wait for the end of the thread after `LinkOptions.stopping` was set."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -125,16 +126,16 @@ class Link:
                 self._channel.close()
 
     def _tell(self, own: HostStatus, interval_s: float) -> float:
-        """Send a heartbeat, if it is known where to; return how long to wait at least before the next, seconds."""
+        """Send a heartbeat if the address is known. Return the least time to wait before the next one, in seconds."""
         self._find(interval_s)
         if self._channel is None:
             self._unreachable(self._name_error)
             return min(interval_s, 1.0)
         is_heard = self._heartbeat(self._channel, own)
-        return 0.02 if is_heard else min(interval_s, 0.5)  # a burst of changes is one message
+        return 0.02 if is_heard else min(interval_s, 0.5)  # one message carries a burst of changes
 
     def _find(self, patience_s: float) -> None:
-        """See to it that there is a channel to where the name points, unless the one there is works."""
+        """Open a channel to the address that the name has now, unless the current channel works."""
         if self._is_heard:
             return
         if self._look_up is None:
@@ -176,7 +177,7 @@ class Link:
         try:
             status = status_from_proto(reply)
         except ProtocolError as error:
-            # Another protocol, most likely. Of the host that was called this is known, of one that calls it is not.
+            # Most likely the peer speaks another protocol. That is known only of a host that this one has called.
             self._fail(ExitCode.DISAGREEMENT, str(error))
             return False
         self._is_heard = self._was_heard = True
@@ -203,7 +204,7 @@ class Link:
             self._unreachable(f"{self._target}: {code.name.lower()}, {channels.short_details(error)}")
             found = diagnose(error.details() or "")
             if found is not None and found.is_certificate and not self._was_heard:
-                # At the start no host would wait for better times; later on it is as lost as one that fell silent.
+                # At the start a host does not wait for a repair. Later such a peer counts as silent.
                 self._fail(ExitCode.AUTHENTICATION, f"{where}: TLS: {found.text}", final=True)
 
     def _unreachable(self, why: str) -> None:
@@ -213,11 +214,11 @@ class Link:
             membership.unreachable(self._host, why)
 
     def _fail(self, exit_code: ExitCode, summary: str, *, final: bool = False) -> None:
-        """End the job over this peer, unless the job can do without it."""
+        """Fail the job because of this peer, unless the job can continue without it."""
         with self._options.membership() as membership:
             if membership.do_without(self._host, summary):
                 return
             cause = Cause(host=membership.own.host, summary=summary, exit_code=exit_code)
             membership.fail(cause)
             if final and membership.own.decided is None:
-                membership.update(decided=cause)  # nobody else would listen to us
+                membership.update(decided=cause)  # the other hosts do not listen to this one

@@ -1,13 +1,12 @@
-"""The state machine of a job's hosts: who is there, who is done, why it ends.
+"""The state machine of a job's hosts: who is there, who is done, why the job ends.
 
-Pure: no threads, no I/O, the clock is passed in. `hetero.control.hub` puts a
-lock, the heartbeats and the RPCs around it.
+Pure: it has no threads and no I/O, and the clock is passed in. `hetero.control.hub` puts a lock, the heartbeats and the
+RPCs around it.
 
-Every host holds one `Membership` and feeds it what it hears. What must be the
-same everywhere (the root cause, the step at which ranks stop) is decided by one
-host, the *arbiter*: the lowest-ranked living trainer host. The others adopt
-its decision from its heartbeats, so a lost message costs an interval, never
-the decision. Clocks of hosts are not compared: order is order of arrival.
+Every host holds one `Membership` and feeds it with the messages that arrive. One host decides everything that must be
+the same everywhere (the root cause, the step at which ranks stop). This host is the *arbiter*, the lowest-ranked living
+trainer host. The others adopt its decision from its heartbeats. Therefore a lost message delays the decision by an
+interval, but does not lose it. Clocks of different hosts are never compared. Order means order of arrival.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ class Membership:
 
     Args:
         members: Every host, trainer hosts in rank order.
-        own: This host's status at start.
+        own: Status of this host at the start.
         timings: Leases and intervals, seconds.
         clock: Monotonic seconds.
-        max_restarts: Of the trainer group after failures of its ranks.
+        max_restarts: Restarts of the trainer group that failures of its ranks may cause.
     """
 
     SETTLE_S = 1.0
-    """How long the arbiter collects failures before it decides: a killed rank is
-    noticed a moment after the exceptions that its death raises in other ranks."""
+    """Seconds for which the arbiter collects failures before it decides. A killed rank is noticed a moment after the
+    exceptions that its death raises in other ranks."""
     ECHO_SETTLE_S = 4.0
-    """The same while all that is known are echoes: ranks whose connection broke. For as long as a lease at most, if a
-    trainer host is silent by then."""
+    """The same while all known failures are echoes: ranks whose connection broke. The arbiter waits longer, at most for
+    a lease, if a trainer host is silent by then."""
 
     def __init__(
         self,
@@ -70,20 +69,20 @@ class Membership:
         self._max_restarts = max_restarts
         self._failures: list[tuple[float, Cause]] = []
         self.past_counters: collections.Counter[str] = collections.Counter()
-        """What this host's ranks had counted before they were restarted."""
+        """Counters of this host's ranks from before their restart."""
 
-    # What arrives
+    # Arrivals
 
     def update(self, **changes: object) -> None:
         """Replace fields of this host's own status."""
         self.own = dataclasses.replace(self.own, revision=self.own.revision + 1, **changes)  # type: ignore[arg-type]
 
     def fail(self, cause: Cause, *, generation: int | None = None) -> None:
-        """Take note of a failure, of this host or reported by another; repeats are ignored.
+        """Record a failure of this host, or one that another host reported. Ignore repeats.
 
         Args:
             cause: The failure.
-            generation: Of the rank that failed; ignored if another one runs by now.
+            generation: Generation of the rank that failed. The failure is ignored if another generation runs now.
         """
         if generation is not None and generation != self.own.generation:
             return
@@ -94,7 +93,7 @@ class Membership:
             self.update(failure=cause)
 
     def observe(self, status: HostStatus) -> None:
-        """Take in a heartbeat, received or answered."""
+        """Process a heartbeat that was received, or the answer to one that was sent."""
         peer = self._peers.get(status.host)
         if peer is None:
             logger.warning("heartbeat from %r, which is no host of this job: ignored", status.host)
@@ -103,8 +102,9 @@ class Membership:
         had_served = peer.has_served
         is_same = before is not None and before.incarnation == status.incarnation
         if is_same and before is not None and status.revision < before.revision:
-            return  # requests and answers travel apart: this one was overtaken
+            return  # requests and answers travel separately, and a newer status has overtaken this one
         now_s = self._clock()
+        # Progress: a stuck launcher answers, but its counter of turns stays the same.
         if not is_same or before is None or status.ticks == 0 or status.ticks != before.ticks:
             peer.last_heard_s = now_s
         peer.is_stuck = now_s - peer.last_heard_s > self._timings.suspect_s
@@ -112,6 +112,7 @@ class Membership:
         peer.last_word = f"heard, {state}, but its main loop stands still" if peer.is_stuck else f"heard, {state}"
         peer.status, peer.has_left = status, False
         peer.has_served |= bool(status.endpoints)
+        # A new launcher of the host: compare its settings, and treat a restart of a trainer host as a failure.
         if not is_same:
             self._compare(peer, status, had_served=had_served)
             if before is not None:
@@ -119,6 +120,7 @@ class Membership:
         if peer.objection:
             peer.last_word = peer.objection
             return
+        # Adopt what the peer has decided or found out.
         if status.generation > self.own.generation and self.own.decided is None:
             self._begin_generation(status.generation, status.restarted_for)
         if status.failure is not None and self._is_fatal(peer):
@@ -129,7 +131,7 @@ class Membership:
             self.update(stop_at=status.stop_at)
 
     def store(self, report: RankReport) -> None:
-        """Keep the last report of one of this host's ranks; of a rank that a restart has ended, ignore it."""
+        """Keep the last report of one of this host's ranks. Ignore a rank that a restart has ended."""
         if report.generation != self.own.generation:
             return
         others = [known for known in self.own.ranks if known.rank != report.rank]
@@ -137,16 +139,16 @@ class Membership:
         self.update(ranks=ranks)
 
     def unreachable(self, host: str, why: str) -> None:
-        """Take note that ``host`` could not be reached, and why."""
+        """Record that ``host`` could not be reached, and why."""
         peer = self._peers[host]
         peer.last_word = why
         peer.has_left = peer.status is not None and peer.status.state in _LEAVING
 
     def do_without(self, host: str, why: str) -> bool:
-        """Take note that ``host`` is there and of no use, and log it once.
+        """Record that ``host`` is there but cannot be used, and log it once.
 
         Returns:
-            Whether the job goes on. If not, it cannot do without the host: then its fault is the job's.
+            Whether the job continues. If False, the job needs the host, and the host's fault is the job's fault.
         """
         peer = self._peers[host]
         if not self._may_do_without(peer, has_served=peer.has_served):
@@ -158,13 +160,13 @@ class Membership:
         return True
 
     def delivered(self, host: str, status: HostStatus) -> None:
-        """Take note that ``host`` has received ``status`` of this host."""
+        """Record that ``host`` has received ``status`` of this host."""
         self._peers[host].delivered = status
 
-    # What follows
+    # Conclusions
 
     def tick(self) -> None:
-        """Draw the conclusions that time and arrivals allow."""
+        """Draw the conclusions that the time and the arrivals allow."""
         now = self._clock()
         self._check_leases(now)
         if self.own.decided is None:
@@ -174,7 +176,7 @@ class Membership:
 
     @property
     def news(self) -> tuple[object, ...]:
-        """What others should hear at once rather than with the next heartbeat."""
+        """What the hub sends to other hosts at once instead of with the next heartbeat."""
         own = self.own
         votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
         decisions = own.failure, own.decided, own.stop_requested, own.stop_at, own.generation
@@ -182,7 +184,7 @@ class Membership:
 
     @property
     def local_news(self) -> tuple[object, ...]:
-        """What those on this host who wait for a change should look at at once."""
+        """What waiting threads of this host should see at once."""
         finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
         states = tuple(self._state(host) for host in self._members)
         directory = self.endpoints(), self.hosts_in_service()
@@ -190,7 +192,7 @@ class Membership:
 
     @property
     def arbiter(self) -> str | None:
-        """The lowest-ranked living trainer host, None if none is known to live."""
+        """The lowest-ranked living trainer host, or None if no trainer host is known to live."""
         for host, member in self._members.items():
             if member.role is Role.TRAINER and (host == self.own.host or self._lives(host)):
                 return host
@@ -198,18 +200,18 @@ class Membership:
 
     @property
     def trainers_done(self) -> bool:
-        """Whether every trainer host has said that it is done."""
+        """Whether every trainer host has reported that it is done."""
         return all(self._state(host) is HostState.DONE for host in self.hosts(Role.TRAINER))
 
     @property
     def final_delivered(self) -> bool:
-        """Whether every living peer that waits for this host's last word has received it."""
+        """Whether every living peer that waits for this host's final status has received it."""
         role = self._members[self.own.host].role
         return not any(self._lives(host) and peer.awaits_final_of(role) for host, peer in self._peers.items())
 
     @property
     def failure_delivered(self) -> bool:
-        """Whether the host that decides has heard of this host's failure, if there is one."""
+        """Whether the arbiter has received this host's failure, if there is one."""
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True
@@ -221,7 +223,7 @@ class Membership:
         return any(status.stop_requested for status in self.statuses(Role.TRAINER))
 
     def was_asked_to_stop(self, host: str) -> bool:
-        """Whether a host has said so of itself."""
+        """Return whether a host has reported that it was asked to stop."""
         return any(status.host == host and status.stop_requested for status in self.statuses())
 
     def hosts(self, role: Role) -> list[str]:
@@ -229,7 +231,7 @@ class Membership:
         return [host for host, member in self._members.items() if member.role is role]
 
     def statuses(self, role: Role | None = None) -> list[HostStatus]:
-        """Return the last status of each host heard so far, this one included."""
+        """Return the last status of each host that was heard, including this host."""
         found = []
         for host, member in self._members.items():
             if role is None or member.role is role:
@@ -239,7 +241,7 @@ class Membership:
         return found
 
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
-        """Return (host, last word) of each host of ``role`` that has not reached a state."""
+        """Return (host, last word) of each host of ``role`` that has not reached the state ``at_least``."""
         return [
             (host, self._peers[host].last_word)
             for host in self.hosts(role)
@@ -247,13 +249,13 @@ class Membership:
         ]
 
     def endpoints(self) -> tuple[EndpointRecord, ...]:
-        """Return the endpoints of every host that lives and serves."""
+        """Return the endpoints of all hosts that live and serve."""
         return tuple(record for status in self._in_service() for record in status.endpoints)
 
     def hosts_in_service(self) -> tuple[str, ...]:
-        """Return the hosts that live and have begun their work, with or without endpoints at the moment.
+        """Return the hosts that live and have begun their work, even if they have no endpoints at the moment.
 
-        One whose launcher has just been started again has not begun: what it had is lost with the earlier launcher.
+        A host whose launcher has just been restarted has not begun, because it lost everything that it had before.
         """
         return tuple(
             status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
@@ -283,17 +285,17 @@ class Membership:
         return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s
 
     def _may_do_without(self, peer: Peer, *, has_served: bool) -> bool:
-        # One that served may be lost, and one that takes its place may be of no use. Of one that never did, the trainer
-        # hosts say what follows, not another data host: that may itself be the one that was replaced.
+        # The job can lose a data host that has served, and its replacement may be unusable. For a data host that never
+        # served, the trainer hosts decide. Another data host must not decide, because it may be the one replaced.
         return peer.member.role is Role.DATA and (has_served or self._members[self.own.host].role is Role.DATA)
 
     def _is_fatal(self, peer: Peer) -> bool:
-        # A data host that has served may be lost: the others compute its batches. It has no endpoints any more when it
-        # says so. One that never served has a fault that the job should not hide.
+        # The job can lose a data host that has served, because the others compute its batches. Such a host has no
+        # endpoints any longer when it reports a failure. A host that never served has a fault that must be visible.
         return peer.member.role is Role.TRAINER or not peer.has_served
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:
-        # A data host passes on what it heard. That it found itself alone, behind a partition say, is its own end only.
+        # A data host passes on decisions of others. If it finds itself alone (a partition), that ends only itself.
         return member.role is Role.TRAINER or decided.host != member.host
 
     def _compare(self, peer: Peer, status: HostStatus, *, had_served: bool) -> None:
@@ -335,12 +337,12 @@ class Membership:
                 f"trainer host {host} {what} for {now - peer.last_heard_s:.0f} s "
                 f"(lease {self._timings.lease_s:.0f} s; last word: {peer.last_word})"
             )
-            words = f"trainer host {host} "  # an echo may name it, too
+            words = f"trainer host {host} "  # an echo may name the host, too
             if not any(words in known.summary and not known.is_echo for _, known in self._failures):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
 
     def _say_who_is_silent(self, role: Role, now: float) -> None:
-        """Log once that a host of the other role has fallen silent for a lease, and once that it is heard again."""
+        """Log once that a host of the other role has been silent for a lease, and once that it is heard again."""
         for host in self.hosts(role):
             peer = self._peers[host]
             is_silent = peer.status is not None and self._state(host) not in _ENDED and not self._lives(host)
@@ -370,7 +372,7 @@ class Membership:
                 return
             settle_s = self.ECHO_SETTLE_S if are_echoes else self.SETTLE_S
             if now - first_s >= settle_s:
-                # One that no restart helps against ends the job, whatever else failed.
+                # A failure that no restart can repair ends the job, whatever else failed.
                 final = [cause for cause in causes if not self._may_restart(cause)]
                 root = root_of(final or causes)
                 if final:
@@ -378,15 +380,15 @@ class Membership:
                 else:
                     self._begin_generation(self.own.generation + 1, root)
         elif self.own.failure is not None and now - first_s > self._timings.lease_s + self.SETTLE_S:
-            # Nobody decides for us: the arbiter does not let us in. It may wait for a lease itself.
+            # No decision has arrived: the arbiter rejects this host. The arbiter may wait for a lease, too.
             self.update(decided=self.own.failure)
         elif self.arbiter is None and self.own.failure is not None and now - first_s > self._timings.heartbeat_s:
             self.update(decided=self.own.failure)
 
     def _awaits_host(self, now: float) -> bool:
-        """Tell whether a trainer host has missed heartbeats and may be lost, which the end of its lease will say.
+        """Return whether a trainer host has missed heartbeats and may be lost. The end of its lease will tell.
 
-        The loss of one breaks the connections of the others' ranks, and they say so long before.
+        The loss of a trainer host breaks the connections of other hosts' ranks, which report this much earlier.
         """
         missed_s = max(self.SETTLE_S, 1.5 * self._timings.heartbeat_s)
         return any(
@@ -404,7 +406,7 @@ class Membership:
         )
 
     def _begin_generation(self, generation: int, cause: Cause | None) -> None:
-        """Forget the failures of ranks; on a trainer host, also what was true of the ranks that end now."""
+        """Forget the failures of ranks. On a trainer host, also reset what belongs to the ranks that end now."""
         changes: dict[str, object] = {"generation": generation, "restarted_for": cause}
         self._failures = [(at_s, known) for at_s, known in self._failures if not known.of_rank]
         if self.own.failure is not None and self.own.failure.of_rank:
@@ -425,13 +427,13 @@ class Membership:
 
 
 def stop_point(reports: Sequence[RankReport]) -> StopPoint:
-    """Return where ranks that do the same end together.
+    """Return the point where ranks that run the same loop end together.
 
-    They end at the most advanced one's step of a loader that all of them have used;
-    of several, the one that most of them are in.
+    Use a loader that all ranks have used. If there are several, use the one that most ranks are in. The point is the
+    step of the most advanced rank.
 
     Args:
-        reports: Of ranks that have paused.
+        reports: Reports of ranks that have paused.
     """
     started = [set(report.steps_started) for report in reports]
     shared = set.intersection(*started) or set.union(*started) if started else set()
@@ -444,6 +446,6 @@ def stop_point(reports: Sequence[RankReport]) -> StopPoint:
     def num_ranks_in(loader: str) -> int:
         return sum(report.loader == loader for report in reports)
 
-    # On a tie the shorter one: some have gone on to a validation, and the others will follow.
+    # On a tie, take the shorter loader: some ranks have gone on to a validation, and the others will follow.
     chosen = min(shared, key=lambda loader: (-num_ranks_in(loader), steps(loader), loader))
     return StopPoint(loader=chosen, steps=steps(chosen))

@@ -1,4 +1,4 @@
-"""The hosts of a job as one of them knows the others. Pure."""
+"""What one host of a job knows of the others. Pure."""
 
 from __future__ import annotations
 
@@ -21,42 +21,43 @@ class Member:
 
 @dataclass(slots=True)
 class Peer:
-    """What this host knows of another."""
+    """What this host knows of another host."""
 
     member: Member
     status: HostStatus | None = None
     last_heard_s: float = 0.0
-    """When it was heard and had moved on: a launcher that answers but is stuck counts as silent."""
+    """Time of the last status that showed progress. A launcher that answers but is stuck counts as silent."""
     is_stuck: bool = False
-    """It answered last without having moved on."""
+    """Whether its last answer showed no progress."""
     has_served: bool = False
-    """It has had endpoints once, in this life or an earlier one."""
+    """Whether it has ever had endpoints, in this life or an earlier one."""
     objection: str = ""
-    """Why nothing that it says in this life counts."""
+    """Why this host ignores everything that the peer reports in this life. Empty if it does not ignore the peer."""
     complaint: str = ""
-    """What was last logged of a host that the job does without."""
+    """Last log message about a host that the job continues without."""
     is_silent: bool = False
-    """It was last logged as silent for a lease, not as heard again."""
+    """Whether the last log message reported it as silent for a lease, and not as heard again."""
     has_left: bool = False
-    """It could not be reached any more after it had said that it ends, or how it ended."""
+    """Whether it became unreachable after it had reported that it ends or has ended."""
     last_word: str = "never heard of"
     delivered: HostStatus | None = None
-    """Our status as this host has it."""
+    """The last status of this host that the peer has received."""
 
     @property
     def has_our_final(self) -> bool:
-        """Whether it knows how this host ended."""
+        """Whether the peer knows how this host ended."""
         return self.delivered is not None and (
             self.delivered.state is HostState.DONE or self.delivered.decided is not None
         )
 
     def awaits_final_of(self, role: Role) -> bool:
-        """Whether it may still be there, and wait to hear how this host ended.
+        """Return whether the peer may still run and wait for the end of this host.
 
-        A host that has ended does not, but for a trainer host that is done: it stays until every one of them is.
+        A host that has ended does not wait. The exception is a trainer host that is done, because it stays until all
+        trainer hosts are done.
 
         Args:
-            role: Of this host.
+            role: Role of this host.
         """
         if self.has_our_final or self.has_left:
             return False
@@ -66,7 +67,7 @@ class Peer:
 
 
 def differences(theirs: HostStatus, ours: HostStatus) -> Iterator[str]:
-    """Yield a line for each thing that has to be the same on both hosts and is not."""
+    """Yield one line for each thing that must be the same on both hosts and differs."""
     shared = sorted(theirs.options.keys() & ours.options.keys())
     for what, found, expected in (
         ("hetero", theirs.version, ours.version),

@@ -1,9 +1,8 @@
-"""Which failures the trainer group may be restarted after. Pure.
+"""Which failures allow a restart of the trainer group. Pure.
 
-A restart helps where a rank ended and everybody is there to begin again. It
-does not help where the next generation would meet the same: a wrong option, a
-token that is refused, hosts that disagree. And it cannot be had where a trainer
-host is lost with its launcher: nobody would start its ranks.
+A restart helps if a rank has ended and every host is there to begin again. It does not help if the next generation
+would fail for the same reason: a wrong option, a rejected token, hosts that disagree. It is impossible if a trainer
+host is lost with its launcher, because then no launcher can start the host's ranks.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ __all__ = ["is_restartable"]
 
 _RESTARTABLE = frozenset(
     {
-        ExitCode.SCRIPT_FAILED,  # an exception, a signal, an exit status of the script's own
-        ExitCode.DATA_PLANE_LOST,  # every data host was away for the data timeout; they may be back
-        ExitCode.DATASET_FAILED,  # a mount that was gone for a moment looks like this
+        ExitCode.SCRIPT_FAILED,  # an exception, a signal, or an exit status that the script chose
+        ExitCode.DATA_PLANE_LOST,  # every data host was away for the data timeout, and may be back
+        ExitCode.DATASET_FAILED,  # a mount that was gone for a moment causes this
         ExitCode.CORRUPTION,
         ExitCode.INTERNAL,
     }

@@ -1,11 +1,9 @@
 """The job's token: where it comes from, how calls carry it, how servers demand it.
 
-Boundary: the hosts of the job. Every call carries the token and the job's id in
-its metadata, and every call to an endpoint also the incarnation it is meant for,
-so that a recorded call is worth nothing once the process is another. Launchers
-have none to name: their peers and ranks call before they have heard of it. A
-server refuses whatever its policy table does not name, so an RPC that somebody
-adds without thinking of access is closed, not open.
+The trust boundary is the hosts of the job. Every call carries the token and the job's id in its metadata. A call to an
+endpoint also names the endpoint's incarnation, so a recorded call is worthless once the process has been replaced.
+Calls to launchers name no incarnation, because peers and ranks call a launcher before they know its incarnation. A
+server rejects every method that its policy table does not list, so an RPC that is added without a policy is closed.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ __all__ = [
 ]
 
 TOKEN_FILE_VARIABLE = "HETERO_TOKEN_FILE"
-"""Environment variable that names the token's file. The token itself is never in an environment."""
+"""Environment variable with the path of the token's file. The token itself is never in an environment."""
 
 _AUTHORIZATION = "authorization"
 _JOB = "hetero-job"
@@ -62,19 +60,19 @@ def _is_no_strangers_word(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Invalid encoding on")
 
 
-# gRPC logs headers that are no UTF-8, with a traceback each, before anybody is asked for a token: whoever reaches a
-# port could fill the log with words of his own. Such a call is refused and counted like any other.
+# gRPC logs each header that is not UTF-8, with a traceback, before the token is checked. An unauthenticated peer could
+# fill the log with arbitrary text. Such a call is rejected and counted like any other.
 logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_strangers_word)
 
 
 class Token:
-    """A shared secret that does not show itself in logs, reprs or pickles.
+    """A shared secret that logs, reprs and pickles do not show.
 
     Args:
         value: 16 to 512 characters of the URL-safe and base64 alphabets.
 
     Raises:
-        AuthenticationError: ``value`` has another length or other characters; the message does not quote it.
+        AuthenticationError: If ``value`` has another length or other characters. The message does not quote it.
     """
 
     __slots__ = ("_value",)
@@ -92,11 +90,11 @@ class Token:
         return cls(secrets.token_urlsafe(32))
 
     def reveal(self) -> str:
-        """Return the secret itself, for a token file or a call's metadata."""
+        """Return the secret itself, for a token file or the metadata of a call."""
         return self._value.decode("ascii")
 
     def matches(self, candidate: bytes) -> bool:
-        """Compare in time that does not depend on where the two differ."""
+        """Compare in a time that does not depend on the position of the first difference."""
         return hmac.compare_digest(self._value, candidate)
 
     def __eq__(self, other: object) -> bool:
@@ -116,10 +114,10 @@ def load_token(path: str) -> Token:
     """Read a token file.
 
     Args:
-        path: A regular file or ``/proc/PID/fd/N`` of a memfd; only its owner may have access.
+        path: A regular file or ``/proc/PID/fd/N`` of a memfd. Only its owner may have access.
 
     Raises:
-        AuthenticationError: The file is missing, unreadable, open to others, no regular file or holds no token.
+        AuthenticationError: If the file is missing, unreadable, open to others, not a regular file, or without a token.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -134,7 +132,7 @@ def load_token(path: str) -> Token:
         if facts.st_mode & 0o077:
             mode = stat.S_IMODE(facts.st_mode)
             raise AuthenticationError(f"the token file {path!r} has mode {mode:04o}: others have access; chmod 600 it")
-        # pread: descriptors under /proc share their offset with the process that made them.
+        # pread, because descriptors under /proc share their offset with the process that made them
         content = os.pread(descriptor, 4096, 0)
     except OSError as error:
         raise AuthenticationError(f"cannot read the token file {path!r}: {error}") from error
@@ -148,10 +146,10 @@ def load_token(path: str) -> Token:
 
 
 def token_from_environment(environment: Mapping[str, str]) -> Token | None:
-    """Return the token that `TOKEN_FILE_VARIABLE` points at; None if it is not set.
+    """Return the token that `TOKEN_FILE_VARIABLE` points at, or None if the variable is not set.
 
     Raises:
-        AuthenticationError: It is set and the file cannot be used.
+        AuthenticationError: If the variable is set and the file cannot be used.
     """
     path = environment.get(TOKEN_FILE_VARIABLE)
     return None if path is None else load_token(path)
@@ -161,7 +159,7 @@ def write_token(path: str, token: Token) -> None:
     """Create a token file that only this user can read.
 
     Raises:
-        FileExistsError: There is a file at ``path`` already.
+        FileExistsError: If there is already a file at ``path``.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -172,8 +170,8 @@ def token_memfd(token: Token) -> tuple[int, str]:
     """Put the token into anonymous memory.
 
     Returns:
-        The descriptor, to be kept open as long as children may read it, and the
-        path under ``/proc`` by which processes of the same user reach it.
+        The descriptor, which must stay open while children may read it, and the path under ``/proc`` where processes
+        of the same user can read it.
     """
     descriptor = os.memfd_create("hetero-token", os.MFD_CLOEXEC)
     os.fchmod(descriptor, 0o600)
@@ -182,7 +180,7 @@ def token_memfd(token: Token) -> tuple[int, str]:
 
 
 class _Bearer(str):
-    """The value of the header. Tracebacks that show local variables do not show this one."""
+    """The value of the header. Tracebacks with local variables do not show it."""
 
     __slots__ = ()
 
@@ -200,9 +198,9 @@ def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") ->
     """Return the metadata of a client's call.
 
     Args:
-        token: The job's.
-        job_id: The job's.
-        incarnation: Of the endpoint that is meant; empty for a launcher.
+        token: The job's token.
+        job_id: Id of the job.
+        incarnation: Incarnation of the endpoint that is called. Empty for a launcher.
     """
     told = ((_JOB, job_id), *(((_INCARNATION, incarnation),) if incarnation else ()))
     return told if token is None else ((_AUTHORIZATION, _Bearer(token)), *told)
@@ -212,20 +210,20 @@ class Policy(enum.Enum):
     """Who may call an RPC."""
 
     TOKEN = "token"
-    """Holders of the job's token who name the job's id."""
+    """Callers that have the job's token and name the job's id."""
     OPEN = "open"
-    """Anybody: the health check, which returns nothing else."""
+    """All callers. Used for the health check only, which returns nothing but its status."""
 
 
 class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses every call that the policy table does not allow. Thread-safe.
+    """Rejects every call that the policy table does not allow. Thread-safe.
 
     Args:
-        token: The job's token; None for a job that runs without one (then only ids and the table are checked).
+        token: The job's token. None for a job without a token, where only ids and the policy table are checked.
         job_id: Id of this server's job.
-        policies: Full method name (``/package.Service/Method``) to its policy; what is not in it is refused.
-        incarnation: Of this server, random per start: calls that do not name it, or name another one, are refused.
-            Empty: calls name none.
+        policies: Maps a full method name (``/package.Service/Method``) to its policy. Other methods are rejected.
+        incarnation: Incarnation of this server, random per start. Calls that do not name it are rejected. If it is
+            empty, calls need not name one.
         clock: Monotonic seconds, for the rate limit of the log.
     """
 
@@ -248,7 +246,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._lock = threading.Lock()
         self._auth_failures = 0
         self._next_log_s = float("-inf")
-        # Of their own: a flood of strangers must not make the server start as many threads as it has for its own.
+        # A separate pool: a flood of unauthenticated calls must not make the server start all of its threads.
         threads = ThreadPoolExecutor(_NUM_REFUSERS, thread_name_prefix="refuse")
         unauthenticated, precondition = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION
         self._unauthenticated = _refusal(unauthenticated, "authentication failed", threads)
@@ -257,7 +255,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     @property
     def auth_failures(self) -> int:
-        """Calls refused so far for want of the token, of a policy or of this job's id."""
+        """Number of calls rejected so far for a missing or wrong token, a missing policy or another job's id."""
         with self._lock:
             return self._auth_failures
 
@@ -266,7 +264,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """Return the real handler, or one that refuses."""
+        """Return the real handler, or one that rejects the call."""
         policy = self._policies.get(handler_call_details.method)
         if policy is Policy.OPEN:
             return continuation(handler_call_details)
@@ -280,7 +278,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return self._other_job
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
-        # Not counted: readers that have not heard of a restart yet are no strangers.
+        # Not counted, because readers that do not know of a restart yet belong to the job.
         if self._incarnation and not is_meant:
             return self._other_incarnation
         return continuation(handler_call_details)
@@ -292,7 +290,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         return self._token.matches(candidate) and scheme.lower() == b"bearer"
 
     def count_failure(self) -> None:
-        """Count a refusal, and log it unless one was logged just before; of other ways in, too."""
+        """Count a rejected call and log it, unless one was logged just before. Other servers may call this, too."""
         with self._lock:
             self._auth_failures += 1
             total, now_s = self._auth_failures, self._clock()
@@ -300,7 +298,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             if is_due:
                 self._next_log_s = now_s + self.LOG_INTERVAL_S
         if is_due:
-            # Nothing of the call is logged: method and headers are the stranger's words.
+            # The log shows nothing of the call, because an unauthenticated peer chose its method and headers.
             logger.warning("refused a call without this job's token or id (%d so far)", total)
 
 
@@ -310,7 +308,7 @@ def _values(metadata: list[Any], key: str) -> list[bytes]:
 
 
 def serve_on(threads: ThreadPoolExecutor, behaviour: _Behaviour) -> _Behaviour:
-    """Have gRPC call a handler on threads of its own instead of the server's; return it."""
+    """Let gRPC call a handler on the given threads instead of the server's. Return the handler."""
     behaviour.experimental_thread_pool = threads  # type: ignore[attr-defined]
     return behaviour
 
@@ -319,5 +317,5 @@ def _refusal(code: grpc.StatusCode, details: str, threads: ThreadPoolExecutor) -
     def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
         context.abort(code, details)
 
-    # A stream on both sides answers calls of all four arities, and without waiting for their first message.
+    # A handler with streams on both sides answers calls of all four arities, without waiting for their first message.
     return grpc.stream_stream_rpc_method_handler(serve_on(threads, refuse))

@@ -1,4 +1,4 @@
-"""What one host says of itself, and its form on the wire."""
+"""The status of one host, and its form on the wire."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ CONTROL_PROTOCOL = 1
 _MAX_SUMMARY_CHARS = 1024
 _MAX_DETAIL_BYTES = 32 * 1024
 _MAX_STATUS_BYTES = MAX_REQUEST_BYTES - 64 * 1024
-"""Of a heartbeat. One that is larger would be refused, and the host count as silent."""
+"""Limit of a heartbeat. A peer would reject a larger one, and the host would count as silent."""
 _MAX_JSON_BYTES = 64 * 1024
 _MAX_ENDPOINTS = 1024
 MAX_LOADERS = 64
-"""Of a rank, in one report."""
+"""Loaders of a rank in one report."""
 _MAX_COUNTERS = 100
 _MAX_OPTIONS = 32
 _MAX_OPTION_CHARS = 200
 
 
 class HostState(enum.IntEnum):
-    """Where a host is in the life of a job.
+    """Phase of a host in the life of a job.
 
-    Transitions: INIT -> WAIT_PEERS -> SERVING (data host) or TRAINING (trainer
-    host) -> DRAINING -> DONE; and from any of them -> FAILED. A restart of the
-    trainer group takes a trainer host back to INIT.
+    Transitions: INIT -> WAIT_PEERS -> SERVING (data host) or TRAINING (trainer host) -> DRAINING -> DONE. Each state
+    may also change to FAILED. A restart of the trainer group takes a trainer host back to INIT.
     """
 
     INIT = pb.INIT
@@ -74,62 +73,62 @@ class Cause:
     """Traceback or last lines of output."""
     exit_code: ExitCode = ExitCode.INTERNAL
     by_signal: bool = False
-    """A process was killed: it outranks the exceptions that its death raises in others, unless it may be an echo."""
+    """A process was killed. This outranks the exceptions that its death raises in others, unless it may be an echo."""
     is_echo: bool = False
-    """The ranks' connection broke, or a signal ended one that others' failures cause too: another rank may have failed
-    before, and has the better reason. See `hetero.control.causes`."""
+    """The ranks' connection broke, or a rank ended by a signal that failures of other ranks cause, too. Another rank
+    may have failed before, and its failure is the better reason. See `hetero.control.causes`."""
     of_rank: bool = False
-    """A rank ended badly, not a launcher or an endpoint: restarting the trainer group may help."""
+    """A rank failed, not a launcher or an endpoint. A restart of the trainer group may help."""
 
     @property
     def first_line(self) -> str:
-        """The line that every host writes first into its failure file; the same before and after the wire."""
+        """First line of every host's failure file. It is the same before and after the wire."""
         return escape_line(f"HET-{int(self.exit_code):02d} {self.host}: {_one_line(self.summary)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPoint:
-    """Where ranks end when the job is asked to stop: after so many steps of one loader.
+    """Where ranks end when the job is asked to stop: after a number of steps of one loader.
 
-    Of one loader, because ranks do not share all of them: a validation that rank 0
-    runs alone must not move the end of its training.
+    The point names one loader because ranks do not share all loaders. A validation that rank 0 runs alone must not
+    change the end of its training.
     """
 
     loader: str
-    """Empty: before any step."""
+    """Name of the loader. Empty means before any step."""
     steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What a rank told its launcher last."""
+    """The last report of a rank to its launcher."""
 
     rank: int
     steps_started: Mapping[str, int] = field(default_factory=dict)
-    """Per loader."""
+    """Number of steps started, per loader."""
     loader: str = ""
-    """Whose step began last."""
+    """Loader whose step began last."""
     waiting: bool = False
-    """For a batch, in a step that has begun."""
+    """Whether the rank waits for a batch in a step that has begun."""
     summaries_json: tuple[bytes, ...] = ()
     """One `hetero.metrics.StepSummary` per loader."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Events of its data plane, for the report."""
+    """Events of the rank's data plane, for the report."""
     stop_vote: bool = False
-    """The rank begins no further step until it is decided where to stop."""
+    """Whether the rank begins no further step until the decision where to stop arrives."""
     failure: Cause | None = None
     finished: bool = False
     generation: int = 0
-    """Of the trainer group: what ranks of an earlier one still say is ignored."""
+    """Generation of the trainer group. Launchers ignore reports of an earlier generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
-    """Everything that a host tells the others with each heartbeat."""
+    """Everything that a host sends to the others with each heartbeat."""
 
     host: str
     incarnation: str
-    """Random per launcher start: tells a restart from a hiccup."""
+    """Random per launcher start. It distinguishes a restart from an interruption."""
     version: str
     script_digest: str
     state: HostState = HostState.INIT
@@ -138,28 +137,28 @@ class HostStatus:
     decided: Cause | None = None
     stop_requested: bool = False
     stop_at: StopPoint | None = None
-    """Where every rank ends; None while undecided."""
+    """Where every rank ends. None while undecided."""
     usage_json: bytes = b""
     ranks: tuple[RankReport, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     """Events, for the report."""
     revision: int = 0
-    """Grows with every change: tells an older status from a newer one of the same launcher."""
+    """Counter of changes. It distinguishes an older status from a newer one of the same launcher."""
     rendezvous_port: int = 0
-    """A free port of a trainer host, for each generation: where torch's ranks meet, on the first one; the first
-    of those on which this host's ranks of TensorFlow listen."""
+    """A free port of a trainer host, new for each generation. On the first trainer host, torch's ranks meet there. For
+    TensorFlow it is the first of the ports on which this host's ranks listen."""
     generation: int = 0
-    """Restarts of the trainer group so far; the arbiter begins one, the others follow."""
+    """Restarts of the trainer group so far. The arbiter begins a generation and the others follow."""
     restarted_for: Cause | None = None
-    """Why this generation began; None in the first."""
+    """Why this generation began. None in the first generation."""
     ticks: int = 0
-    """Turns of the launcher's main loop. One that answers but does not move on is stuck; 0: it does not count."""
+    """Turns of the launcher's main loop. A launcher that answers without progress is stuck. 0 disables the check."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """What has to be the same on every host that states it."""
+    """Options that must be the same on every host that states them."""
 
 
 def cause_to_proto(cause: Cause) -> pb.Cause:
-    """Return the message for ``cause``, texts cut to their bounds."""
+    """Return the message for ``cause``, with texts cut to their limits."""
     return pb.Cause(
         host=cause.host,
         summary=_one_line(cause.summary),
@@ -172,7 +171,7 @@ def cause_to_proto(cause: Cause) -> pb.Cause:
 
 
 def cause_from_proto(message: pb.Cause) -> Cause:
-    """Return the cause in ``message``; an unknown exit code counts as internal."""
+    """Return the cause in ``message``. An unknown exit code counts as internal."""
     try:
         exit_code = ExitCode(message.exit_code)
     except ValueError:
@@ -189,7 +188,7 @@ def cause_from_proto(message: pb.Cause) -> Cause:
 
 
 def stop_to_proto(stop_at: StopPoint | None) -> pb.StopPoint | None:
-    """Return the message for ``stop_at``, None while undecided."""
+    """Return the message for ``stop_at``, or None while undecided."""
     return None if stop_at is None else pb.StopPoint(loader=stop_at.loader, steps=stop_at.steps)
 
 
@@ -220,7 +219,7 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
     """Return the report in ``message``.
 
     Raises:
-        ProtocolError: If a part is over its bound.
+        ProtocolError: If a part exceeds its limit.
     """
     _check("loaders", max(len(message.summaries_json), len(message.steps_started)), MAX_LOADERS)
     _check("counters", len(message.counters), _MAX_COUNTERS)
@@ -243,8 +242,8 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
 def status_to_proto(status: HostStatus) -> pb.HostStatus:
     """Return the message for ``status``, small enough for a request.
 
-    The details of ranks' failures stay on their host, which tells them with its own failure. What ranks measured is
-    left out where it takes too much, and counted.
+    The details of ranks' failures stay on their host. The host sends them with its own failure. The measurements of
+    ranks are left out and counted if they make the message too large.
     """
     message = pb.HostStatus(
         protocol=CONTROL_PROTOCOL,
@@ -285,7 +284,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
     """Return the status in ``message``.
 
     Raises:
-        ProtocolError: If the version is another, the state unknown, or a part over its bound.
+        ProtocolError: If the protocol version differs, the state is unknown, or a part exceeds its limit.
     """
     if message.protocol != CONTROL_PROTOCOL:
         raise ProtocolError(
@@ -326,7 +325,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
 
 
 def endpoint_to_proto(record: EndpointRecord) -> pb.Endpoint:
-    """Return the message for ``record``; its host travels beside it."""
+    """Return the message for ``record``. The name of its host is sent beside it."""
     return pb.Endpoint(
         endpoint_id=record.endpoint_id,
         address=record.address,
@@ -340,7 +339,7 @@ def endpoint_from_proto(host: str, message: pb.Endpoint) -> EndpointRecord:
     """Return the record of an endpoint on ``host``.
 
     Raises:
-        ProtocolError: If it serves something unknown.
+        ProtocolError: If the endpoint's kind is unknown.
     """
     kind = message.kind or BATCHES
     if kind not in KINDS:
@@ -362,7 +361,7 @@ def _without_detail(report: RankReport) -> RankReport:
 
 
 def _one_line(text: str) -> str:
-    # What is no Unicode is escaped before the cut: a second cut, by who receives it, must not shorten it further.
+    # Characters that are not Unicode are escaped before the cut, so the receiver's cut does not shorten the text again.
     text = text.encode("utf-8", "backslashreplace").decode()
     return " ".join(text[:_MAX_SUMMARY_CHARS].split())
 

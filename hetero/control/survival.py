@@ -1,4 +1,4 @@
-"""Threads that must go on, whatever happens in one turn of theirs."""
+"""Threads that continue after an unexpected error in one of their turns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ logger = logging.getLogger(__name__)
 
 
 class Survival:
-    """Logs errors that nobody expected, each once, and lets the thread go on. For one thread."""
+    """Logs unexpected errors, each one once, and lets the thread continue. Use one object per thread."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Survive errors of the block, which does ``what``."""
+        """Catch and log errors of the block.
+
+        Args:
+            what: What the block does, for the log.
+        """
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What a script has asked to be done when the job is asked to stop, and what failed of it."""
+"""The callbacks that a script registers for a stop of the job, and their failures."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_BYTES = 2**20
-"""A disk with less counts as full."""
+"""A disk with less free space counts as full."""
 _LOCAL = frozenset(
     {"bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "vfat", "xfs", "zfs"}
 )
-"""Kinds of file systems that may be asked how much is free. Others (Lustre, NFS, Ceph, whatever FUSE holds) may be on
-servers that are gone: asking these may take for ever."""
+"""Kinds of file systems whose free space can be queried. Others (Lustre, NFS, Ceph, anything on FUSE) may be on servers
+that are gone, and a query may then block forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class CallbackFailure:
 
 
 def run_callbacks(callbacks: Iterable[Callable[[], object]]) -> list[CallbackFailure]:
-    """Run all of them, whether or not one raises; return what failed, which is logged as well."""
+    """Run all callbacks, even if some of them raise. Log and return the failures."""
     failures = []
     for callback in callbacks:
         try:
@@ -57,10 +57,10 @@ def _described(error: BaseException) -> CallbackFailure:
 
 
 def _describe_disks(error: BaseException) -> str:
-    """Say how much is free where an error says that nothing is; empty for other errors."""
+    """Return the free space of the disks if the error reports a full disk, otherwise an empty text."""
     if not (isinstance(error, OSError) and error.errno in _FULL):
         return ""
-    if isinstance(error.filename, str | bytes):  # from open(); a write() does not say to where
+    if isinstance(error.filename, str | bytes):  # from open(), because the error of write() names no file
         paths = [str(Path(os.fsdecode(error.filename)).absolute().parent)]
     else:
         paths = [path for path in _disks() if (_free_bytes(path) or 0) < _FULL_BYTES]
@@ -69,7 +69,7 @@ def _describe_disks(error: BaseException) -> str:
 
 
 def _disks(mounts: str = "/proc/self/mounts") -> list[str]:
-    """Return where disks of this machine are mounted that can be written to."""
+    """Return the mount points of this machine's disks that this process can write to."""
     found = []
     try:
         lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()

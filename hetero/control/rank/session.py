@@ -1,8 +1,7 @@
-"""A rank's end of the control plane: the one connection to its own launcher.
+"""A rank's end of the control plane: the only connection to its launcher.
 
-`hetero.launch.ranks.rank` calls `connect` before it runs the user's script. In a
-process that no launcher started, `current` returns None and everything works
-locally.
+`hetero.launch.ranks.rank` calls `connect` before it runs the user's script. In a process that no launcher started,
+`current` returns None and everything works locally.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
-"""Environment: where the launcher of this host is reached, see `hetero.control.launcher_link.open_link`."""
+"""Environment: address of this host's launcher, see `hetero.control.launcher_link.open_link`."""
 HOST_VARIABLE = "HETERO_LAUNCHER_HOST"
-"""Environment: the name of this host, which its certificate bears."""
+"""Environment: name of this host, which its certificate contains."""
 TLS_VARIABLE = "HETERO_TLS_DIR"
-"""Environment: the folder with the certificates; the option of that name, as the launcher has resolved it."""
+"""Environment: folder with the certificates. It is the option ``tls_dir`` as the launcher has resolved it."""
 
 RESTART_VARIABLE = "HETERO_RESTART_COUNT"
-"""Environment of a rank: how often the trainer group has been restarted, 0 at first."""
+"""Environment of a rank: number of restarts of the trainer group so far, 0 at first."""
 
 _REPORT_INTERVAL_S = 1.0
 _DECISION_TIMEOUT_S = 20.0
@@ -78,20 +77,20 @@ class RankSession:
 
     Attributes:
         rank: This rank.
-        world_size: Ranks of the job.
+        world_size: Number of ranks of the job.
         remote: Whether batches come from endpoints.
-        options: What the launcher decided for all ranks.
-        directory: The endpoints of the data plane, kept current.
-        tf_servers: The servers of tf.data.service, kept current.
+        options: Options that the launcher decided for all ranks.
+        directory: Endpoints of the data plane, kept current.
+        tf_servers: Servers of tf.data.service, kept current.
         token: The job's token.
-        job_id: The job's identity, sent with every call.
-        tls: Of this host; None for a job in plaintext.
-        stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with 0,
-            see `hetero.launch.ranks.rank`: of a callback that failed it leaves the launcher a note, and with 30 if it
-            cannot.
-        stop_failure: Why a stop callback failed, the first one that did.
+        job_id: Id of the job, sent with every call.
+        tls: TLS settings of this host. None for a job in plaintext.
+        stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with 0, see
+            `hetero.launch.ranks.rank`. If a callback failed, the process leaves a note for the launcher. If it cannot
+            leave the note, it ends with 30.
+        stop_failure: Failure of the first stop callback that failed.
         generation: Restarts of the trainer group before this process.
-        hidden_error: The latest one that a framework passes on to the script as the text of one of its own.
+        hidden_error: Latest error that a framework passes on to the script as the text of another error.
 
     Raises:
         HeteroError: If the launcher cannot be reached or refuses the token.
@@ -121,12 +120,12 @@ class RankSession:
         self.hidden_error: HeteroError | None = None
         self._timers: list[Timer] = []
         self._loaders: dict[int, str] = {}
-        """By a timer's id: its loader's name, made unique within this rank."""
+        """Maps the id of a timer to the name of its loader, made unique within this rank."""
         self._counters: Callable[[], Mapping[str, int]] | None = None
         self._changed = threading.Condition()
         self._failure: Cause | None = None
         self._reporting = threading.Lock()
-        """One report at a time, so that none overtakes a newer one."""
+        """Allows one report at a time, because a report must not overtake a newer one."""
         self._steps_started: collections.Counter[str] = collections.Counter()
         self._loader = ""
         self._stop_requested = False
@@ -156,27 +155,27 @@ class RankSession:
             thread.start()
 
     def register_timer(self, timer: Timer) -> None:
-        """Have ``timer`` reported to the launcher; one per loader."""
+        """Include ``timer`` in the reports to the launcher. Each loader has one timer."""
         with self._changed:
             namesakes = sum(known.name == timer.name for known in self._timers)
             self._timers.append(timer)
             self._loaders[id(timer)] = timer.name if not namesakes else f"{timer.name}#{namesakes + 1}"
 
     def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
-        """Have the data plane's counters reported; ``counters`` is called about once a second."""
+        """Include the data plane's counters in the reports. The session calls ``counters`` about once a second."""
         self._counters = counters
 
     def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
-        """Tell the launcher why this rank fails, before its end can be noticed elsewhere.
+        """Report to the launcher why this rank fails, before other hosts can notice its end.
 
         Args:
-            summary: One line.
+            summary: Reason, one line.
             detail: Traceback.
-            exit_code: What this process ends with.
-            is_echo: Another rank most likely failed before.
+            exit_code: Exit code of this process.
+            is_echo: Whether another rank most likely failed before.
         """
         self._failure = Cause(
-            host="",  # the launcher knows
+            host="",  # the launcher fills it in
             summary=f"rank {self.rank}: {summary}",
             detail=detail,
             exit_code=exit_code,
@@ -185,18 +184,17 @@ class RankSession:
         self._report()
 
     def check_stop(self, timer: Timer) -> None:
-        """Count a step; end this process if the job is to stop here.
+        """Count a step. End this process if the job is to stop here.
 
-        Called by a loader at the start of each ``next()``, so between two
-        steps. Every rank ends after the same step: at SIGTERM each one pauses
-        here and says how many steps of each loader it has started; see
-        `hetero.control.membership.stop_point` for what follows.
+        A loader calls this at the start of each ``next()``, which is between two steps. Every rank ends after the same
+        step. At SIGTERM each rank pauses here and reports how many steps of each loader it has started. See
+        `hetero.control.membership.stop_point` for the decision that follows.
 
         Args:
-            timer: The loader's, registered before.
+            timer: Timer of the loader, registered before.
 
         Raises:
-            SystemExit: After the stop callbacks ran, with status 143, or 30 if one failed; see `stopped`.
+            SystemExit: After the stop callbacks ran, with status 143, or 30 if one failed. See `stopped`.
         """
         loader = self._loaders[id(timer)]
         with self._changed:
@@ -212,12 +210,12 @@ class RankSession:
         self.end()
 
     def check_wait(self, is_starved: bool) -> None:
-        """End this process if the job was asked to stop and the batch that is waited for will not come.
+        """End this process if the job was asked to stop and the awaited batch will not come.
 
-        Called about twice a second by a loader that is blocked in ``next()``, so between two steps.
+        A loader that is blocked in ``next()``, which is between two steps, calls this about twice a second.
 
         Args:
-            is_starved: No endpoint serves at the moment.
+            is_starved: Whether no endpoint serves at the moment.
 
         Raises:
             SystemExit: As `check_stop` does.
@@ -226,18 +224,18 @@ class RankSession:
             self.end()
 
     def must_end_wait(self, is_starved: bool) -> bool:
-        """Tell what `check_wait` would do, on a thread that is not the script's."""
+        """Return whether `check_wait` would end the process. For threads other than the script's."""
         is_over = self._late_stop.is_wait_over(is_starved=is_starved) and self._stop_at is not None
         if is_over:
             logger.warning("asked to stop, and the next batch does not come: ending before it")
         return is_over
 
     def take_late_stops(self) -> None:
-        """Have this process end even if it begins no further step, see `LateStop`; call it on the main thread."""
+        """Let this process end even if it begins no further step, see `LateStop`. Call this on the main thread."""
         self._late_stop.install()
 
     def close(self, *, finished: bool = True) -> None:
-        """Send the last report and disconnect; idempotent."""
+        """Send the last report and disconnect. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -249,11 +247,11 @@ class RankSession:
         self._link.close()
 
     def abandon(self) -> None:
-        """Let go of the connection in a forked child: it belongs to the parent."""
+        """Give up the connection in a forked child, because it belongs to the parent."""
         self._link.abandon()
 
     def end(self) -> NoReturn:
-        """End this process as `check_stop` does; call it on the script's thread."""
+        """End this process as `check_stop` does. Call this on the script's thread."""
         self.stopped = True
         failures = run_callbacks(_callbacks)
         self.stop_failure = next(iter(failures), None)
@@ -316,7 +314,7 @@ class RankSession:
 
     def _send_report(self, finished: bool) -> None:
         with self._changed:
-            # From here on check_stop() lets no further step begin until the decision is there.
+            # From now on check_stop() lets no further step begin until the decision arrives.
             reported = self._reported()
             report = RankReport(
                 rank=self.rank,
@@ -329,14 +327,14 @@ class RankSession:
                 generation=self.generation,
             )
             timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
-        with self._measuring.of("summing up what this rank measured"):  # a failure or a vote goes out without it too
+        with self._measuring.of("summing up what this rank measured"):  # without it, still send failures and votes
             summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
             counters = {} if self._counters is None else dict(self._counters())
             report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
-        self._link.report(report_to_proto(report))  # if it is lost: the launcher notices a rank's end by itself
+        self._link.report(report_to_proto(report))  # may be lost, because the launcher notices a rank's end itself
 
     def _reported(self) -> frozenset[str]:
-        """Return the loaders that are reported: all, or the busiest of too many (one for every validation, say)."""
+        """Return the loaders to report: all, or the busiest if there are too many (one per validation, for example)."""
         names = set(self._loaders.values())
         if len(names) > MAX_LOADERS:
             names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
@@ -344,7 +342,7 @@ class RankSession:
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
-    """Connect this process to its launcher; None if no launcher started it.
+    """Connect this process to its launcher. Return None if no launcher started it.
 
     Raises:
         HeteroError: If there is a launcher but it cannot be reached.
@@ -368,33 +366,34 @@ def connect(environ: Mapping[str, str] = os.environ) -> RankSession | None:
 
 
 def current() -> RankSession | None:
-    """Return this rank's session, None in a process that no launcher started."""
+    """Return this rank's session, or None in a process that no launcher started."""
     return _session
 
 
 def is_child_of_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a rank of a job with endpoints started this process, which has no session of its own."""
+    """Return whether a rank of a job with endpoints started this process, which then has no session."""
     launcher = environ.get(LAUNCHER_VARIABLE, "")
     return _session is None and bool(launcher) and not launcher.startswith(ADDRESS_PREFIX)
 
 
 def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
-    """Register what to do when the job is asked to stop: save a checkpoint, say.
+    """Register a callback for a stop of the job, for example to save a checkpoint.
 
-    Callbacks run on each rank between two steps, all ranks after the same
-    step, in the order of registration; then the script ends by `SystemExit`, the ranks with status 0, the job with 143.
-    A rank that comes to no step's end runs them where it is, after half of the grace: see
-    `hetero.control.rank.stopping`.
-    In a process that no launcher started, SIGTERM itself is the request, and its status 143.
+    Callbacks run on each rank between two steps, on all ranks after the same step, in the order of registration. Then
+    the script ends by `SystemExit`. The ranks end with status 0 and the job ends with status 143. A rank that does not
+    reach the end of a step runs them in the middle of the step, after half of the grace. See
+    `hetero.control.rank.stopping`. In a process that no launcher started, SIGTERM is the request, and the process ends
+    with status 143.
 
-    One that raises, or exits with another status than 0, makes the stop a failure of the job, status 30: a checkpoint
-    that could not be written is none. The callbacks after it, and those of other ranks, run all the same.
+    If a callback raises, or exits with a status other than 0, the stop counts as a failure of the job with status 30,
+    because a checkpoint that could not be written does not exist. Later callbacks, and the callbacks of other ranks,
+    still run.
 
     Args:
         callback: Called without arguments, on the thread that iterates over a loader.
 
     Returns:
-        ``callback``, so that it works as a decorator.
+        ``callback``, so it works as a decorator.
     """
     if not _callbacks and LAUNCHER_VARIABLE not in os.environ and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: _terminated.set())
@@ -403,10 +402,10 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
 
 
 def check_stop(timer: Timer) -> None:
-    """Let the job end here if it was asked to; a loader calls this before each step.
+    """End the job here if it was asked to stop. A loader calls this before each step.
 
     Args:
-        timer: The loader's.
+        timer: Timer of the loader.
 
     Raises:
         SystemExit: After the stop callbacks ran.

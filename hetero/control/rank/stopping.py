@@ -1,4 +1,4 @@
-"""The last resort for a rank that was asked to stop and comes to no step's end."""
+"""How a rank ends that was asked to stop and does not reach the end of a step."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from hetero.errors import HeteroError
 __all__ = ["LateStop", "StopError"]
 
 _STARVED_S = 2.0
-"""How long a rank that is to stop waits for a batch while no endpoint serves: one may be restarting."""
+"""Time that a stopping rank waits for a batch while no endpoint serves, because an endpoint may be restarting."""
 _POLL_BOUND_S = 2.0
-"""A wait for a batch that asks more often than this ends by itself."""
+"""A wait for a batch that polls more often than this interval ends without an interrupt."""
 _SIGNAL = signal.SIGRTMIN + 8
-"""From this process to itself. None of those that scripts and their libraries use."""
+"""Signal from this process to itself. Scripts and their libraries do not use it."""
 
 logger = logging.getLogger(__name__)
 
 
 class StopError(HeteroError):
-    """The job is to stop, and the thread that learnt it is not the one to end it: passed on to the script's."""
+    """The job is to stop, and the thread that found out passes this to the script's thread, which ends the job."""
 
 
 class LateStop:
-    """Ends this process where it is, once half of the grace has passed since the request to stop. Thread-safe.
+    """Interrupts this process after half of the grace has passed since the request to stop. Thread-safe.
 
-    A rank ends between two steps, when its loader begins the next one. Some never do: the
-    script uses no loader, a step takes minutes, or the next batch does not come because
-    every data host is gone. The latter wait asks `is_wait_over`. All others are
-    interrupted by a signal whose handler, on the main thread, runs the stop
-    callbacks: in the midst of a step, and not after the same one on all ranks. What runs
-    in native code and does not come back to the interpreter (a collective that
-    hangs, for instance) cannot be interrupted, and is killed at the end of the grace.
+    A rank normally ends between two steps, when its loader begins the next one. Some ranks do not get there: the script
+    uses no loader, a step takes minutes, or the next batch does not come because every data host is gone. A rank that
+    waits for a batch asks `is_wait_over`. A signal interrupts all others. Its handler runs the stop callbacks on the
+    main thread, in the middle of a step, and not after the same step on all ranks. Native code that does not return to
+    the interpreter (a collective that hangs, for example) cannot be interrupted. The launcher kills such a rank at the
+    end of the grace.
 
     Args:
-        grace_s: From the request to the kill, seconds.
-        end: Runs the callbacks and raises SystemExit, unless that has begun already.
+        grace_s: Time from the request to the kill, seconds.
+        end: Runs the callbacks and raises SystemExit, unless that has already begun.
         clock: Monotonic seconds.
     """
 
@@ -55,21 +54,21 @@ class LateStop:
         self._may_interrupt = False
 
     def install(self) -> None:
-        """Allow the interruption; call it on the main thread."""
+        """Allow the interrupt. Call this on the main thread."""
         signal.signal(_SIGNAL, self._on_signal)
         self._may_interrupt = True
 
     def request(self) -> None:
-        """Take note that the job was asked to stop; repeats are ignored."""
+        """Record that the job was asked to stop. Ignore repeated requests."""
         with self._lock:
             if self._requested_s is None:
                 self._requested_s = self._clock()
 
     def is_wait_over(self, *, is_starved: bool) -> bool:
-        """Tell whether a rank should end that waits for a batch, between two steps; asked while it waits.
+        """Return whether a rank that waits for a batch between two steps should end. Poll this during the wait.
 
         Args:
-            is_starved: No endpoint serves at the moment.
+            is_starved: Whether no endpoint serves at the moment.
         """
         with self._lock:
             self._polled_s = now_s = self._clock()
@@ -79,7 +78,7 @@ class LateStop:
             return now_s - self._requested_s >= patience_s
 
     def interrupt_if_due(self) -> None:
-        """Interrupt the main thread, once, if its time is over; call it about once a second."""
+        """Interrupt the main thread once if its time is over. Call this about once a second."""
         now_s = self._clock()
         with self._lock:
             if not self._may_interrupt or self._requested_s is None or now_s - self._polled_s < _POLL_BOUND_S:
@@ -89,7 +88,7 @@ class LateStop:
             self._may_interrupt = False
         main_thread = threading.main_thread().ident
         assert main_thread is not None
-        signal.pthread_kill(main_thread, _SIGNAL)  # to that very thread: it may be blocked in a system call
+        signal.pthread_kill(main_thread, _SIGNAL)  # exactly that thread, because it may be blocked in a system call
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._end()
