@@ -1,4 +1,4 @@
-"""What the control group of a process has used of memory, and what it may use of memory and CPUs."""
+"""Memory use and limits of memory and CPUs of a process's control group."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _FILES = {
     "cgroup": ("memory.max_usage_in_bytes", "memory.limit_in_bytes"),
 }
 _OF_THE_MACHINE = "release_agent"
-"""A file that of all groups of version 1 only the topmost one has. In version 2 that one has no figures of memory."""
+"""A file that only the topmost group of version 1 has. In version 2 the topmost group has no memory figures."""
 _UNBOUNDED = 2**60
-"""Bytes; version 1 has no word for no limit, but a number close to 2^63."""
+"""Bytes from which a limit counts as none, because version 1 reports a number close to 2^63 for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,23 +23,23 @@ class MemoryUse:
 
     peak_bytes: int
     limit_bytes: int | None
-    """None: it has no limit."""
+    """Limit in bytes. None if the group has no limit."""
     is_own: bool
-    """Whether it is the process's own group; else one above it."""
+    """Whether this is the process's own group, and not one above it."""
 
 
 def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
-    """Return the figures of the control group whose limit a process meets first.
+    """Return the figures of the control group whose limit a process reaches first.
 
-    That is its own group or, if one above allows less, that one. The group of the whole machine is none: what it has
-    used is no matter of one process. Children are in their parent's group unless somebody moves them; a process that
-    has ended is in none, so it is the parent that has to ask.
+    That is the process's own group, unless a group above it allows less. The group of the whole machine does not count,
+    because its use says nothing about one process. Children are in their parent's group unless they are moved. A
+    process that has ended is in no group, so its parent must ask.
 
     Args:
-        process: Its folder under ``/proc``.
+        process: The process's folder under ``/proc``.
 
     Returns:
-        None if there are no such figures, or they cannot be read.
+        The figures, or None if they do not exist or cannot be read.
     """
     own, *above = _figures(process) or [None]
     bounded = [use for use in (own, *above) if use is not None and use.limit_bytes is not None]
@@ -49,13 +49,13 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
 def cpu_quota(process: Path = Path("/proc/self")) -> float | None:
     """Return how many CPUs a process may use at a time by the quota of its control group.
 
-    Those above it share theirs among all that is below them: the smallest counts.
+    A group shares its quota with all groups below it. Therefore the smallest quota counts.
 
     Args:
-        process: Its folder under ``/proc``.
+        process: The process's folder under ``/proc``.
 
     Returns:
-        None if none of the groups that are to be seen has a quota, or they cannot be read.
+        The number of CPUs, or None if no visible group has a quota or the groups cannot be read.
     """
     version, folders = _groups(process, "cpu")
     read = _read_quota if version == "cgroup2" else _read_old_quota
@@ -64,7 +64,7 @@ def cpu_quota(process: Path = Path("/proc/self")) -> float | None:
 
 
 def _figures(process: Path) -> list[MemoryUse | None]:
-    """Return the figures of a process's group and of those above it; None for those that cannot be read."""
+    """Return the figures of a process's group and of the groups above it, with None for unreadable ones."""
     version, folders = _groups(process, "memory")
     found: list[MemoryUse | None] = []
     for folder in folders:
@@ -78,9 +78,9 @@ def _figures(process: Path) -> list[MemoryUse | None]:
 
 
 def _groups(process: Path, controller: str) -> tuple[str, list[Path]]:
-    """Return the version of control groups that has a controller, and the folders of a process's group and those above.
+    """Return the version of control groups that has a controller, and the folders of the process's group and above.
 
-    There are none if they cannot be read.
+    The list of folders is empty if they cannot be read.
     """
     try:
         version, group = _group(_read(process / "cgroup"), controller)
@@ -93,7 +93,7 @@ def _group(listing: str, controller: str) -> tuple[str, str]:
     """Return the version of control groups that has a controller, and the process's group in it.
 
     Raises:
-        LookupError: If none does.
+        LookupError: If no version has it.
     """
     fields = [line.split(":", 2) for line in listing.splitlines()]
     groups = {controllers: path for _, controllers, path in fields}
@@ -104,15 +104,15 @@ def _group(listing: str, controller: str) -> tuple[str, str]:
 
 
 def _folders(mounts: str, version: str, group: str, controller: str) -> list[Path]:
-    """Return the folders of a group and of those above it, as far as they are mounted.
+    """Return the mounted folders of a group and of the groups above it.
 
-    A container may see its own group where the machine has that of all: what is mounted there does not begin at the
-    top, and the group's name does.
+    A container may see its own group at the place where the machine has the topmost group. The mount then does not
+    begin at the top, but the group's name does.
 
     Raises:
-        LookupError: If the group is nowhere to be seen.
+        LookupError: If no mount shows the group.
     """
-    for line in reversed(mounts.splitlines()):  # the last mount of a place hides those before
+    for line in reversed(mounts.splitlines()):  # because the last mount of a place hides earlier ones
         place, _, kind = line.partition(" - ")
         root, top = place.split(" ")[3:5]
         file_system, _, options = kind.split(" ")[:3]
@@ -128,7 +128,7 @@ def _folders(mounts: str, version: str, group: str, controller: str) -> list[Pat
 
 
 def _read_quota(folder: Path) -> float | None:
-    """Return the CPUs of one group of version 2."""
+    """Return the number of CPUs that a group of version 2 allows."""
     try:
         quota, period = _read(folder / "cpu.max").split()
         return int(quota) / int(period) if quota != "max" else None
@@ -137,7 +137,7 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def _read_old_quota(folder: Path) -> float | None:
-    """Return the CPUs of one group of version 1, which says -1 for no quota."""
+    """Return the number of CPUs that a group of version 1 allows. It reports -1 for no quota."""
     quota, period = (_read_number(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
     return quota / period if quota and period and quota > 0 else None
 

@@ -1,7 +1,7 @@
-"""Files that anybody may have written, and files that others will read.
+"""Reading of untrusted files, and writing of files that others will read.
 
-What is read is bounded before it is parsed. What is written appears whole or not at all, and under its own name:
-a link that somebody left there is replaced, not followed.
+The size of a file is checked before it is parsed. A written file appears as a whole or not at all, and under its exact
+name. A link that is already there is replaced, not followed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hetero.errors import ConfigError
 __all__ = ["MAX_BYTES", "parse_yaml", "read_bounded", "write_text"]
 
 MAX_BYTES = 1 << 20
-"""Of a file with options or prices."""
-_MAX_PLAIN_CHARS = 4096  # a number in base 60 that fills a file takes minutes to read
+"""Limit of a file with options or prices."""
+_MAX_PLAIN_CHARS = 4096  # because reading a number in base 60 that fills a file takes minutes
 _MAX_INT_BITS = 64
 _MAX_DEPTH = 32
 
@@ -27,12 +27,12 @@ def read_bounded(path: Path, source: str, *, max_bytes: int = MAX_BYTES, to_do: 
 
     Args:
         path: The file.
-        source: What it is, with its path, for messages.
-        max_bytes: No more than this is read, but for one byte.
-        to_do: What helps where it cannot be read.
+        source: Description of the file with its path, for messages.
+        max_bytes: Longest content to accept. At most one byte more is read.
+        to_do: Advice for the message if the file cannot be read.
 
     Raises:
-        ConfigError: If it cannot be read, or is longer.
+        ConfigError: If the file cannot be read, or is longer.
     """
     try:
         with path.open("rb") as file:
@@ -45,15 +45,15 @@ def read_bounded(path: Path, source: str, *, max_bytes: int = MAX_BYTES, to_do: 
 
 
 def parse_yaml(content: bytes, source: str) -> object:
-    """Return what a YAML document holds: texts, numbers, dates, lists and objects of these.
+    """Return the content of a YAML document: texts, numbers, dates, and lists and objects of these.
 
     Args:
-        content: Untrusted.
-        source: Where it comes from, for messages.
+        content: Untrusted bytes.
+        source: Origin of the content, for messages.
 
     Raises:
-        ConfigError: If it is longer than `MAX_BYTES`, no YAML, holds objects of Python's, or uses aliases: a few
-            lines of them stand for gigabytes, for whoever prints a value.
+        ConfigError: If the content is longer than `MAX_BYTES`, is not YAML, holds Python objects, or uses aliases. A
+            few lines of aliases expand to gigabytes when a value is printed.
     """
     import yaml
 
@@ -70,7 +70,7 @@ def parse_yaml(content: bytes, source: str) -> object:
     try:
         text = content.decode("utf-8")
         for token in yaml.scan(text):
-            # The library looks at every open bracket for every token: a file full of them takes it hours.
+            # The library checks every open bracket for every token, so a file full of brackets takes hours.
             depth += isinstance(token, opening) - isinstance(token, closing)
             if depth > _MAX_DEPTH:
                 raise ConfigError(f"{source} is not YAML that can be used: it nests deeper than {_MAX_DEPTH} levels")
@@ -81,7 +81,7 @@ def parse_yaml(content: bytes, source: str) -> object:
         document: object = yaml.safe_load(text)
     except ConfigError:
         raise
-    # Beside its own errors the library lets through what int() and datetime() say of a number or a date.
+    # Besides its own errors, the library lets through the errors of int() and datetime() for a number or a date.
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{source} is not YAML that can be used: {str(error)[:300]}") from error
     _check_numbers(document, source)
@@ -89,7 +89,7 @@ def parse_yaml(content: bytes, source: str) -> object:
 
 
 def _check_numbers(document: object, source: str) -> None:
-    """Refuse whole numbers that nobody can print: Python's own bound is on decimal digits, YAML has other bases."""
+    """Reject large whole numbers. Python limits the decimal digits it prints, and YAML has other bases."""
     waiting = [document]
     while waiting:
         value = waiting.pop()
@@ -102,10 +102,10 @@ def _check_numbers(document: object, source: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole, with line ends as they are; blocks until the name stands for the new content.
+    """Write a file as a whole, without changes to line ends. Block until the name refers to the new content.
 
     Raises:
-        OSError: It cannot be written; what was there is unchanged.
+        OSError: If the file cannot be written. The old content is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

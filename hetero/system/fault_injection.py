@@ -1,23 +1,27 @@
-"""Faults on purpose: what `HETERO_FAULTS` makes this process do wrong, deterministically. For tests, never for jobs.
+"""Deliberate faults: `HETERO_FAULTS` makes this process fail in a deterministic way. For tests, never for jobs.
 
 Rules are separated by ``;``, the parts of a rule by ``:``::
 
     HETERO_FAULTS="Fetch:unavailable:p=0.1:seed=7;compute:hang:at=50;send:corrupt:p=0.01;heartbeat:delay_s=2"
 
-The first part is the *site*, a bare word after it the *action* (``delay`` if there is none), and the rest says when:
-``at=N`` at the N-th passage of this process, ``p=P`` at each with this probability (drawn from ``seed``), neither:
-at every one; ``times=N`` bounds how often; ``host=NAME`` restricts the rule to one host of the job.
+The first part is the *site*. A bare word after it is the *action* (default: ``delay``). The other parts set the time:
+
+- ``at=N``: at the N-th passage of this process
+- ``p=P``: at each passage with this probability (drawn from ``seed``)
+- neither of them: at every passage
+- ``times=N``: at most N times
+- ``host=NAME``: only on this host of the job
 
 Sites and their actions:
 
-- ``Prepare``, ``Describe``, ``Attend`` (gRPC calls of an endpoint): ``unavailable``, ``delay``;
-- ``Fetch`` (a request for a batch): ``unavailable``, which ends the connection, ``busy``, ``delay``;
-- ``compute`` (a piece of the user's work): ``hang``, for ``delay_s`` or for ever, ``kill``, ``delay``;
-- ``send`` (a batch): ``corrupt``, which flips a bit, ``truncate``, ``delay``;
-- ``heartbeat`` (of a launcher, to each peer): ``drop``, ``delay``;
-- ``link`` (of a reader): ``via`` with ``network=A.B.C``, where it connects instead, at the same last number and port.
+- ``Prepare``, ``Describe``, ``Attend`` (gRPC calls of an endpoint): ``unavailable``, ``delay``
+- ``Fetch`` (a request for a batch): ``unavailable``, which ends the connection, ``busy``, ``delay``
+- ``compute`` (a piece of the user's work): ``hang``, for ``delay_s`` or forever, ``kill``, ``delay``
+- ``send`` (a batch): ``corrupt``, which flips a bit, ``truncate``, ``delay``
+- ``heartbeat`` (of a launcher, to each peer): ``drop``, ``delay``
+- ``link`` (of a reader): ``via`` with ``network=A.B.C``, to connect to that network with the same last number and port
 
-Nothing is looked up where faults are not set: a site asks once, at its start, and gets None.
+Without faults there is no cost at run time. A site asks once, at its start, and gets None.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ _ACTIONS: Mapping[str, tuple[str, ...]] = {
     "link": ("via",),
 }
 _HOST_VARIABLE = "HETERO_FAULTS_HOST"
-"""Environment of a host's processes: its name, which rules may ask for; set by the launcher."""
+"""Environment of a host's processes: the host's name, which rules may name. The launcher sets it."""
 _FOR_EVER_S = 1e9
 
 logger = logging.getLogger(__name__)
@@ -59,14 +63,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """One rule; counts the passages of its site in this process."""
+    """One rule. It counts the passages of its site in this process."""
 
     site: str
     action: str
     at: int | None = None
-    """Number of the passage, from 1."""
+    """Number of the passage, from 1. None: not limited to one passage."""
     p: float | None = None
-    """In (0, 1]."""
+    """Probability in (0, 1]."""
     seed: int = 0
     times: int | None = None
     host: str = ""
@@ -80,7 +84,7 @@ class Fault:
         self._random.seed(f"{self.site}:{self.action}:{self.seed}")
 
     def is_due(self) -> bool:
-        """Count a passage; tell whether the fault strikes now. For one thread at a time."""
+        """Count a passage. Return whether the fault strikes now. For one thread at a time."""
         self._num_passed += 1
         if self.times is not None and self._num_struck >= self.times:
             return False
@@ -103,7 +107,7 @@ class Strike:
         self._lock = threading.Lock()
 
     def __call__(self) -> Fault | None:
-        """Pass the site: wait where it says so, and return what else is to go wrong here, None if nothing is."""
+        """Pass the site. Wait if a rule demands it, and return the other fault to make here, or None."""
         with self._lock:
             due = [fault for fault in self._faults if fault.is_due()]
         found = None
@@ -120,16 +124,16 @@ class Strike:
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Read what `HETERO_FAULTS` says; see the module docstring.
+    """Read the rules of `HETERO_FAULTS`. See the module docstring.
 
     Raises:
-        ConfigError: If it says nothing that can be done, naming the rule.
+        ConfigError: If a rule is malformed. The message names the rule.
     """
     return tuple(_parse_rule(rule.strip()) for rule in text.split(";") if rule.strip())
 
 
 def faults_at(site: str) -> Strike | None:
-    """Return what this process has to do wrong at a site; None, which costs nothing from then on, if nothing.
+    """Return the faults of this process at a site, or None if there are none. None costs nothing later.
 
     Raises:
         ConfigError: If `HETERO_FAULTS` is malformed.
@@ -139,7 +143,7 @@ def faults_at(site: str) -> Strike | None:
 
 
 def address_via(address: str) -> str:
-    """Return the ``ip:port`` to connect to instead of ``address``: the same one, unless a ``link:via`` rule is set."""
+    """Return the ``ip:port`` to connect to instead of ``address``. It differs only if a ``link:via`` rule is set."""
     host, _, port = address.rpartition(":")
     for fault in _current():
         if fault.site == "link" and "." in host:
@@ -148,13 +152,13 @@ def address_via(address: str) -> str:
 
 
 def permit_faults(environ: MutableMapping[str, str], *, allow: bool, host: str, platform: str) -> None:
-    """Check at a launcher's start that faults may be made here, and tell its processes the host's name.
+    """Check at a launcher's start that faults are allowed here, and pass the host's name to its processes.
 
     Args:
-        environ: Of this process; its children inherit it.
+        environ: Environment of this process, which its children inherit.
         allow: ``--allow-faults``.
-        host: This host's name.
-        platform: What describes the cluster, if it is a real one; empty for a simulated job.
+        host: Name of this host.
+        platform: Source of the cluster's description if the cluster is real. Empty for a simulated job.
 
     Raises:
         ConfigError: If faults are set on a real cluster, or malformed.

@@ -1,4 +1,4 @@
-"""Copies the output of child processes line by line, and remembers the end of each."""
+"""Copies the output of child processes line by line, and keeps the last lines of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_LAST_READS = 64
 
 
 class LineRelay:
-    """Read pipes and FIFOs on one thread and hand on their lines.
+    """Reads pipes and FIFOs on one thread and passes their lines on.
 
     Args:
         write: Called with (source name, line without its end) on the relay's thread.
@@ -42,7 +42,7 @@ class LineRelay:
         self._thread.start()
 
     def add(self, name: str, descriptor: int) -> None:
-        """Relay what comes from ``descriptor``; the relay owns and closes it."""
+        """Relay the output of ``descriptor``. The relay owns and closes it."""
         os.set_blocking(descriptor, False)
         with self._lock:
             self._tails.setdefault(name, collections.deque(maxlen=self._tail_lines))
@@ -50,13 +50,13 @@ class LineRelay:
         self._poke()
 
     def discard(self, descriptor: int) -> None:
-        """Relay what is left in ``descriptor``, then close it: for one that has no end of its own. Does not wait."""
+        """Relay the rest of ``descriptor``, then close it. For a descriptor without an end of file. Does not wait."""
         with self._lock:
             self._discarded.append(descriptor)
         self._poke()
 
     def line(self, name: str, text: str) -> None:
-        """Relay one line that arrived by another way."""
+        """Relay one line that did not come from a descriptor."""
         with self._lock:
             self._tails.setdefault(name, collections.deque(maxlen=self._tail_lines)).append(text)
         self._write(name, text)
@@ -67,7 +67,7 @@ class LineRelay:
             return tuple(self._tails.get(name, ()))
 
     def close(self) -> None:
-        """Relay what is left in the pipes, then stop; idempotent."""
+        """Relay the rest of the pipes, then stop. Idempotent."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -79,7 +79,7 @@ class LineRelay:
                 self._wake_write = -1
 
     def _poke(self) -> None:
-        # Full: it is awake. Broken: it has ended.
+        # A full pipe means that the thread is awake. A broken pipe means that it has ended.
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"x")
@@ -107,7 +107,7 @@ class LineRelay:
     def _finish(self, descriptor: int) -> None:
         key = self._selector.get_map().get(descriptor)
         if key is None:
-            return  # it came to an end after all
+            return  # it has reached its end already
         for _ in range(_MAX_LAST_READS):
             if not self._drain(descriptor, key.data):
                 break
@@ -115,7 +115,7 @@ class LineRelay:
             self._close(descriptor, key.data)
 
     def _drain(self, descriptor: int, name: str) -> bool:
-        """Relay what there is; False if that was nothing, or the end."""
+        """Relay the available output. Return False if there is none, or at the end."""
         try:
             chunk = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -127,7 +127,7 @@ class LineRelay:
             self._close(descriptor, name)
             return False
         *lines, rest = (self._partial.pop(descriptor, b"") + chunk).split(b"\n")
-        if len(rest) > _MAX_LINE_BYTES:  # a progress bar that never ends its line, or binary output
+        if len(rest) > _MAX_LINE_BYTES:  # a progress bar without a line end, or binary output
             lines.append(rest)
             rest = b""
         self._partial[descriptor] = rest
@@ -136,7 +136,7 @@ class LineRelay:
         return True
 
     def _emit(self, name: str, line: bytes) -> None:
-        # A bar redraws its line with carriage returns: the last state is the one to keep.
+        # A progress bar redraws its line with carriage returns. Only the last state is kept.
         text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1][:_MAX_LINE_BYTES].decode("utf-8", "replace")
         self.line(name, text)
 

@@ -1,12 +1,11 @@
-"""Log lines that say where they come from, and cannot be forged by what they quote.
+"""Log lines that name their origin, and that quoted text cannot forge.
 
-Every line goes to standard error as ``[group host role] LEVEL message``, without
-colours. Control characters are escaped, and a message of
-several lines has the prefix on each: nothing that a remote traceback or a
-training script prints can look like another host's line.
+Every line goes to standard error as ``[group host role] LEVEL message``, without colours. Control characters are
+escaped. A message of several lines has the prefix on each line. Therefore no remote traceback and no output of a
+training script can look like another host's line.
 
-A process that must not wait for the reader of its output (a pager, a log collector
-that stands still) writes behind: see `write_behind`.
+A process that must not wait for the reader of its output (a pager, or a log collector that has stopped) writes on a
+separate thread, see `write_behind`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 
 _MAX_WAITING_BYTES = 4 * 2**20
 _CHUNK_BYTES = select.PIPE_BUF
-"""Of lines that are written at once: that much a pipe takes whole or not at all, so no reader sees half of a line."""
+"""Bytes of lines written at once. A pipe takes that much whole or not at all, so no reader sees half a line."""
 _LAST_WRITES_S = 2.0
 
 # C0 without tab, DEL, C1, line separators, direction overrides, and halves of surrogate pairs.
@@ -42,14 +41,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 
 
 def setup_logging(group: str, host: str, role: str, level: str = "info") -> None:
-    """Send this process's log to standard error with a prefix; a second call replaces the first.
+    """Send this process's log to standard error with a prefix. A second call replaces the first.
 
     Args:
-        group: Instance group, or what else this process is; empty parts are left out.
+        group: Instance group, or another name for this process. Empty parts are left out.
         host: Name of this host.
-        role: Its role.
-        level: ``debug``, ``info``, ``warning`` or ``error`` for hetero's own
-            messages; those of libraries are shown from ``warning`` up, unless it is ``debug``.
+        role: Role of this host.
+        level: ``debug``, ``info``, ``warning`` or ``error``, for hetero's own messages. Messages of libraries are shown
+            from ``warning`` up, unless the level is ``debug``.
     """
     _output.prefix = f"[{' '.join(_escape_part(part) for part in (group, host, role) if part)}] "
     root = logging.getLogger()
@@ -65,8 +64,8 @@ def setup_logging(group: str, host: str, role: str, level: str = "info") -> None
 def setup_logging_of_script() -> None:
     """Show hetero's messages in a process that runs the user's script, and leave the root logger to the script.
 
-    A handler on the root logger would turn the script's ``logging.basicConfig`` into nothing, and print the lines of
-    libraries that bring a handler of their own (Lightning, transformers) a second time.
+    A handler on the root logger would disable the script's ``logging.basicConfig``. It would also print the lines of
+    libraries that bring their own handler (Lightning, transformers) a second time.
     """
     own = logging.getLogger("hetero")
     own.setLevel(logging.INFO)
@@ -77,12 +76,12 @@ def setup_logging_of_script() -> None:
 
 
 def escape_line(text: str) -> str:
-    r"""Return the text on one line, with control characters as ``\xNN`` or ``\uNNNN``; tabs stay."""
+    r"""Return the text on one line, with control characters as ``\xNN`` or ``\uNNNN``. Tabs stay."""
     return _CONTROL.sub(_escape, text)
 
 
 def _escape_part(text: str) -> str:
-    """Return a name for the prefix, which it must not be able to end: group names may hold anything."""
+    """Return a name for the prefix, without brackets, which would end it. Group names may hold any character."""
     return escape_line(text).replace("[", r"\x5b").replace("]", r"\x5d")
 
 
@@ -90,16 +89,16 @@ def relay_line(source: str, text: str) -> None:
     """Write one line of a child's output with this process's prefix.
 
     Args:
-        source: What the child is, for example ``rank 1``.
-        text: Its line, without the end.
+        source: Name of the child, for example ``rank 1``.
+        text: The child's line, without its end.
     """
     write_line(f"{_output.prefix}{source}: {text}")
 
 
 def write_line(line: str) -> None:
-    """Write a line that has its prefix already, escaped.
+    """Escape and write a line that already has its prefix.
 
-    A closed or full output loses the line and stops nothing.
+    If the output is closed or full, the line is lost without an error.
     """
     writer = _output.writer
     if writer is not None:
@@ -113,13 +112,13 @@ def write_line(line: str) -> None:
 
 
 class LineWriter:
-    """Writes lines to a descriptor on a thread of its own, so that who logs never waits. Thread-safe.
+    """Writes lines to a descriptor on a separate thread, so the caller never waits. Thread-safe.
 
-    What the reader is too slow for is dropped, counted, and said once there is room again.
+    Lines that the reader is too slow for are dropped and counted. The number is written once there is room again.
 
     Args:
-        descriptor: Where to write; stays open.
-        max_bytes: Lines that may wait.
+        descriptor: Descriptor to write to. It stays open.
+        max_bytes: Bytes of lines that may wait.
     """
 
     def __init__(self, descriptor: int, *, max_bytes: int = _MAX_WAITING_BYTES) -> None:
@@ -138,12 +137,12 @@ class LineWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Lines lost so far."""
+        """Number of lines lost so far."""
         with self._changed:
             return self._num_dropped
 
     def put(self, line: str) -> None:
-        """Have a line written, or drop it; does not wait."""
+        """Queue a line, or drop it if the queue is full. Does not wait."""
         data = line.encode("utf-8", "replace") + b"\n"
         with self._changed:
             if self._is_closed or self._is_broken or self._num_bytes + len(data) > self._max_bytes:
@@ -155,7 +154,7 @@ class LineWriter:
             self._changed.notify_all()
 
     def _say_dropped(self) -> None:
-        """Queue a line at the place of those that were dropped since the last such line."""
+        """Queue a line about the lines that were dropped since the last such line."""
         count, self._num_said = self._num_dropped - self._num_said, self._num_dropped
         if count:
             text = f"{_output.prefix}WARNING {count} lines were dropped here: this output is read too slowly"
@@ -163,7 +162,7 @@ class LineWriter:
             self._num_bytes += len(self._lines[-1])
 
     def close(self, timeout_s: float = _LAST_WRITES_S) -> None:
-        """Write what waits, for at most ``timeout_s`` seconds, then drop lines; idempotent."""
+        """Write the waiting lines, for at most ``timeout_s`` seconds, then drop the rest. Idempotent."""
         with self._changed:
             self._changed.wait_for(lambda: (self._is_idle and not self._lines) or self._is_broken, timeout_s)
             self._is_closed = True
@@ -173,7 +172,7 @@ class LineWriter:
         while chunk := self._take():
             try:
                 self._write(chunk)
-            except OSError:  # nobody reads any more
+            except OSError:  # the reader is gone
                 with self._changed:
                     self._is_broken = True
                     self._num_dropped += len(self._lines)
@@ -182,7 +181,7 @@ class LineWriter:
                     self._changed.notify_all()
 
     def _take(self) -> bytes:
-        """Wait for lines and return the next of them; empty at the end."""
+        """Wait for lines and return the next ones, or empty bytes at the end."""
         with self._changed:
             self._is_idle = True
             self._changed.notify_all()
@@ -204,7 +203,7 @@ class LineWriter:
         while chunk:
             try:
                 written = os.write(self._descriptor, chunk)
-            except BlockingIOError:  # somebody has made it non-blocking: it is shared with other processes
+            except BlockingIOError:  # another process that shares the descriptor has made it non-blocking
                 select.select([], [self._descriptor], [], 1.0)
                 continue
             chunk = chunk[written:]
@@ -212,7 +211,7 @@ class LineWriter:
 
 @contextlib.contextmanager
 def write_behind() -> Iterator[None]:
-    """Have lines written by a thread of its own while this lasts, where standard error has a descriptor."""
+    """Write lines on a separate thread inside the block, if standard error has a descriptor."""
     try:
         writer = LineWriter(sys.stderr.fileno())
     except (OSError, ValueError):  # captured by a test, or closed
@@ -224,28 +223,28 @@ def write_behind() -> Iterator[None]:
     finally:
         writer.close()
         if not writer.num_dropped:
-            _output.writer = None  # else the reader has stopped, and a direct write would wait for it
+            _output.writer = None  # otherwise the reader has stopped, and a direct write would wait for it
 
 
 def dropped_lines() -> int:
-    """Return how many lines of this process were lost because nobody read them in time."""
+    """Return how many lines of this process were lost because the output was read too slowly."""
     writer = _output.writer
     return 0 if writer is None else writer.num_dropped
 
 
 class _Output:
-    """What this process puts before its lines, and who writes them."""
+    """The prefix of this process's lines, and the writer that writes them."""
 
     prefix = ""
     writer: LineWriter | None = None
 
 
 class _UntilConfigured(logging.Handler):
-    """Writes to standard error as long as the root logger has no handlers that would show the same records."""
+    """Writes to standard error unless the root logger has handlers that show the same records."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless the script has its own handlers."""
-        # Libraries put a NullHandler there, which shows nothing, only to silence logging's last resort.
+        # Libraries add a NullHandler, which shows nothing, only to silence logging's last resort.
         if not all(isinstance(handler, logging.NullHandler) for handler in logging.getLogger().handlers):
             return
         try:
@@ -256,7 +255,7 @@ class _UntilConfigured(logging.Handler):
 
 
 class _Handler(logging.Handler):
-    """Writes every line of a record with the prefix; lines after the first are marked."""
+    """Writes every line of a record with the prefix, and marks lines after the first."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Format and write a record."""

@@ -1,4 +1,4 @@
-"""How this process's malloc treats memory that is freed: batches come and go in the same megabytes."""
+"""How this process's malloc treats freed memory. Batches allocate and free the same megabytes again and again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 __all__ = ["MALLOC_VARIABLE", "keep_freed_memory"]
 
 MALLOC_VARIABLE = "HETERO_MALLOC"
-"""Environment: ``default`` leaves malloc as the C library has it."""
+"""Environment: ``default`` leaves malloc unchanged."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 def keep_freed_memory() -> bool:
-    """Have malloc keep up to 1 GiB of freed memory for what is allocated next, by whichever thread; idempotent.
+    """Let malloc keep up to 1 GiB of freed memory for the next allocations of any thread. Idempotent.
 
-    glibc gives large blocks back to the kernel when they are freed. The kernel clears every page
-    of the next one: 190 page faults per megabyte received, half of the CPU time of a transfer. Raised
-    thresholds alone do not help threads: each has an arena made of pieces of 64 MiB, which are given back
-    whenever they are empty, and whose free memory no other thread can use. So there is one arena for all.
+    glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
+    This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
+    not help threads. Each thread has an arena of pieces of 64 MiB. An empty piece is returned to the kernel, and no
+    other thread can use the arena's free memory. Therefore this function sets one arena for all threads.
 
-    Call it at the start of a process: threads that have allocated before keep their arenas.
-    Does nothing if the environment says ``HETERO_MALLOC=default``, or without glibc.
+    Call it at the start of a process, because threads that have allocated before keep their arenas. It does nothing if
+    the environment has ``HETERO_MALLOC=default``, or without glibc.
 
     Returns:
         Whether malloc keeps memory now.

@@ -1,4 +1,4 @@
-"""Facts about processes that every part which starts one needs: parents, statuses, limits."""
+"""Tools for all parts that start processes: parents, statuses, limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER_GRACE_S = 2.0
 _REAP_INTERVAL_S = 0.02
 _MAX_DESCRIPTORS = 2**16
-"""More than all connections need; there are programs that try to close every one that they might have."""
+"""More than all connections need. It is limited because some programs try to close every possible descriptor."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +55,16 @@ _own_children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
 def die_with_parent(expected_parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends.
+    """Let the kernel kill this process when the thread that started it ends.
 
-    Call it first thing in the child. A parent that ended before the call is
-    noticed by comparing ``getppid``; the process then ends at once.
+    Call this first in the child. If the parent ended before the call, ``getppid`` differs from the expected id, and
+    this process ends at once.
 
     Args:
-        expected_parent_pid: The parent's process id, taken in the parent.
+        expected_parent_pid: The parent's process id, read in the parent.
 
     Raises:
-        OSError: The kernel refuses (not Linux).
+        OSError: If the kernel rejects the call (not Linux).
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected_parent_pid:
@@ -72,7 +72,9 @@ def die_with_parent(expected_parent_pid: int) -> None:
 
 
 def die_with(pid: int) -> None:
-    """Kill this process when another one ends, which may be any of its ancestors; `die_with_parent` needs no thread.
+    """Kill this process when another one ends, which may be any of its ancestors.
+
+    It starts a thread, which `die_with_parent` does not need.
 
     Args:
         pid: The other process.
@@ -90,30 +92,29 @@ def die_with(pid: int) -> None:
 
 
 def adopt_descendants() -> None:
-    """Have orphans among this process's descendants become its children, so that `end_descendants` finds them.
+    """Make orphans among this process's descendants its children, where `end_descendants` finds them.
 
     Raises:
-        OSError: The kernel refuses (not Linux).
+        OSError: If the kernel rejects the call (not Linux).
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = lambda: None) -> None:
-    """Kill every descendant of this process and wait for its end; call it when none has a right to live.
+    """Kill every descendant of this process and wait for its end. Call this when no descendant may live on.
 
-    A process that cannot be killed, because it waits for a device or runs as another user, is named in the log, and
-    left.
+    A process that cannot be killed, because it waits for a device or runs as another user, is logged and left.
 
     Args:
-        timeout_s: For all of them.
-        on_poll: Called several times a second meanwhile.
+        timeout_s: Time limit for all of them together, seconds.
+        on_poll: Called several times a second during the wait.
     """
     import psutil
 
     begin_s = time.monotonic()
     while children := psutil.Process().children(recursive=True):
         on_poll()
-        # Python's trackers remove the semaphores and shared memory of dead processes, and end after the last of these.
+        # Python's trackers remove semaphores and shared memory of dead processes, and end after the last of these.
         doomed = [child for child in children if not is_resource_tracker(child)]
         if not doomed and time.monotonic() < begin_s + _TRACKER_GRACE_S:
             psutil.wait_procs(children, timeout=0.1)
@@ -122,7 +123,7 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
         kill_all(children)
         for child in children:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(child.pid, os.WNOHANG)  # not a child but a child's: it comes to us, or is gone, in the end
+                os.waitpid(child.pid, os.WNOHANG)  # a child of a child: this process inherits it, or it is gone
         if time.monotonic() > begin_s + timeout_s:
             names = ", ".join(str(child.pid) for child in children)
             logger.error("killed, but not gone after %.0f s: process %s; going on without them", timeout_s, names)
@@ -131,7 +132,7 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process whose end the caller waits for; `reap_adopted` leaves it alone. The arguments are Popen's."""
+    """Start a process whose end the caller waits for. `reap_adopted` ignores it. The arguments are those of Popen."""
     with _starting:
         process = subprocess.Popen(command, **options)
         _own_children.add(process)
@@ -139,10 +140,10 @@ def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[byte
 
 
 def reap_adopted() -> None:
-    """Take leave of ended children that `start_child` did not start: orphans that came to this process.
+    """Reap ended children that `start_child` did not start: orphans that this process has inherited.
 
-    As process 1 of a container, or after `adopt_descendants`, this process inherits them, and each
-    holds a place in the process table until then. Does not block.
+    This process inherits orphans if it is process 1 of a container, or after `adopt_descendants`. Each ended orphan
+    holds a place in the process table until it is reaped. Does not block.
     """
     with _starting:
         own = {process.pid for process in _own_children if process.returncode is None}
@@ -152,12 +153,12 @@ def reap_adopted() -> None:
             except ChildProcessError:
                 return
             if ended is None or ended.si_pid in own:
-                return  # whoever waits for that one takes it; the next call comes to those behind it
+                return  # the caller that started this child reaps it, and the next call reaches the ones behind it
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes, of which some may have ended already. Does not wait."""
+    """Kill processes. Some of them may have ended already. Does not wait."""
     from psutil import Error
 
     for process in processes:
@@ -166,10 +167,10 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def allow_descriptors(needed: int = 0) -> None:
-    """Raise the soft limit of open files as far as the hard one lets it: the usual 1,024 do not suffice.
+    """Raise the soft limit of open files to what the hard limit allows, because the usual 1,024 are too few.
 
     Args:
-        needed: What this process cannot do without.
+        needed: Least number that this process needs.
 
     Raises:
         ResourcesError: If the hard limit is lower.
@@ -187,7 +188,7 @@ def allow_descriptors(needed: int = 0) -> None:
 
 
 def is_resource_tracker(process: psutil.Process) -> bool:
-    """Tell whether this is a helper of Python's multiprocessing that cleans up after its process, and then ends."""
+    """Return whether this is a helper of Python's multiprocessing that cleans up after its process and then ends."""
     from psutil import Error
 
     try:
@@ -197,7 +198,12 @@ def is_resource_tracker(process: psutil.Process) -> bool:
 
 
 def wait_gone(pids: Iterable[int], *, timeout_s: float) -> None:
-    """Wait until processes that others reap, or nobody has reaped yet, have ended, a bounded time."""
+    """Wait for a limited time until processes have ended, even if they are not reaped yet or others reap them.
+
+    Args:
+        pids: Ids of the processes.
+        timeout_s: Time limit, seconds.
+    """
     left = list(pids)
     deadline_s = time.monotonic() + timeout_s
     while (left := [pid for pid in left if _is_alive(pid)]) and time.monotonic() < deadline_s:
@@ -205,10 +211,10 @@ def wait_gone(pids: Iterable[int], *, timeout_s: float) -> None:
 
 
 class SignalWaiter:
-    """Turns signals into something to wait for; use it in the main thread, as a context manager.
+    """Makes it possible to wait for signals. Use it in the main thread, as a context manager.
 
-    An event set from a signal handler can deadlock: the handler may run while
-    the very same thread holds the event's lock. A pipe cannot.
+    It uses a pipe, because an event that a signal handler sets can deadlock: the handler may run while the same thread
+    holds the event's lock.
 
     Args:
         signals: The signals to wait for instead of their default action.
@@ -234,7 +240,7 @@ class SignalWaiter:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def abandon(self) -> None:
-        """Let go of the pipe without touching handlers: what a forked child does with its parent's waiter."""
+        """Close the pipe without changing handlers, as a forked child does with its parent's waiter."""
         if self._read_end >= 0:
             self._restore_wakeup()
             os.close(self._read_end)
@@ -242,20 +248,20 @@ class SignalWaiter:
             self._read_end = self._write_end = -1
 
     def wait(self, timeout_s: float, *, descriptors: tuple[int, ...] = ()) -> set[int]:
-        """Block until a signal came, a descriptor is readable, or the time is over.
+        """Block until a signal arrives, a descriptor is readable, or the time is over.
 
         Returns:
-            The numbers of the signals that came; empty if it was a descriptor or the time.
+            The numbers of the signals that arrived. Empty if a descriptor or the time ended the wait.
         """
         readable, _, _ = select.select([self._read_end, *descriptors], [], [], timeout_s)
         return set(os.read(self._read_end, 4096)) if self._read_end in readable else set()
 
 
 def describe_exit_status(status: int) -> str:
-    """Say in one line what an exit status means.
+    """Describe an exit status in one line.
 
     Args:
-        status: As `subprocess.Popen.returncode` gives it: negative for a signal.
+        status: Value as in `subprocess.Popen.returncode`, negative for a signal.
     """
     if status < 0:
         return _describe_signal(-status)
@@ -272,22 +278,22 @@ def describe_exit_status(status: int) -> str:
 def thread_limits() -> dict[str, str]:
     """Return the environment that keeps numerical libraries at one thread.
 
-    One preprocessing process stands for one core: pools of their own would
-    fight over it, and results may depend on how many threads share a sum.
+    One preprocessing process uses one core. Thread pools of libraries would compete for the core, and results may
+    depend on how many threads share a sum.
     """
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def limit_threads() -> None:
-    """Keep the libraries that are already imported at one thread, see `thread_limits`."""
+    """Limit the libraries that are already imported to one thread, see `thread_limits`."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(0)  # 0 is OpenCV's "no threads"; 1 still keeps a pool
+        sys.modules["cv2"].setNumThreads(0)  # 0 means no threads in OpenCV, 1 still keeps a pool
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Do nothing: the wake-up descriptor has told already."""
+    """Do nothing, because the wake-up descriptor has already reported the signal."""
 
 
 def _prctl(option: int, value: int) -> None:

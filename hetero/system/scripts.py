@@ -1,4 +1,4 @@
-"""Where the user's training script is: a file, or a module that is found without an import."""
+"""Finds the user's training script: a file, or a module that is located without an import."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["find_script", "script_label", "script_words"]
 def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path:
     """Return the file of the user's script.
 
-    Nothing is imported: a launcher must not run the user's packages.
+    Nothing is imported, because a launcher must not run the user's packages.
 
     Args:
-        script: Its path; or the name of a module, which may be a package with a ``__main__``.
-        is_module: Whether it is the name of a module.
-        host: Named in errors, where the reader may take it for another one.
+        script: Path of the script, or the name of a module, which may be a package with a ``__main__``.
+        is_module: Whether ``script`` is the name of a module.
+        host: Name of the host for error messages, if the reader may expect another host.
 
     Raises:
-        ConfigError: If there is no such file or module.
+        ConfigError: If the file or module does not exist.
     """
     base = Path.cwd()
     place = f"on {host}" if host else f"in {base}"
@@ -40,12 +40,12 @@ def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path
 
 
 def script_words(script: str, *, is_module: bool) -> list[str]:
-    """Return what names the script on a command line: its path, or ``-m`` and its name."""
+    """Return the words that name the script on a command line: its path, or ``-m`` and its name."""
     return ["-m", script] if is_module else [script]
 
 
 def script_label(script: str, *, is_module: bool) -> str:
-    """Return a short name for folders and jobs: ``train`` of ``src/train.py`` and of ``package.train``."""
+    """Return a short name for folders and jobs: ``train`` for ``src/train.py`` and for ``package.train``."""
     return script.rpartition(".")[2] if is_module else Path(script).stem
 
 
@@ -84,7 +84,7 @@ def _is_package(name: str, base: Path) -> bool:
 
 
 def _example(package: str, base: Path) -> str:
-    """Return a module of a package by its last name: ``train``, or what there is."""
+    """Return the last name of a module of a package, for advice. Prefer ``train``."""
     found = _spec(package, base)
     folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
     names = sorted(path.stem for folder in folders for path in folder.glob("[!_]*.py") if path.stem.isidentifier())
@@ -102,7 +102,7 @@ def _spec(name: str, base: Path) -> ModuleSpec | None:
 
 
 def _is_bare(spec: ModuleSpec) -> bool:
-    """Return whether this is a folder without ``__init__.py``: a package of this name elsewhere comes first."""
+    """Return whether this is a folder without ``__init__.py``. Such a folder ranks after a package of the same name."""
     return spec.loader is None or spec.origin is None
 
 
@@ -115,12 +115,12 @@ def _installed(top: str) -> ModuleSpec | None:
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
     locations: Sequence[str] | None = None if package is None else package.submodule_search_locations
-    # By its last name alone: a folder without __init__.py would look for its parent among what is imported.
+    # Search by the last name alone: a folder without __init__.py would look for its parent among imported modules.
     return None if locations is None else PathFinder.find_spec(name, list(locations))
 
 
 def _advice(folder: Path) -> str:
-    """Return what to give in place of a folder."""
+    """Return what to give instead of a folder."""
     if (folder / "__main__.py").is_file():
         return f"run it as a module (-m {folder.name}), or name {folder / '__main__.py'}"
     files = sorted(path.name for path in folder.glob("*.py"))

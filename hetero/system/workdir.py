@@ -1,4 +1,4 @@
-"""Private folders that do not outlive their process for long, even if that is killed."""
+"""Private folders that are removed soon after the end of their process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
 _NAMED_AFTER_S = 60.0
-"""A new folder is locked and gets its name within microseconds; one without a name that is this old was left."""
+"""Age from which a folder without a final name counts as left over. A folder gets its name within microseconds."""
 
 
 @contextlib.contextmanager
 def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
-    """Make a folder for the time of a ``with`` block.
+    """Make a folder for the duration of a ``with`` block.
 
-    Its owner holds a lock on it, which goes with the process: what an owner that was killed has left is
-    told by that, and removed by the next one that comes along. Where the file system has no locks it stays.
+    The owner holds a lock on the folder, and the kernel releases the lock when the process ends. A folder without a
+    lock belongs to an owner that was killed, and the next call with the same prefix removes it. On a file system
+    without locks the folder stays.
 
     Args:
-        prefix: Of its name; folders with the same one are each other's successors.
-        parent: Where to make it; by default the folder for temporary files.
+        prefix: Prefix of the folder's name. Each call removes left-over folders with the same prefix.
+        parent: Folder to make it in. Default: the folder for temporary files.
 
     Raises:
-        ConfigError: If the file system does not keep it to this user.
-        OSError: If it cannot be made.
+        ConfigError: If the file system cannot make the folder private to this user.
+        OSError: If the folder cannot be made.
     """
     base = Path(parent if parent is not None else tempfile.gettempdir())
     path, descriptor = _make(base, prefix)
@@ -44,17 +45,17 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if os.getpid() == owner:  # a forked child that ends closes this generator, too
+        if os.getpid() == owner:  # because a forked child that ends closes this generator, too
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
 
 def stale_folders(prefix: str, *, parent: str | None = None) -> list[Path]:
-    """Return what owners that were killed have left, as far as it is this user's; the next owner removes it.
+    """Return the folders of this user that killed owners have left. The next owner removes them.
 
     Args:
-        prefix: Of their names.
-        parent: Where they are; by default in the folder for temporary files.
+        prefix: Prefix of their names.
+        parent: Folder that contains them. Default: the folder for temporary files.
     """
     found = []
     for path in Path(parent if parent is not None else tempfile.gettempdir()).glob(f"{prefix}*"):
@@ -71,13 +72,13 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
         try:
             descriptor = _lock(path, is_new=True)
             try:
-                path.rename(final)  # nobody sees it by that name before it is locked
+                path.rename(final)  # other processes see the final name only after the folder is locked
             except BaseException:
                 os.close(descriptor)
                 raise
             return final, descriptor
         except (FileNotFoundError, BlockingIOError):
-            continue  # something else removed it
+            continue  # another process removed it
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.rmdir()
@@ -89,15 +90,15 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
-    """Remove what owners that were killed have left.
+    """Remove the folders that killed owners have left.
 
     Args:
-        base: Where the folders are.
-        prefix: Of their names.
-        own: The folder that was made just now: it is kept, and tells the time by the clock of the file system.
+        base: Folder that contains them.
+        prefix: Prefix of their names.
+        own: The folder that was just made. It is kept, and its time is read from the clock of the file system.
     """
     now_s = own.lstat().st_mtime
-    # A folder without its name may belong to a process that is about to lock it: launchers of a job start together.
+    # A folder without its final name may belong to a process that is about to lock it, as launchers start together.
     unnamed = [path for path in base.glob(f".{prefix}*") if now_s - _changed_s(path, now_s) > _NAMED_AFTER_S]
     for path in (*base.glob(f"{prefix}*"), *unnamed):
         if path == own:
@@ -105,7 +106,7 @@ def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
         try:
             descriptor = _lock(path)
         except OSError:
-            continue  # in use, somebody else's, or gone by now
+            continue  # in use, owned by another user, or gone
         try:
             shutil.rmtree(path, ignore_errors=True)
             logger.info("removed %s, which a run that was killed had left", path)
@@ -114,7 +115,7 @@ def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
 
 
 def _changed_s(path: Path, now_s: float) -> float:
-    """Return when a folder was last changed; now if it is gone."""
+    """Return when a folder was last changed, or ``now_s`` if it is gone."""
     try:
         return path.lstat().st_mtime
     except OSError:
@@ -122,23 +123,24 @@ def _changed_s(path: Path, now_s: float) -> float:
 
 
 def _lock(path: Path, *, is_new: bool = False) -> int:
-    """Return a descriptor that holds the lock of a folder of this user's.
+    """Return a descriptor that holds the lock of a folder of this user.
 
     Args:
         path: The folder.
-        is_new: Whether to do without the lock where the file system has none: NFS, Lustre, CIFS may be mounted so.
+        is_new: Whether to continue without a lock if the file system has none. NFS, Lustre and CIFS may be mounted in
+            this way.
 
     Raises:
-        BlockingIOError: If it is locked.
-        FileNotFoundError: If no such folder is there.
-        PermissionError: If others have access to it.
+        BlockingIOError: If the folder is locked.
+        FileNotFoundError: If the folder does not exist.
+        PermissionError: If other users have access to it.
         OSError: If it cannot be opened or locked.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _flock(descriptor, is_needed=not is_new)
         facts = os.fstat(descriptor)
-        found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"  # a set group-id bit lets nobody in
+        found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"  # a set-group-id bit gives no access
         expected = f"user {os.geteuid()} with mode 700"
         if found != expected:
             raise PermissionError(f"it is of {found}, expected {expected}")
