@@ -1,7 +1,7 @@
-"""What would go wrong on this host before a job is started: a finding for everything that jobs have failed of.
+"""Finds what would go wrong on this host before a job starts: one finding for everything that has failed jobs before.
 
-One module per subject, each with ``examine(surroundings) -> list[Finding]``. It works on a host of a job, beside a job
-that runs, and on a machine that belongs to no cluster; nothing is changed and nothing secret is said.
+Each subject is one module with ``examine(surroundings) -> list[Finding]``. The examination works on a host of a job,
+beside a running job, and on a machine that belongs to no cluster. It changes nothing and shows no secrets.
 """
 
 from __future__ import annotations

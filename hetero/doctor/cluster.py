@@ -1,4 +1,4 @@
-"""The description of the cluster: is there one, is it sound, what is this host's part."""
+"""The description of the cluster: whether there is one, whether it is valid, and this host's place in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["examine"]
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Say what a launcher would read."""
+    """Report what a launcher would read."""
     cluster = surroundings.cluster
     if cluster is not None:
         groups = ", ".join(

@@ -1,4 +1,4 @@
-"""CPUs that this process may use, against those that it sees and those that the instance type has."""
+"""CPUs that this process may use, compared with those of the machine and of the instance type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["examine"]
 
 def examine(surroundings: Surroundings) -> list[Finding]:
     """Compare the machine's CPUs, the affinity, the quota of the control group, and the catalogue."""
-    from hetero.launch.placement import usable_cpus  # only here: it imports gRPC, which may be what is broken
+    from hetero.launch.placement import usable_cpus  # only here, because it imports gRPC, which may be broken
 
     seen, allowed, quota = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_quota()
     usable = usable_cpus()

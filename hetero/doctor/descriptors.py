@@ -1,4 +1,4 @@
-"""How many files and processes this user may have."""
+"""Limits of this user's open files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _COMFORTABLE = 4096
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Compare the limits of open files with what a launcher needs."""
-    from hetero.launch.placement import needed_descriptors  # only here: it imports gRPC, which may be what is broken
+    """Compare the limits of open files with the needs of a launcher."""
+    from hetero.launch.placement import needed_descriptors  # only here, because it imports gRPC, which may be broken
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = needed_descriptors(max(1, len(surroundings.hosts)))

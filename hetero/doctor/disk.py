@@ -1,4 +1,4 @@
-"""Disk: room, inodes and the right to write where a job writes."""
+"""Disk space, inodes and write permission in the folders that a job writes to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCARCE_INODES = 1000
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Write to the folder for temporary files and to the platform's folders, and look at what is free there."""
+    """Write to the folder for temporary files and to the platform's folders, and check their free space."""
     findings = _temporary()
     for folder, what in _folders(surroundings).items():
         if folder.is_dir():
@@ -40,7 +40,7 @@ def _folders(surroundings: Surroundings) -> dict[Path, str]:
 
 
 def _temporary() -> list[Finding]:
-    """Make a folder as a launcher does: some file systems keep nothing to one user."""
+    """Make a folder as a launcher does, because some file systems cannot make a folder private to one user."""
     to_do = "let TMPDIR name a folder of this user's on a local disk, with room"
     try:
         with private_folder("hetero-doctor-") as folder:

@@ -1,4 +1,4 @@
-"""All subjects at once, and what they say as text and as JSON."""
+"""All subjects together, and their findings as text and as JSON."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ SUBJECTS: Mapping[str, Callable[[Surroundings], list[Finding]]] = {
     "disk": disk.examine,
     "leftovers": leftovers.examine,
 }
-"""What is examined, by name, in the order in which it is shown."""
+"""Subjects of the examination by name, in the order of the output."""
 
 _TIMEOUT_S = 12.0
-"""For everything; names and ports take at most half of it, a disk that hangs any time."""
+"""Time limit for everything. Names and ports need at most half of it, a disk that hangs may need any time."""
 _INDENT = " " * 25
 
 
 def examine(surroundings: Surroundings) -> dict[str, list[Finding]]:
-    """Return what there is to say about each subject, after some seconds at most.
+    """Return the findings about each subject, after some seconds at most.
 
-    A subject whose examination fails or does not end is an error of its own: the others are examined in any case.
+    A subject whose examination fails or does not end counts as one error. The others are examined in any case.
     """
     tasks = {name: functools.partial(subject, surroundings) for name, subject in SUBJECTS.items()}
     outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
@@ -59,7 +59,7 @@ def examine(surroundings: Surroundings) -> dict[str, list[Finding]]:
 
 
 def render_text(findings: Mapping[str, Sequence[Finding]]) -> str:
-    """Return a line per finding, what to do below it, and a line that sums up."""
+    """Return one line per finding with the advice below it, and a last line with the totals."""
     lines = []
     for subject, entries in findings.items():
         for finding in entries:

@@ -1,4 +1,4 @@
-"""What an examination says."""
+"""The results of an examination."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ __all__ = ["Finding", "Level", "error", "ok", "warning"]
 
 
 class Level(enum.Enum):
-    """What a finding means for a job."""
+    """Meaning of a finding for a job."""
 
     OK = "ok"
     WARNING = "warning"
-    """A job runs; something about it will be slow, open or lost."""
+    """A job runs, but something about it will be slow, open or lost."""
     ERROR = "error"
     """A job fails on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fact about this host, and what to do about it."""
+    """One fact about this host, and advice."""
 
     level: Level
     found: str
-    """One sentence without a full stop; never a secret."""
+    """One sentence without a full stop. It never contains a secret."""
     to_do: str = ""
-    """Empty if the level is OK."""
+    """Advice. Empty if the level is OK."""
     details: Mapping[str, object] = field(default_factory=dict)
-    """For ``--json`` only: what the sentence sums up, as JSON has it."""
+    """Data behind the sentence as JSON values, for ``--json`` only."""
 
 
 def ok(found: str, **details: object) -> Finding:
-    """Return a finding that needs nothing to be done."""
+    """Return a finding that needs no action."""
     return Finding(level=Level.OK, found=found, details=details)
 
 
@@ -43,5 +43,5 @@ def warning(found: str, to_do: str, **details: object) -> Finding:
 
 
 def error(found: str, to_do: str, **details: object) -> Finding:
-    """Return a finding that a job fails of."""
+    """Return a finding that makes a job fail."""
     return Finding(level=Level.ERROR, found=found, to_do=to_do, details=details)

@@ -1,4 +1,4 @@
-"""What earlier runs have left: processes, private folders, a failure file."""
+"""What earlier runs have left behind: processes, private folders, a failure file."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _SEMAPHORES = "sem.mp-*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnProcess:
-    """A process of hetero's."""
+    """A process of hetero."""
 
     pid: int
     ancestors: frozenset[int]
     kind: str
     job_id: str
-    """Empty if it is not to be seen."""
+    """Id of the process's job. Empty if it is not visible."""
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Look for what a run that was killed may have left; nothing is removed."""
+    """Look for what a killed run may have left. Remove nothing."""
     findings = [*_processes(), *_folders(surroundings), *_failure(surroundings), *_semaphores()]
     return findings or [ok("no process, folder or failure file of an earlier run is here")]
 
 
 def find_processes() -> list[OwnProcess]:
-    """Return the processes of hetero's that this user may see, without this very command."""
+    """Return hetero's processes that this user may see, except this one."""
     import psutil
 
     found = []
@@ -65,14 +65,14 @@ def find_processes() -> list[OwnProcess]:
 
 
 def _kind(command: list[str]) -> str:
-    """Return what a command line starts; empty if that is nothing of hetero's."""
+    """Return the kind of process that a command line starts, or an empty text if it is not hetero's."""
     for word, following in itertools.pairwise(command):
         if word == "-m" and following in _MODULES:
             kind = _MODULES[following]
             return kind if kind != "launcher" or "launch" in command else ""
         if Path(word).name == "hetero" and following == "launch":
             return "launcher"
-    is_python = Path(command[0] if command else "").name.startswith("python")  # and not an editor
+    is_python = Path(command[0] if command else "").name.startswith("python")  # and not an editor with the file
     return "launcher" if is_python and any(Path(word).name.endswith("launcher.py") for word in command[:4]) else ""
 
 

@@ -1,4 +1,4 @@
-"""Names of hosts: are they resolved, to addresses that differ, and this host's own to one that others can reach."""
+"""Names of hosts: whether they resolve to different addresses, and this host's name to an address others can reach."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRY = "on a platform names may appear minutes after the start: run this again
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Resolve the name of every host, all at once."""
+    """Resolve the names of all hosts at the same time."""
     hosts = surroundings.hosts
     if not hosts:
         return [ok("no cluster is described, so there is no name to resolve")]

@@ -1,8 +1,8 @@
-"""Ports: can this host have its own, and which of the other hosts answer on theirs.
+"""Ports: whether this host can bind its own, and which other hosts can be reached on theirs.
 
-Two ports of every other host are tried: the one of its launcher (``--port``), and one of those that systems give to
-whoever asks for any, as endpoints and torchrun do. A security group that lets only the first through lets no batch
-through. Nobody needs to listen: that a host refuses shows that it is reached.
+The examination tries two ports of every other host: the port of its launcher (``--port``), and one of the ephemeral
+ports that endpoints and torchrun get from the system. A security group that allows only the first port blocks all
+batches. No process needs to listen, because a refused connection shows that the host was reached.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["examine"]
 
 _CONNECT_S = 2.0
 _TIMEOUT_S = 6.0
-"""For all hosts, their names included."""
+"""Time limit for all hosts, including their names."""
 _ANSWERS, _REFUSES, _SILENT, _UNRESOLVED = "answers", "refuses", "silent", "unresolved"
 _Outcome: TypeAlias = Finding | dict[str, str]
 _Matrix: TypeAlias = Mapping[str, Mapping[str, str]]
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Bind this host's ports and connect to those of the others, all at once."""
+    """Bind this host's ports and connect to the ports of the others, all at the same time."""
     hosts_file = surroundings.environ.get("HETERO_HOSTS_FILE")
     own = surroundings.own_host
     control, other = surroundings.options.port, last_ephemeral_port()
@@ -42,7 +42,7 @@ def examine(surroundings: Surroundings) -> list[Finding]:
     tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_own, own, control, hosts_file)}
     tasks |= {host: functools.partial(_reach, host, (control, other), hosts_file) for host in others}
     outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
-    bound = outcomes.pop(None, None)  # not there, or an error: its name is not resolved, which names says
+    bound = outcomes.pop(None, None)  # missing or an error if the host's name does not resolve, which names.py reports
     findings = [*([bound] if isinstance(bound, Finding) else []), *_ephemeral()]
     if not others:
         return findings
@@ -51,7 +51,7 @@ def examine(surroundings: Surroundings) -> list[Finding]:
 
 
 def last_ephemeral_port() -> int:
-    """Return the last of the ports that this system, and most likely its peers, give to whoever asks for any."""
+    """Return the last ephemeral port of this system, and most likely of its peers."""
     return int(_ephemeral_range()[1])
 
 
@@ -69,16 +69,16 @@ def _ephemeral() -> list[Finding]:
 
 
 def _own(host: str | None, port: int, hosts_file: str | None) -> Finding:
-    """Bind what a launcher here would bind.
+    """Bind the address and port that a launcher would bind here.
 
     Raises:
-        ClusterError: If this host's name is not resolved.
+        ClusterError: If this host's name does not resolve.
     """
     address = "127.0.0.1" if host is None else resolve_address(host, hosts_file=hosts_file)
     target = join_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: a port in TIME_WAIT is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does, because TIME_WAIT counts as free
         try:
             probe.bind((address, port))
             probe.listen()
@@ -106,7 +106,7 @@ def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[st
     """Return how each port of a host behaves.
 
     Raises:
-        ClusterError: If its name is not resolved.
+        ClusterError: If the host's name does not resolve.
     """
     address = resolve_address(host, hosts_file=hosts_file)
     return {str(port): _connect(address, port) for port in ports}
@@ -131,7 +131,7 @@ def _row(outcome: _Outcome | Exception | None, ports: tuple[int, ...]) -> dict[s
 
 
 def _judge(matrix: _Matrix, control: str, other: str) -> list[Finding]:
-    """Say what the answers of all hosts mean; hosts that behave alike share a finding."""
+    """Return the meaning of all hosts' answers. Hosts that behave alike share a finding."""
     alike: dict[tuple[str, str], list[str]] = {}
     for host, row in matrix.items():
         alike.setdefault((row[control], row[other]), []).append(host)
@@ -150,7 +150,7 @@ def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: st
         "let the hosts of the job reach all TCP ports of each other: in a security group, a rule that names itself"
     )
     if at_control == _UNRESOLVED:
-        return None  # names says so
+        return None  # the subject "names" reports it
     if at_control in open_ and at_other in open_:
         listens = "their launchers listen" if at_control == _ANSWERS else "no launcher listens yet, which is no fault"
         return ok(f"{hosts}: reached on port {control} ({listens}) and on other ones")

@@ -1,4 +1,4 @@
-"""Proxies for HTTP: which one gRPC would take, and that connections between the hosts do not."""
+"""Proxies for HTTP: the one that gRPC would use. Connections between the hosts use none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ __all__ = ["examine"]
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Say which proxy is set.
+    """Report which proxy is set.
 
-    hetero tells its channels to take none. TensorFlow's take one: with http_proxy set, a worker of tf.data.service 2.21
-    connected to the proxy instead of its dispatcher. So launchers except the addresses of a job (`without_proxy`).
+    hetero configures its channels without a proxy. TensorFlow's channels use one: with http_proxy set, a worker of
+    tf.data.service 2.21 connected to the proxy instead of its dispatcher. Therefore launchers exclude the addresses of
+    a job from the proxy (`without_proxy`).
     """
     environ = surroundings.environ
     name = next((name for name in PROXY_VARIABLES if environ.get(name)), None)
@@ -26,7 +27,7 @@ def examine(surroundings: Surroundings) -> list[Finding]:
 
 
 def _without_secrets(url: str) -> str:
-    """Return a proxy's scheme, host and port; a user and a password may stand before them."""
+    """Return a proxy's scheme, host and port, without the user and the password that may precede them."""
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
         port = "" if parts.port is None else f":{parts.port}"

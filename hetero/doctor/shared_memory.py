@@ -1,4 +1,4 @@
-"""Room in /dev/shm, which torch's own loader workers, NCCL and gloo need; hetero itself puts nothing there."""
+"""Space in /dev/shm, which torch's own loader workers, NCCL and gloo need. hetero itself uses none of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["FOLDER", "examine"]
 
 FOLDER = "/dev/shm"
 _SCARCE_BYTES = 512 * 2**20
-"""Eight workers with two batches each of 32 MiB."""
+"""Enough for eight workers with two batches of 32 MiB each."""
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Look at the size of shared memory and at what is free of it."""
+    """Check the size and the free space of shared memory."""
     del surroundings
     to_do = "give the container more: docker run --shm-size=8g, or --ipc=host"
     try:

@@ -1,7 +1,8 @@
-"""How a request to stop reaches a launcher: the platform sends SIGTERM to process 1 of the container, to nobody else.
+"""Whether a request to stop reaches a launcher. The platform sends SIGTERM only to process 1 of the container.
 
-Whatever stands between process 1 and the launcher has to hand it on. Shells do not while they wait for a child, nor
-does the entry point of SageMaker's stock images; and the kernel drops a SIGTERM to a process 1 without a handler.
+Every process between process 1 and the launcher must forward the signal. Shells do not forward it while they wait for a
+child, and neither does the entry point of SageMaker's stock images. The kernel drops a SIGTERM to a process 1 that has
+no handler.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """What ``/proc`` says about a process and SIGTERM."""
+    """What ``/proc`` reports about a process and SIGTERM."""
 
     pid: int
     command: tuple[str, ...]
@@ -45,7 +46,7 @@ class ProcessFacts:
 
     @property
     def program(self) -> str:
-        """The name of the program; of a script, that of the script."""
+        """Name of the program. For an interpreter that runs a script, the name of the script."""
         names = [PurePath(word).name for word in self.command] or [""]
         if names[0].startswith(_INTERPRETER) and "-c" not in names[1:2]:
             return next((name for name in names[1:] if name and not name.startswith("-")), names[0])
@@ -61,22 +62,22 @@ class ProcessFacts:
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Follow the processes from process 1 to the launcher that runs here, or to this very process."""
+    """Check the processes from process 1 to the launcher that runs here, or to this process if there is none."""
     launchers = [process for process in find_processes() if process.kind == "launcher"]
     jobs = {process.job_id for process in launchers}
-    # A torchrun or mpirun of the platform's starts copies of one launcher; several jobs are no host of a platform.
+    # A torchrun or mpirun of the platform starts copies of one launcher. Several jobs mean: no host of a platform.
     pid = min(process.pid for process in launchers) if len(jobs) == 1 else os.getpid()
     is_job = surroundings.cluster is not None
     own = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)
     if pid == os.getpid():
         return own
     chain = ancestry(pid)
-    found = judge(chain, is_launcher=True, is_job=is_job) if chain else []  # it may have ended meanwhile
+    found = judge(chain, is_launcher=True, is_job=is_job) if chain else []  # the process may have ended meanwhile
     return [*found, *(finding for finding in own if finding.level is Level.ERROR or not found)]
 
 
 def ancestry(pid: int) -> list[ProcessFacts]:
-    """Return a process and its ancestors as far as they are to be seen, the process itself last."""
+    """Return a process and its visible ancestors, the process itself last."""
     chain: list[ProcessFacts] = []
     while pid > 0:
         try:
@@ -96,11 +97,11 @@ def ancestry(pid: int) -> list[ProcessFacts]:
 
 
 def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> list[Finding]:
-    """Say whether SIGTERM to process 1 arrives.
+    """Return findings on whether a SIGTERM to process 1 arrives.
 
     Args:
-        chain: From the first ancestor that is to be seen to the process that it is about.
-        is_launcher: Whether that is a launcher, and not this examination in its stead.
+        chain: Processes from the first visible ancestor to the process in question.
+        is_launcher: Whether that process is a launcher. If not, it is this examination, which runs in its place.
         is_job: Whether there is a job that would lose something.
     """
     *between, last = chain
@@ -128,7 +129,7 @@ def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> 
 
 
 def _obstacle(facts: ProcessFacts) -> str:
-    """Say why a process does not hand SIGTERM on; nothing if it does."""
+    """Return why a process does not forward SIGTERM, or an empty text if it does."""
     if facts.program in _FORWARDING:
         return ""
     if facts.is_toolkit:

@@ -1,4 +1,4 @@
-"""Where an examination looks: the same options, files and variables that a launcher would read here."""
+"""What an examination reads: the same options, files and variables that a launcher would read here."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Surroundings", "look_around"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """One host, as far as it is described."""
+    """The known facts about one host."""
 
     options: LaunchOptions
     environ: Mapping[str, str]
     base_dir: Path
-    """The folder that the platform fills; it need not exist."""
+    """Folder that the platform fills. It need not exist."""
     cluster: ClusterSpec | None
-    """None: no cluster is described here, or the description is of no use."""
+    """The cluster. None if no cluster is described here, or if the description is unusable."""
     hosts: tuple[str, ...]
-    """All hosts in natural order; also of a description that does not say which of them this is."""
+    """All hosts in natural order. They are known even if the description does not name this host."""
     cluster_problem: str = ""
-    """Why a description that there is, is of no use."""
+    """Why an existing description is unusable."""
 
     @property
     def own_host(self) -> str | None:
@@ -36,15 +36,15 @@ class Surroundings:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether this is one of `hetero simulate`'s hosts, which share a machine."""
+        """Whether this is one of the hosts of `hetero simulate`, which share a machine."""
         return "HETERO_SIMULATED" in self.environ
 
 
 def look_around(options: LaunchOptions, environ: Mapping[str, str]) -> Surroundings:
-    """Return what there is to examine; a cluster is read if one is described.
+    """Collect what there is to examine. Read the cluster if one is described.
 
     Args:
-        options: As a launcher would have them.
+        options: Options as a launcher would have them.
         environ: Environment of this process.
 
     Raises:
@@ -75,7 +75,7 @@ def _is_described(options: LaunchOptions, environ: Mapping[str, str], base: Path
     try:
         return _platform_file(base).exists()
     except OSError:
-        return True  # reading it says why not
+        return True  # reading the file will report the reason
 
 
 def _platform_file(base: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The job's token and certificates: where they come from, and whether they can be used. What they are is never said."""
+"""The job's token and certificates: where they come from and whether they are usable. Their content is never shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def examine(surroundings: Surroundings) -> list[Finding]:
 
 
 def _token(surroundings: Surroundings) -> list[Finding]:
-    # Only here: it imports gRPC, which may be what is broken.
+    # Imported only here, because it imports gRPC, which may be broken.
     from hetero.control.security import TOKEN_FILE_VARIABLE, token_from_environment
     from hetero.launch.staged import staged_token
 
@@ -34,7 +34,7 @@ def _token(surroundings: Surroundings) -> list[Finding]:
         return [error(str(problem), f"make the file anew, mode 0600, or correct {TOKEN_FILE_VARIABLE}")]
     if token is not None:
         return [ok(f"a token is in {path}, which only this user can read")]
-    for folder in (Path.cwd(), surroundings.base_dir / "code"):  # of the job: the toolkit's, and where it works
+    for folder in (Path.cwd(), surroundings.base_dir / "code"):  # folders that may hold the job's code
         try:
             if staged_token(folder) is not None:
                 return [ok(f"a token came with the code in {folder}")]

@@ -1,4 +1,4 @@
-"""Versions of Python and of the libraries that a job needs, and those that are known to be bad."""
+"""Versions of Python and of required libraries, and versions that are known to be bad."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOORS: Mapping[str, str] = {
     "PyYAML": "6.0",
     "xxhash": "3.0",
 }
-"""Least versions of what hetero needs; pyproject.toml has the same."""
+"""Lowest versions of the packages that hetero needs, the same as in pyproject.toml."""
 _OPTIONAL = {"torch": "2.1", "tensorflow": "2.16"}
 _SHOWN = (*FLOORS, *_OPTIONAL, "sagemaker", "sagemaker-training")
 _LEAST_PYTHON = (3, 10)
@@ -32,7 +32,7 @@ _NEEDED_MODULES = ("grpc", "hetero.wire.proto.control_pb2", "hetero.wire.proto.d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBad:
-    """Versions that work badly or not at all."""
+    """Versions of a package that work badly or fail."""
 
     package: str
     at_least: str
@@ -42,7 +42,7 @@ class KnownBad:
     to_do: str
     source: str
     with_package: str = ""
-    """Only beside this one; empty: always."""
+    """Package that must be installed, too, for the rule to apply. Empty: the rule always applies."""
     with_at_least: str = "0"
 
 
@@ -122,11 +122,11 @@ KNOWN_BAD = (
         source="https://github.com/aws/sagemaker-python-sdk/releases",
     ),
 )
-"""Each was seen to fail, or withdrawn by its makers; the source says why."""
+"""Each of these versions failed in a test or was withdrawn by its makers. The source gives the reason."""
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Compare what is installed with what is needed and with what is known to be bad."""
+    """Compare the installed packages with the required ones and with those known to be bad."""
     installed = {name: version for name in _SHOWN if (version := _version(name)) is not None}
     python = ".".join(map(str, sys.version_info[:3]))
     findings = list(judge(installed))
@@ -134,8 +134,8 @@ def examine(surroundings: Surroundings) -> list[Finding]:
         findings.append(error(f"this is Python {python}; expected 3.10 or newer", "run hetero with a newer Python"))
     for module in _NEEDED_MODULES:
         try:
-            importlib.import_module(module)  # allowed: one of the names above
-        except Exception as problem:  # noqa: BLE001 - whatever a broken installation raises
+            importlib.import_module(module)  # allowed, because it is one of the names above
+        except Exception as problem:  # noqa: BLE001 - a broken installation may raise anything
             found = f"{module} cannot be imported: {type(problem).__name__}: {problem}"
             findings.append(error(found, "install grpcio and protobuf for this Python and machine anew"))
     shown = ", ".join(f"{name} {version}" for name, version in installed.items())
@@ -146,7 +146,7 @@ def judge(installed: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what is wrong with a set of packages.
 
     Args:
-        installed: Name -> version; what is not there is not installed.
+        installed: Maps names to versions of the installed packages.
     """
     for name, floor in {**FLOORS, **_OPTIONAL}.items():
         version = installed.get(name)
@@ -167,7 +167,7 @@ def judge(installed: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version as far as they are its release: 2.3.0+cpu and 2.3.0rc1 are 2.3."""
+    """Return the numbers of a version up to its release part: 2.3.0+cpu and 2.3.0rc1 give 2.3."""
     numbers = [int(number) for number in re.findall(r"[0-9]+", (re.match(r"[0-9.]*", version) or [""])[0])]
     while numbers and numbers[-1] == 0:
         numbers.pop()

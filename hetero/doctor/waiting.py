@@ -1,4 +1,4 @@
-"""Many things at once that may take for ever, such as a name server's answer: what has not come in time is left."""
+"""Runs many tasks in parallel that may never end, such as a query to a name server. Late ones are abandoned."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MAX_THREADS = 64
 
 
 def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[_Key, _T | Exception]:
-    """Call functions on threads and return what those gave that ended in time: a value, or what they raised.
+    """Call functions on threads and return the results of those that ended in time: a value or an exception.
 
-    The other ones go on until they end, on threads that do not keep the process alive.
+    The others continue until they end, on threads that do not keep the process alive.
 
     Args:
-        tasks: By any key.
-        timeout_s: For all of them together.
+        tasks: The functions, by any key.
+        timeout_s: Time limit for all of them together, seconds.
     """
     waiting: queue.SimpleQueue[tuple[_Key, Callable[[], _T]]] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[_Key, _T | Exception]] = queue.SimpleQueue()
@@ -38,7 +38,7 @@ def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[
                 return
             try:
                 ended.put((key, task()))
-            except Exception as error:  # noqa: BLE001 - the caller's to judge
+            except Exception as error:  # noqa: BLE001 - the caller decides about it
                 ended.put((key, error))
 
     for _ in range(min(_MAX_THREADS, len(tasks))):
