@@ -1,4 +1,4 @@
-"""What a job measures: steps of its loaders, what they skipped, and resources of its hosts."""
+"""Measurements of a job: steps of its loaders, skipped samples, and resources of its hosts."""
 
 from __future__ import annotations
 

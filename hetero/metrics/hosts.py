@@ -1,8 +1,7 @@
 """CPU, memory, network and GPU use of a host, sampled by a thread.
 
-Scope ``host`` is the whole machine. Scope ``tree`` is one process and its
-descendants: simulated hosts share a machine, and each has one launcher at the
-root of all its processes.
+Scope ``host`` is the whole machine. Scope ``tree`` is one process and its descendants. It exists for simulated hosts,
+which share a machine: each has one launcher at the root of all its processes.
 """
 
 from __future__ import annotations
@@ -32,40 +31,40 @@ _MAX_CPU_PERCENT = 1e7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUsage:
-    """What a host used while it was sampled. What could not be read is None."""
+    """Resources that a host used while it was sampled. Values that could not be read are None."""
 
     host: str
     """Host name in the cluster, for example ``algo-1``."""
     scope: str = field(metadata=limits(choices=SCOPES))
-    """``host``: the whole machine; ``tree``: one process and its descendants."""
+    """``host`` is the whole machine, ``tree`` is one process and its descendants."""
     duration_s: float
     """Seconds between the first and the last reading."""
     num_readings: int
-    """Readings taken, the first included."""
+    """Number of readings, including the first."""
     num_cpus: int = field(metadata=limits(minimum=1, maximum=1e6))
-    """Logical CPUs of the machine (not of the instance type that it may stand for)."""
+    """Logical CPUs of the machine, not of the instance type that it may emulate."""
     cpu_seconds: float
     """CPU time used."""
     cpu_percent_mean: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
-    """100 is one logical CPU, as in CloudWatch: a full host of 8 shows 800."""
+    """Mean CPU use in percent of one logical CPU, as in CloudWatch: a fully used host of 8 CPUs shows 800."""
     cpu_percent_peak: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
     """Highest value over one interval between readings."""
     memory_basis: str = field(metadata=limits(choices=("used", "rss")))
-    """``used``: total - available; ``rss``: sum over processes, in which shared pages count once per process."""
+    """``used`` is total - available. ``rss`` is the sum over processes, which counts shared pages once per process."""
     memory_mean_bytes: float
     memory_peak_bytes: int
     memory_total_bytes: int
     network_sent_bytes: int | None
-    """All interfaces but loopback; None in scope ``tree`` (Linux counts per interface, not per process)."""
+    """Bytes sent on all interfaces but loopback. None in scope ``tree``, because Linux counts per interface."""
     network_received_bytes: int | None
     num_gpus: int = field(default=0, metadata=limits(maximum=1024))
-    """GPUs that NVML shows; 0 also where pynvml is not installed."""
+    """GPUs that NVML shows. 0 also if pynvml is not installed."""
     gpu_name: str | None = None
     gpu_percent_mean: float | None = field(default=None, metadata=limits(maximum=100))
-    """Mean over GPUs and readings of NVML's utilisation (time with any kernel running); the whole machine's."""
+    """Mean over GPUs and readings of NVML's utilisation (time with any kernel running), for the whole machine."""
     gpu_percent_peak: float | None = field(default=None, metadata=limits(maximum=100))
     gpu_memory_peak_bytes: int | None = None
-    """Highest sum over the GPUs."""
+    """Highest sum over the GPUs at one reading."""
 
     def to_json(self) -> dict[str, object]:
         """Return the usage as JSON values."""
@@ -84,7 +83,7 @@ class HostUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """One look at the GPUs of the machine."""
+    """One reading of the machine's GPUs."""
 
     name: str
     percents: tuple[float, ...]
@@ -93,7 +92,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReading:
-    """One look at the counters; CPU and network values are totals since some fixed past."""
+    """One reading of the counters. CPU and network values are totals since a fixed time in the past."""
 
     cpu_total_s: float
     memory_bytes: int
@@ -103,14 +102,14 @@ class HostReading:
 
 
 class HostSampler:
-    """Sample the resources of a host until stopped. A context manager; `stop` is idempotent.
+    """Samples the resources of a host until stopped. A context manager.
 
     Args:
         host: Host name in the cluster.
         scope: ``host`` or ``tree``.
-        pid: Root of the tree; default this process. Ignored in scope ``host``.
+        pid: Process id of the tree's root. Default: this process. Ignored in scope ``host``.
         interval_s: Seconds between readings, in [0.05, 600].
-        read: Takes a reading; default psutil and, where `pynvml` is installed, NVML.
+        read: Takes a reading. Default: psutil and, if `pynvml` is installed, NVML.
         clock: Monotonic clock in seconds.
 
     Raises:
@@ -143,7 +142,7 @@ class HostSampler:
         self._totals = _Totals()
 
     def start(self) -> HostSampler:
-        """Take the first reading and begin sampling; returns self."""
+        """Take the first reading and begin sampling. Return self."""
         assert self._thread is None, "a HostSampler starts once"
         self.sample()
         self._thread = threading.Thread(target=self._run, name=f"hetero-usage-{self.host}", daemon=True)
@@ -151,7 +150,7 @@ class HostSampler:
         return self
 
     def stop(self, timeout_s: float = 5.0) -> HostUsage:
-        """Take a last reading and end the thread; at most ``timeout_s``. Idempotent."""
+        """Take a last reading and end the thread, within ``timeout_s`` seconds. Idempotent."""
         if not self._wake.is_set():
             self._wake.set()
             if self._thread is not None:
@@ -162,17 +161,17 @@ class HostSampler:
         return self.usage()
 
     def sample(self) -> None:
-        """Take one reading now. Thread-safe; a source that fails is skipped."""
+        """Take one reading now. Skip it if its source fails. Thread-safe."""
         with self._lock:
             try:
                 reading = self._read()
-            except (psutil.Error, OSError) as error:  # The tree's root may be gone already.
+            except (psutil.Error, OSError) as error:  # The tree's root may have ended already.
                 logger.debug("no reading of %s: %s", self.host, error)
                 return
             self._totals.add(reading, self._clock(), self._interval_s / 4)
 
     def usage(self) -> HostUsage:
-        """Return what was used so far. Thread-safe."""
+        """Return the use so far. Thread-safe."""
         with self._lock:
             return self._totals.usage(self.host, self.scope)
 
@@ -190,7 +189,7 @@ class HostSampler:
 
 
 class _Totals:
-    """Sums and peaks over readings; no clock, no I/O."""
+    """Sums and peaks over readings. It has no clock and no I/O."""
 
     def __init__(self) -> None:
         self._first: HostReading | None = None
@@ -210,12 +209,12 @@ class _Totals:
         if self._last is None:
             self._first, self._first_at = reading, now
         else:
-            # In a tree the total falls when a process ends whose parent does not reap it: its time
-            # since the last reading is lost, what was counted before stays.
+            # In a tree the total falls if a process ends and its parent does not reap it. Its time since the last
+            # reading is lost. Time that was counted before stays counted.
             used_s = max(0.0, reading.cpu_total_s - self._last.cpu_total_s)
             self._cpu_s += used_s
             interval_s = now - self._last_at
-            # CPU counters tick in 10 ms; over a very short last interval the quotient says nothing.
+            # CPU counters tick every 10 ms, so over a very short last interval the quotient means nothing.
             if interval_s >= min_interval_s > 0:
                 self._cpu_peak = max(self._cpu_peak or 0.0, 100 * used_s / interval_s)
         self._last, self._last_at = reading, now
@@ -273,7 +272,7 @@ def _reader(scope: str, pid: int, gpus: _Gpus | None) -> Callable[[], HostReadin
 
 def _read_host(gpus: GpuReading | None) -> HostReading:
     cpu = psutil.cpu_times()
-    # guest time is part of user time already; steal and iowait are not ours.
+    # User time already contains guest time. steal and iowait are not time that this host used.
     busy_s = cpu.user + cpu.nice + cpu.system + getattr(cpu, "irq", 0.0) + getattr(cpu, "softirq", 0.0)
     memory = psutil.virtual_memory()
     interfaces = psutil.net_io_counters(pernic=True)
@@ -294,15 +293,15 @@ def _read_tree(root: psutil.Process, gpus: GpuReading | None) -> HostReading:
             with process.oneshot():
                 cpu = process.cpu_times()
                 memory_bytes += process.memory_info().rss
-        except psutil.Error:  # Ended between listing and reading.
+        except psutil.Error:  # It ended between listing and reading.
             continue
-        # children_* is the time of descendants that ended and were reaped; living ones are listed themselves.
+        # children_* is the time of descendants that were reaped. Living descendants are in the list themselves.
         cpu_s += cpu.user + cpu.system + cpu.children_user + cpu.children_system
     return HostReading(cpu_total_s=cpu_s, memory_bytes=memory_bytes, gpus=gpus)
 
 
 class _Gpus:
-    """NVML behind `pynvml`, or nothing: a missing library or driver is normal on data hosts."""
+    """NVML through `pynvml`, or nothing, because a missing library or driver is normal on data hosts."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -314,7 +313,7 @@ class _Gpus:
             self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
             name = nvml.nvmlDeviceGetName(self._handles[0]) if self._handles else ""
             self._name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        except Exception as error:  # noqa: BLE001 - pynvml's own tree, and it differs between its versions
+        except Exception as error:  # noqa: BLE001 - pynvml has its own exceptions, which differ between versions
             logger.debug("no GPU figures: %s", error)
             self._handles = []
 
@@ -324,7 +323,7 @@ class _Gpus:
         try:
             percents = tuple(float(self._nvml.nvmlDeviceGetUtilizationRates(h).gpu) for h in self._handles)
             memory_bytes = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(h).used) for h in self._handles)
-        except Exception as error:  # noqa: BLE001 - as above; MIG slices have no utilisation
+        except Exception as error:  # noqa: BLE001 - as above, and MIG slices have no utilisation
             logger.debug("no GPU figures: %s", error)
             self._handles = []
             return None

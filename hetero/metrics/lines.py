@@ -1,4 +1,4 @@
-"""The lines of a log in which a platform finds figures: one each, ``hetero_metric NAME=VALUE``."""
+"""Log lines in which a platform finds figures, one figure per line: ``hetero_metric NAME=VALUE``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ METRIC_NAMES = {
     "job_restarts": "restarts of the trainer group",
     "endpoint_restarts": "endpoints that crashed and were started again",
 }
-"""What there is, with what it is; those from ``wall_seconds`` on come once, with the report."""
+"""All figures with their meaning. Those from ``wall_seconds`` on are logged once, with the report."""
 
 
 def metric_text(name: str, value: float) -> str | None:
-    """Return what a line says, without an exponent; None if the value is no number."""
+    """Return the text of a line, without an exponent, or None if the value is not finite."""
     if not math.isfinite(value):
         return None
     assert name in METRIC_NAMES

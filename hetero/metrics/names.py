@@ -1,4 +1,4 @@
-"""What a loader may be called: its name travels to the launcher and stands in reports."""
+"""The rule for names of loaders, which travel to the launcher and appear in reports."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MAX_NAME_CHARS = 200
 
 
 def check_name(name: object) -> None:
-    """Refuse a loader's name that cannot be told to the launcher, or shown: with it a rank's report would be lost.
+    """Reject a loader's name that cannot be sent to the launcher or shown. Such a name would lose a rank's report.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: If the name is rejected.
     """
     if not isinstance(name, str) or not name.isprintable():
         found = ascii(name)[:60]

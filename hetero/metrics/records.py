@@ -34,16 +34,16 @@ def limits(
     Args:
         minimum: Smallest number.
         maximum: Largest number.
-        choices: The allowed strings; empty for any.
+        choices: The allowed strings. Empty allows any string.
         max_items: Longest list or object.
     """
     return {"minimum": minimum, "maximum": maximum, "choices": choices, "max_items": max_items}
 
 
 def encode(value: object) -> Any:
-    """Return ``value`` as plain JSON values; dataclasses become objects, tuples become lists.
+    """Return ``value`` as plain JSON values. Dataclasses become objects, tuples become lists.
 
-    Text beyond `MAX_TEXT_LENGTH` (a long command line, say) is cut, so that `decode` takes it back.
+    Text beyond `MAX_TEXT_LENGTH` (a long command line, for example) is cut, because `decode` would reject it.
     """
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT_LENGTH else value[: MAX_TEXT_LENGTH - 3] + "..."
@@ -60,17 +60,17 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
     """Build a dataclass from parsed JSON.
 
     Args:
-        cls: A dataclass of strings, numbers, booleans, tuples, dicts with string keys, optional
-            values and further dataclasses.
+        cls: A dataclass of strings, numbers, booleans, tuples, dicts with string keys, optional values and further
+            dataclasses.
         value: The parsed JSON value.
-        path: Where ``value`` stands in the document, for messages.
+        path: Position of ``value`` in the document, for messages.
 
     Returns:
-        The instance; fields with a default may be absent.
+        The instance. Fields with a default may be absent in ``value``.
 
     Raises:
-        ConfigError: If a key is unknown or missing, or a value has the wrong type, range or size;
-            the message names the key path.
+        ConfigError: If a key is unknown or missing, or a value has the wrong type, range or size. The message names
+            the key path.
     """
     if not isinstance(value, dict):
         raise _wrong(path, value, "an object")

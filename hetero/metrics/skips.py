@@ -1,4 +1,4 @@
-"""What a loader skipped: counted without end, listed and logged within bounds."""
+"""Samples that a loader skipped. All are counted, a limited number is listed and logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetero.metrics.records import encode, limits
 __all__ = ["DEFAULT_MAX_SKIPS", "Listing", "SkipLog", "SkippedSample"]
 
 DEFAULT_MAX_SKIPS = 100
-_MAX_REPORTED_BYTES = 16 * 1024  # of all loaders of a rank: summaries travel with every heartbeat of its host
+_MAX_REPORTED_BYTES = 16 * 1024  # for all loaders of a rank, because every heartbeat of its host carries the summaries
 _LOG_LINES = 10
 _LOG_INTERVAL_S = 10.0
 _MAX_NAMES_CHARS = 300
@@ -25,32 +25,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedSample:
-    """A sample that raised, so that another one of its batch stood in for it."""
+    """A sample that raised and was replaced by another sample of its batch."""
 
     index: str
-    """What the sampler yielded."""
+    """The index that the sampler yielded."""
     epoch: int = field(metadata=limits(maximum=2.0**64))
     host: str
-    """Where it raised: host and endpoint; ``local``: on the trainer host of the rank itself."""
+    """Host and endpoint where the sample raised. ``local`` means the trainer host of the rank."""
     exception: str
-    """Its first line."""
+    """First line of the exception."""
 
     def __str__(self) -> str:
         return f"sample {self.index} in epoch {self.epoch} on {self.host}: {self.exception}"
 
 
 class Listing:
-    """What the loaders of one process may list in reports, all together."""
+    """Limit on the skipped samples that all loaders of one process together list in reports."""
 
     def __init__(self, *, max_samples: int = MAX_LISTED, max_bytes: int = _MAX_REPORTED_BYTES) -> None:
         self._num_samples = max_samples
         self._num_bytes = max_bytes
 
     def takes(self, sample: SkippedSample) -> bool:
-        """Tell whether there is room for one more, and use it."""
+        """Return whether there is room for one more sample, and reserve it."""
         nbytes = len(json.dumps(encode(sample))) + 2
         if not self._num_samples or nbytes > self._num_bytes:
-            self._num_samples = 0  # a list with holes would look complete
+            self._num_samples = 0  # because a list with gaps would look complete
             return False
         self._num_samples -= 1
         self._num_bytes -= nbytes
@@ -61,14 +61,14 @@ _listing = Listing()
 
 
 class SkipLog:
-    """Counts what one loader on one rank skips over its life, and ends it when that becomes too much. Picklable.
+    """Counts the samples that one loader on one rank skips, and fails the loader if there are too many. Picklable.
 
-    One thread calls `note`; `summary` may be called from any.
+    One thread calls `note`. Any thread may call `summary`.
 
     Args:
-        loader: Its name.
+        loader: Name of the loader.
         dataset: Registered name of its data set.
-        max_skips: Skipped samples that are borne, at least 0.
+        max_skips: Largest number of skipped samples that is allowed, at least 0.
         clock: Monotonic seconds.
     """
 
@@ -86,10 +86,10 @@ class SkipLog:
         self._num_logged = self._num_unlogged = 0
 
     def note(self, skips: Skips) -> None:
-        """Take in what was skipped in a batch that is about to be delivered.
+        """Count the samples that were skipped in a batch that is about to be delivered.
 
         Raises:
-            DatasetError: If there are more than ``max_skips`` now: it lists them.
+            DatasetError: If the total exceeds ``max_skips``. The error lists the samples.
         """
         samples = [
             SkippedSample(index=skip.index, epoch=skips.epoch, host=skips.host, exception=skip.exception)
@@ -109,7 +109,7 @@ class SkipLog:
             raise self._too_many(samples[-1])
 
     def summary(self) -> tuple[int, tuple[SkippedSample, ...]]:
-        """Return how many were skipped, and the first of them."""
+        """Return the number of skipped samples, and the first of them."""
         return self._count, self._reported
 
     def _log(self, sample: SkippedSample) -> None:

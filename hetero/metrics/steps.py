@@ -1,12 +1,12 @@
 """Step time and data wait, measured by the loader itself.
 
-A *step* runs from one delivery to the next: the compute on a batch, then the
-data wait for the following one. What lies between two passes over a loader
-(validation, a checkpoint) is no step: the clock stands still from `pause` to
-the next `begin_wait`. The wait for the first batch of the next pass is kept,
-though, as the data wait of the step that the last batch began. Leaving it out
-would flatter short epochs: requests that run in parallel all land on that
-wait, and the batches behind it come for nothing.
+A *step* runs from one delivery to the next. It consists of the compute on a batch and the data wait for the following
+batch. The time between two passes over a loader (validation, a checkpoint) belongs to no step: the clock stops from
+`pause` to the next `begin_wait`.
+
+The wait for the first batch of the next pass still counts, as the data wait of the step that the last batch began.
+Without it short epochs would look too good. Requests that run in parallel all delay this first batch, and the batches
+behind it then arrive without a wait.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from hetero.metrics.traffic import Traffic
 __all__ = ["DEFAULT_WARMUP_STEPS", "StepSummary", "StepTimer"]
 
 DEFAULT_WARMUP_STEPS = 5
-"""Steps left out at the start; a loader with a longer window should leave out its window."""
+"""Steps left out at the start. A loader with a longer window should leave out its window."""
 MAX_STEP_WAIT_S = 3600.0
 _CAPACITY = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """What one `StepTimer` saw. A figure whose definition does not hold is None."""
+    """Figures of one `StepTimer`. A figure whose definition does not apply is None."""
 
     name: str
-    """The loader, for example ``photos/train``."""
+    """Name of the loader, for example ``photos/train``."""
     num_steps: int = field(metadata=limits(maximum=2**53))
-    """Batches delivered, warm-up included."""
+    """Batches delivered, including the warm-up."""
     num_samples: int = field(metadata=limits(maximum=2**53))
-    """Samples delivered, warm-up included."""
+    """Samples delivered, including the warm-up."""
     batch_samples: int = field(metadata=limits(maximum=2**53))
-    """Samples in the largest batch: the batch size of this rank."""
+    """Samples in the largest batch, which is the batch size of this rank."""
     warmup_steps: int = field(metadata=limits(maximum=2**53))
-    """Steps at the start that no figure below counts."""
+    """Steps at the start that the figures below leave out."""
     num_steps_measured: int = field(metadata=limits(maximum=2**53))
-    """Whole steps after the warm-up: the base of every figure below."""
+    """Complete steps after the warm-up. All figures below are based on them."""
     num_samples_measured: int = field(metadata=limits(maximum=2**53))
-    """Samples computed on in the measured steps."""
+    """Samples that the measured steps computed on."""
     compute_total_s: float
-    """Time between delivery and the next request, summed over the measured steps."""
+    """Time from each delivery to the next request, summed over the measured steps."""
     data_wait_total_s: float
     """Time blocked in ``next()``, summed over the measured steps."""
     step_time_mean_s: float | None
@@ -66,25 +66,25 @@ class StepSummary:
     samples_per_s: float | None
     """Samples per second of this rank over the measured steps."""
     percentiles_exact: bool
-    """False when the percentiles come from a random sample of the steps (more than 100,000 measured)."""
+    """False if the percentiles come from a random sample of the steps (more than 100,000 measured)."""
     step_wait_s: float | None = field(default=None, metadata=limits(maximum=MAX_STEP_WAIT_S))
-    """Emulated accelerator time per step; None: the compute is real."""
+    """Emulated accelerator time per step. None means real compute."""
     num_emulation_overruns: int = field(default=0, metadata=limits(maximum=2**53))
-    """Steps whose real compute took longer than `step_wait_s`, so that the emulation does not hold for them."""
+    """Steps whose real compute took longer than `step_wait_s`. The emulation does not apply to them."""
     num_skips: int = field(default=0, metadata=limits(maximum=2**53))
-    """Samples that raised, so that others of their batches stood in for them."""
+    """Samples that raised and were replaced by other samples of their batches."""
     skips: tuple[SkippedSample, ...] = field(default=(), metadata=limits(max_items=MAX_LISTED))
-    """The first of them: at most 100, and 16 KiB, of all loaders of a rank."""
+    """The first skipped samples: at most 100, and 16 KiB, for all loaders of a rank together."""
     compression: str | None = None
-    """As which batches from endpoints were asked for; None: as they are."""
+    """Compression that was requested for batches from endpoints. None: uncompressed."""
     batch_bytes: int = field(default=0, metadata=limits(maximum=2**53))
-    """Of the batches that came from endpoints, before compression, headers included."""
+    """Bytes of the batches from endpoints, before compression, with headers."""
     saved_bytes: int = field(default=0, metadata=limits(maximum=2**53))
-    """Of them, those that compression kept off the network."""
+    """Bytes that compression kept off the network, out of `batch_bytes`."""
 
     @property
     def total_s(self) -> float:
-        """Measured time in seconds: compute and data wait."""
+        """Measured time in seconds, compute plus data wait."""
         return self.compute_total_s + self.data_wait_total_s
 
     def to_json(self) -> dict[str, object]:
@@ -103,19 +103,19 @@ class StepSummary:
 
 
 class StepTimer:
-    """Measure the steps of one loader on one rank.
+    """Measures the steps of one loader on one rank.
 
-    One thread calls `begin_wait`, `end_wait` and `pause`; `summary` may be called from any.
-    Holds at most 100,000 steps (1.6 MB): the sums are exact for ever, the percentiles up to there
-    and from a uniform random sample of the steps beyond.
+    One thread calls `begin_wait`, `end_wait` and `pause`. Any thread may call `summary`. The timer holds at most
+    100,000 steps (1.6 MB). The sums are always exact. The percentiles are exact up to that number of steps, and beyond it they
+    come from a uniform random sample of the steps.
 
     Args:
-        name: The loader, for reports.
+        name: Name of the loader, for reports.
         warmup_steps: Steps left out at the start, >= 0.
-        step_wait_s: Emulated accelerator: seconds that every step's compute shall last,
-            in (0, 3600]; None leaves the compute as it is.
+        step_wait_s: Emulated accelerator: seconds that every step's compute lasts, in (0, 3600]. None leaves the
+            compute unchanged.
         clock: Monotonic clock in seconds.
-        sleep: Waits the given number of seconds; may return early.
+        sleep: Waits the given number of seconds, and may return early.
 
     Raises:
         ConfigError: If ``warmup_steps`` or ``step_wait_s`` is out of range.
@@ -138,17 +138,17 @@ class StepTimer:
         self.warmup_steps = warmup_steps
         self.step_wait_s = step_wait_s
         self.skips: SkipLog | None = None
-        """What the loader skipped, for the summary."""
+        """Skipped samples of the loader, for the summary."""
         self.traffic = Traffic(None)
-        """What its batches took on the network, for the summary."""
+        """Network traffic of the loader's batches, for the summary."""
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
         self._delivered_at: float | None = None
         self._begun_at: float | None = None
-        self._compute_s: float | None = None  # of the last batch, until its data wait is known
+        self._compute_s: float | None = None  # compute on the last batch, kept until its data wait is known
         self._current_samples = 0
-        self._current_steps = 1  # that the last delivery was for
+        self._current_steps = 1  # number of steps of the last delivery
         self._num_steps = 0
         self._num_samples = 0
         self._batch_samples = 0
@@ -159,12 +159,12 @@ class StepTimer:
         self._num_overruns = 0
         self._computes_s = array("d")
         self._waits_s = array("d")
-        # Its own generator: the process-wide one belongs to the user's sampling.
+        # A separate generator, because the process-wide one belongs to the user's sampling.
         self._random = random.Random(0)
 
     def begin_wait(self) -> None:
-        """Note that ``next()`` was entered; with an emulated accelerator, first wait out the step."""
-        if self._begun_at is not None:  # The wait before this one failed: its step has no end.
+        """Record that ``next()`` was entered. With an emulated accelerator, first wait for the end of the step."""
+        if self._begun_at is not None:  # The wait before this one failed, so its step has no end.
             self._compute_s = None
         now = self._clock()
         if self._delivered_at is not None:
@@ -175,14 +175,14 @@ class StepTimer:
         self._begun_at = now
 
     def end_wait(self, num_samples: int, *, waited_s: float | None = None, num_steps: int = 1) -> None:
-        """Note that a batch of ``num_samples`` samples is being delivered, or was.
+        """Record that a batch of ``num_samples`` samples is being delivered, or was delivered.
 
         Args:
-            num_samples: Of all batches that are delivered.
-            waited_s: How long the wait was, if it is over already and some of the compute with it; cut to the time
-                since `begin_wait`. None: until now.
-            num_steps: Batches that are delivered for as many steps in a row, at least 1. Only the wait for the first
-                one is known: it, and the time of all, is divided evenly among them.
+            num_samples: Samples of all batches that are delivered.
+            waited_s: Duration of the wait, if it has already ended and part of the compute has passed. It is limited
+                to the time since `begin_wait`. None means that the wait ends now.
+            num_steps: Number of batches that are delivered together, for as many steps in a row, at least 1. Only the
+                wait for the first batch is known. This wait and the time of all steps are divided evenly among them.
         """
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
@@ -199,17 +199,17 @@ class StepTimer:
         self._delivered_at = delivered_at
 
     def pause(self) -> None:
-        """Stop the clock: the loader is exhausted (inside ``next()``) or was left (outside it). Idempotent.
+        """Stop the clock because the loader is exhausted (inside ``next()``) or was left (outside it). Idempotent.
 
-        After exhaustion the last batch's compute is known and waits for the first data wait of the
-        next pass. After a ``break`` it is not known, and that step is dropped.
+        After exhaustion the last batch's compute is known. It is kept until the first data wait of the next pass
+        completes the step. After a ``break`` it is not known, and the step is dropped.
         """
         self._begun_at = None
         self._delivered_at = None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether ``next()`` was entered and has not returned: between `begin_wait` and `end_wait`. Thread-safe."""
+        """Whether a ``next()`` is in progress, between `begin_wait` and `end_wait`. Thread-safe."""
         return self._begun_at is not None
 
     def summary(self) -> StepSummary:
@@ -264,7 +264,7 @@ class StepTimer:
         return now
 
     def _record(self, compute_s: float, wait_s: float) -> None:
-        """Note what the steps of the last delivery took, with the wait that followed them."""
+        """Record the durations of the steps of the last delivery, with the wait that followed them."""
         num_steps, samples = self._current_steps, self._current_samples
         for index in range(num_steps):
             num_samples = samples * (index + 1) // num_steps - samples * index // num_steps
@@ -282,8 +282,8 @@ class StepTimer:
             self._computes_s.append(compute_s)
             self._waits_s.append(wait_s)
             return
-        # Reservoir sampling. Keeping every n-th step would be simpler, but waits come in bursts as
-        # long as there are slots, often a power of two, and a fixed stride sees one phase of them.
+        # Reservoir sampling. Keeping every n-th step would be simpler. But waits come in bursts whose length is the
+        # number of slots, often a power of two, and a fixed stride would see one phase of the bursts only.
         slot = self._random.randrange(num_measured)
         if slot < _CAPACITY:
             self._computes_s[slot] = compute_s
@@ -291,10 +291,10 @@ class StepTimer:
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return p50 and p95 by linear interpolation between the closest ranks; None for no values."""
+    """Return p50 and p95 by linear interpolation between the closest ranks, or None without values."""
     if not len(values):
         return None, None
-    # Sessions ask once a second; sorting 100,000 Python floats would hold the GIL for 20 ms each time.
+    # Sessions call this once a second. Sorting 100,000 Python floats would hold the GIL for 20 ms each time.
     import numpy as np
 
     p50, p95 = np.percentile(np.asarray(values), [50, 95])
