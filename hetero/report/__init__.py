@@ -1,4 +1,4 @@
-"""Reports of runs: what was observed, what it cost, what holds it back, and whether another cluster is better."""
+"""Reports of runs: what was observed, its cost, its bottleneck, and comparisons of clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what was observed to what is concluded; pure."""
+"""Draws the conclusions of a report from observations. Pure."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from hetero.report.validity import cost_objection, missing_emulation
 __all__ = ["BUSY_UTILISATION", "COMPUTED_ON_DATA_HOSTS", "build_report", "idle_data_hosts"]
 
 BUSY_UTILISATION = 0.9
-"""Accelerators this busy count as fed (the pass mark of MLPerf Storage)."""
+"""Utilisation from which accelerators count as busy (the pass mark of MLPerf Storage)."""
 COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
-"""The event with the part of ``batches computed`` that data hosts have; missing if one did not say."""
+"""Event that counts the part of ``batches computed`` on data hosts. Missing if a data host did not report it."""
 _MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1
 
 
 def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
-    """Conclude from a run.
+    """Build the report of a run.
 
     Args:
-        facts: What was observed.
+        facts: Observations of the run.
         catalogue: Instance types with the prices to use.
 
     Returns:
-        The report; figures whose definition does not hold are None.
+        The report. Figures whose definition does not apply are None.
     """
     headline = _headline(facts)
     verdict = _verdict(facts, headline, catalogue)
@@ -57,7 +57,7 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
 
 
 def _headline(facts: RunFacts) -> Headline | None:
-    # A script may build several loaders of one name: the n-th of each rank belong together.
+    # A script may build several loaders of the same name. The n-th of that name on each rank belong together.
     loaders: dict[str, list[tuple[int, StepSummary]]] = defaultdict(list)
     for rank in facts.ranks:
         for label, summary in rank.labelled:
@@ -77,7 +77,7 @@ def _headline(facts: RunFacts) -> Headline | None:
     def figure(value: float | None, unit: str) -> Figure | None:
         return None if value is None else Figure(value=value, unit=unit, basis=facts.basis)
 
-    # A rank's batches may differ in size (the last one): its mean, not its batch size, gives the rate.
+    # A rank's batches may differ in size (the last one), so the rate uses the mean and not the batch size.
     samples_per_step = sum(s.num_samples_measured / s.num_steps_measured for _, s in ranks if s.num_steps_measured)
     step_time_s = step.step_time_mean_s if step else None
     return Headline(
@@ -102,7 +102,7 @@ def _headline(facts: RunFacts) -> Headline | None:
 def _slowest(
     ranks: Sequence[tuple[int, StepSummary]], value: Callable[[StepSummary], float | None]
 ) -> tuple[int | None, StepSummary | None]:
-    """Return the rank with the largest value; nothing if any rank has none: the job is as fast as all of them."""
+    """Return the rank with the largest value, or None if any rank has no value: all ranks set the job's pace."""
     keyed = [(value(summary), rank, summary) for rank, summary in ranks]
     if any(key is None for key, _, _ in keyed):
         return None, None
@@ -141,7 +141,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
     return Cost(
         prices=tuple(prices),
         missing=tuple(missing),
-        # A sum of list prices; nobody measured it.
+        # A sum of list prices, so not measured.
         hourly=None if hourly_usd is None else Figure(value=hourly_usd, unit="USD/h", basis="modelled"),
         run=figure(cost.job_cost_usd, facts.wall_s, "USD"),
         per_1k_steps=figure(cost.cost_per_1k_steps_usd, step_time, "USD"),
@@ -162,16 +162,16 @@ _NO_STEPS = (
 
 
 def idle_data_hosts(facts: RunFacts) -> str | None:
-    """Return what to tell the user if a job went well and its data hosts made no batch, else None.
+    """Return a sentence for the user if a job succeeded and its data hosts made no batch, else None.
 
-    Only endpoints count their batches: of tf.data.service it is not known.
+    Only endpoints count their batches. With tf.data.service the number is not known.
     """
     num_hosts = sum(group.count for group in facts.groups if group.role == "data")
     num_received, num_computed = facts.events.get("batches", 0), facts.events.get("batches computed", 0)
     num_on_data_hosts = facts.events.get(COMPUTED_ON_DATA_HOSTS)
     if num_on_data_hosts is None:
         has_batches = bool(num_received or num_computed)
-    else:  # a batch that nobody has counted may have come from a data host
+    else:  # a batch that was not counted may have come from a data host
         has_batches = num_on_data_hosts > 0 or num_received > num_computed
     if not num_hosts or has_batches or facts.exit_code or facts.options.get("data service") != "grpc":
         return None
@@ -189,12 +189,14 @@ def idle_data_hosts(facts: RunFacts) -> str | None:
 
 def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> Verdict:
     missing = missing_emulation(facts)
-    has_real_cpus = "--emulate-sample-seconds" in missing  # this machine's, in place of vCPUs
+    has_real_cpus = "--emulate-sample-seconds" in missing  # CPUs of this machine instead of emulated vCPUs
     vcpus = None if has_real_cpus else _preprocessing_vcpus(facts, catalogue)
+    # Without a measured utilisation the bottleneck is unknown.
     if headline is None or headline.utilisation is None:
         has_steps = any(loader.num_steps for rank in facts.ranks for loader in rank.loaders)
         advice = idle_data_hosts(facts) or (_WITHIN_WARMUP if has_steps else _NO_STEPS)
         return Verdict(bottleneck="unknown", advice=advice, vcpus=vcpus, vcpus_needed=None)
+    # Busy accelerators: compute is the bottleneck.
     busy = headline.utilisation.value
     percent = f"{100 * busy:.0f} %"
     if busy >= BUSY_UTILISATION and missing:
@@ -208,6 +210,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
             f"The accelerators compute {percent} of the time: data keeps up. More vCPUs would not make steps shorter."
         )
         return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
+    # Idle accelerators: data is the bottleneck. The branches differ in what is known about the vCPUs.
     advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
     if _waits_are_rare(headline):
         advice += (
@@ -241,7 +244,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
 
 
 def _waits_are_rare(headline: Headline) -> bool:
-    """Whether 19 of 20 steps wait next to nothing: what a mean says of the rest does not scale with vCPUs."""
+    """Return whether 19 of 20 steps hardly wait. The mean of the other waits does not scale with vCPUs then."""
     mean, p95, step = headline.data_wait_mean, headline.data_wait_p95, headline.step_time_mean
     if mean is None or p95 is None or step is None:
         return False
@@ -249,7 +252,7 @@ def _waits_are_rare(headline: Headline) -> bool:
 
 
 def _preprocessing_vcpus(facts: RunFacts, catalogue: Catalogue) -> int | None:
-    if facts.placement == "hybrid":  # Trainer hosts give some of their vCPUs; which share is not recorded.
+    if facts.placement == "hybrid":  # Trainer hosts use part of their vCPUs, and that share is not recorded.
         return None
     role = "trainer" if facts.placement == "homogeneous" else "data"
     total = 0
@@ -267,10 +270,10 @@ def _were_not_given(flags: Sequence[str]) -> str:
 
 
 def _idle_cpus(facts: RunFacts) -> str | None:
-    """Return a sentence if the CPUs that preprocess were not busy, so that more of them would not help.
+    """Return a sentence if the CPUs that preprocess were not busy, because more of them would not help.
 
-    Only real runs tell: emulated vCPUs wait instead of working. Where trainer hosts preprocess too,
-    what their CPUs do besides is not known. Data hosts are those without ranks.
+    Only real runs are considered, because emulated vCPUs wait instead of working. If trainer hosts preprocess too, the
+    other load of their CPUs is not known. Data hosts are the hosts without ranks.
     """
     if facts.simulated or facts.placement == "hybrid":
         return None

@@ -1,4 +1,4 @@
-"""Reports as files: write them, show them, compare them. The command line calls these."""
+"""Writes, shows and compares report files. The command line calls these functions."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def show_file(path: str | Path) -> str:
     """Return the Markdown of one report.
 
     Args:
-        path: ``report.json``, or the directory that holds it.
+        path: ``report.json``, or the directory that contains it.
 
     Raises:
-        ConfigError: If there is none or it is malformed; names the file and the key path.
+        ConfigError: If the report is missing or malformed. The message names the file and the key path.
     """
     return render_report(load_report(path))
 
@@ -45,8 +45,8 @@ def compare_files(baseline: str | Path, candidate: str | Path) -> str:
     """Return the Markdown that compares two reports.
 
     Args:
-        baseline: ``report.json``, or the directory that holds it; usually the homogeneous run.
-        candidate: Likewise; usually the heterogeneous run.
+        baseline: ``report.json``, or the directory that contains it. Usually of the homogeneous run.
+        candidate: The same for the other run. Usually of the heterogeneous run.
 
     Raises:
         ConfigError: If a report is missing, malformed or has no measured step.

@@ -1,4 +1,4 @@
-"""Two runs against each other: how much faster, how much cheaper, and was it worth it."""
+"""Comparison of two runs: how much faster and how much cheaper the second one is, and whether it is worth it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hetero.report.validity import cost_objection
 __all__ = ["FEW_STEPS", "Comparison", "compare"]
 
 FEW_STEPS = 20
-"""With fewer measured steps than this, a mean is not compared."""
+"""Least number of measured steps for a comparison of means."""
 _MANY_OVERRUNS = 0.1
-"""Share of steps or batches that took longer than emulated, from which on emulated times are not compared."""
+"""Share of steps or batches that took longer than emulated. Above it, emulated times are not compared."""
 
 _NUMBER = re.compile(r" \(\d+\)$")
 _STOPPED = 143
-"""Exit code of a job that ended because it was asked to stop: its steps count."""
+"""Exit code of a job that ended because it was asked to stop. Its steps count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,33 +31,33 @@ class Comparison:
     baseline: Report
     candidate: Report
     per: str
-    """``step`` if a step is the same work in both, else ``sample``."""
+    """``step`` if a step is the same work in both runs, otherwise ``sample``."""
     speedup: Figure | None
-    """Baseline time / candidate time, for the same step or the same number of samples; None if they are not alike."""
+    """Baseline time / candidate time for the same step or number of samples. None if the runs are not comparable."""
     break_even_speedup: Figure | None
-    """The speed-up above which the candidate is cheaper; None if a price is missing or not the same in both."""
+    """Speed-up above which the candidate is cheaper. None if a price is missing or differs between the runs."""
     saving: Figure | None
-    """Fraction of the baseline's cost for the same work; negative if dearer. None if that cannot be said."""
+    """Fraction of the baseline's cost for the same work. Negative if dearer. None if it cannot be determined."""
     objections: tuple[str, ...]
-    """Why there is no saving, or no speed-up either, although there are prices; one sentence each."""
+    """Reasons for no saving, and possibly no speed-up, although prices are known. One sentence each."""
     caveats: tuple[str, ...]
-    """What else makes the two less alike than they should be, one sentence each."""
+    """Other differences that make the runs less comparable, one sentence each."""
 
     @property
     def is_worth_it(self) -> bool | None:
-        """True if the candidate does the same work for less money; None if that cannot be said."""
+        """Whether the candidate does the same work for less money. None if it cannot be determined."""
         return None if self.saving is None else self.saving.value > 0
 
 
 def compare(baseline: Report, candidate: Report) -> Comparison:
     """Compare two runs of the same training.
 
-    Where the global batch is the same, a step is the same work and steps are compared; where it
-    differs, only samples can be.
+    If both runs have the same global batch, a step is the same work, and steps are compared. Otherwise only samples are
+    compared.
 
     Args:
-        baseline: Usually the homogeneous run.
-        candidate: Usually the heterogeneous run.
+        baseline: Report of the baseline, usually the homogeneous run.
+        candidate: Report of the candidate, usually the heterogeneous run.
 
     Raises:
         ConfigError: If a run has no measured step.
@@ -68,10 +68,12 @@ def compare(baseline: Report, candidate: Report) -> Comparison:
     if base_s is None or other_s is None:
         which = "first" if base_s is None else "second"
         raise ConfigError(f"{which} report: no time per {per} was measured, so there is nothing to compare")
+    # Collect the reasons why speed, prices or costs of the two runs cannot be compared.
     basis = "simulated" if "simulated" in (baseline.run.basis, candidate.run.basis) else "measured"
     of_pace = [*_unlike(baseline, candidate, base, other)]
     of_prices = [*_other_prices(baseline, candidate)]
     of_cost = [*_cost_objections(baseline, candidate), *of_prices]
+    # A saving needs both comparable times and comparable costs.
     break_even = saving = None
     if baseline.cost.hourly is not None and candidate.cost.hourly is not None and not of_prices:
         base_usd, other_usd = baseline.cost.hourly.value, candidate.cost.hourly.value
@@ -109,7 +111,7 @@ def _time_per_unit(headline: Headline, per: str) -> float | None:
 
 
 def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline) -> Iterator[str]:
-    """Yield why the times of the two runs are not times of the same work."""
+    """Yield reasons why the times of the two runs are not times of the same work."""
     first, second = baseline.run, candidate.run
     if first.basis != second.basis:
         yield f"The first run was {first.basis}, the second {second.basis}. Compare two of a kind."
@@ -140,7 +142,7 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
 
 
 def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
-    """Yield why the times of the two runs, though of the same work, are not times of the machines with these prices."""
+    """Yield reasons why the times, though of the same work, are not times of the machines with these prices."""
     yield from dict.fromkeys(filter(None, map(cost_objection, (baseline.run, candidate.run))))
     for which, report in (("first", baseline), ("second", candidate)):
         if report.run.exit_code not in (0, _STOPPED):
@@ -148,7 +150,7 @@ def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
 
 
 def _other_prices(baseline: Report, candidate: Report) -> Iterator[str]:
-    """Yield the types that have two prices."""
+    """Yield a sentence for each instance type that has two prices."""
     known = {price.instance_type: price.hourly_usd for price in baseline.cost.prices}
     for price in candidate.cost.prices:
         before = known.get(price.instance_type, price.hourly_usd)
@@ -180,7 +182,7 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
 
 
 def _name(label: str) -> str:
-    """Return the name of a loader without its number among those of that name."""
+    """Return the name of a loader without the number that distinguishes it from others of that name."""
     return _NUMBER.sub("", label)
 
 

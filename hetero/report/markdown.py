@@ -1,8 +1,7 @@
-"""Markdown from reports and comparisons; short, and readable as plain text.
+"""Markdown from reports and comparisons. It is short, and readable as plain text.
 
-Text from elsewhere (names of hosts, groups, loaders; commands; options) stands
-in code spans: nothing in them is markup, and no escape characters spoil the
-text on a terminal.
+Text from other sources (names of hosts, groups and loaders, commands, options) is in code spans. There it cannot act as
+markup, and needs no escape characters that would clutter the text on a terminal.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _NOT_KNOWN = "-"
 
 
 def code(text: str) -> str:
-    """Return text from elsewhere as one code span that is safe in a line and in a table cell.
+    """Return text from another source as one code span that is safe in a line and in a table cell.
 
-    Line breaks, control and invisible characters become ``?``; a back-tick, which would end the
-    span, and a bar, which would end the cell, become look-alikes; long text is cut.
+    Line breaks, control characters and invisible characters become ``?``. A back-tick, which would end the span, and a
+    bar, which would end the cell, become characters that look similar. Long text is cut.
     """
     visible = "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text)
     visible = visible.replace("`", "'").replace("|", "\N{BROKEN BAR}").strip()
@@ -62,10 +61,10 @@ def render_report(report: Report) -> str:
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Return a comparison as Markdown: the answer, the price-performance table, what to mind."""
+    """Return a comparison as Markdown: the answer, the price-performance table, and the caveats."""
     reports = (comparison.baseline, comparison.candidate)
     has_same_step = comparison.per == "step"
-    has_costs = not comparison.objections  # the costs of two runs side by side are a verdict, too
+    has_costs = not comparison.objections  # because costs of two runs side by side would be a verdict, too
     rows = [
         PricePerformance(
             name=f"{report.run.placement} {code(report.run.run_id)}",
@@ -100,7 +99,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricePerformance:
-    """One row of the price-performance table; what is not known is None. Text is already Markdown."""
+    """One row of the price-performance table. Unknown values are None. Text is already Markdown."""
 
     name: str
     hosts: str
@@ -110,14 +109,14 @@ class PricePerformance:
     per_1k_steps_usd: float | None
     per_million_samples_usd: float | None = None
     speedup: float | None = None
-    """Against the baseline row; None in it."""
+    """Speed-up against the baseline row. None in the baseline row."""
     saving: float | None = None
-    """Fraction of the baseline row's cost; None in it."""
+    """Fraction of the baseline row's cost. None in the baseline row."""
     basis: str
 
 
 def price_performance_table(rows: Sequence[PricePerformance]) -> str:
-    """Return the table of the published comparison, in the right unit: USD per 1,000 steps."""
+    """Return the table of the published comparison, in the unit USD per 1,000 steps."""
     header = (
         "run",
         "hosts",
@@ -223,7 +222,7 @@ def _rank_section(report: Report) -> Iterator[str]:
 
 
 def _traffic_section(report: Report) -> Iterator[str]:
-    """Yield what compression saved each loader, over all ranks."""
+    """Yield the bytes that compression saved each loader, over all ranks."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for summary in [summary for rank in report.run.ranks for summary in rank.loaders]:
         if summary.compression is not None and summary.batch_bytes:
@@ -352,7 +351,7 @@ def _hosts_text(report: Report) -> str:
 
 
 def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
-    """Return the table without the columns in which no row knows anything."""
+    """Return the table without columns that have no known value."""
     kept = [i for i in range(len(header)) if any(row[i] != _NOT_KNOWN for row in rows)]
     cells = [[row[i] for i in kept] for row in rows]
     return markdown_table([header[i] for i in kept], cells, right=[at for at, i in enumerate(kept) if i in right])
@@ -363,14 +362,14 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _simulated(first: Sequence[str], second: Sequence[str]) -> str:
-    """Return what two runs did not do for real, as a list that says in which of them."""
+    """Return what two runs emulated, as a list that names the run of each entry."""
     which = {(True, True): "Both runs", (True, False): "First run", (False, True): "Second run"}
     lines = dict.fromkeys((*first, *second))
     return "\n".join(f"- {which[line in first, line in second]}: {_escape(line)}" for line in lines)
 
 
 def _escape(line: str) -> str:
-    """Keep a sentence a sentence: what could be markup in it becomes a code span of its own."""
+    """Return a sentence unchanged if it contains no possible markup, otherwise as a code span."""
     if re.fullmatch(r"[^\W_][\w ,.;:()/%=$+'?-]*", line) and not re.search(r"(^|\W)_|_(\W|$)|://|www\.", line):
         return line
     return code(line)

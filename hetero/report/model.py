@@ -1,8 +1,7 @@
-"""What a run left behind (`RunFacts`) and what is concluded from it (`Report`).
+"""The observations of a run (`RunFacts`) and the conclusions from them (`Report`).
 
-`RunFacts` holds what was observed, untouched. Everything that a report claims
-beyond it is a `Figure`: a value with its unit and its basis, so that no number
-travels without saying whether it was measured, simulated or modelled.
+`RunFacts` holds the observations, unchanged. Every other number in a report is a `Figure`: a value with its unit and
+its basis. Therefore every number states whether it was measured, simulated or modelled.
 """
 
 from __future__ import annotations
@@ -59,16 +58,16 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What one trainer rank measured."""
+    """Measurements of one trainer rank."""
 
     rank: int = field(metadata=limits(maximum=1e6))
     host: str
     loaders: tuple[StepSummary, ...]
-    """One per loader of the script, for example train and validation."""
+    """One summary per loader of the script, for example train and validation."""
 
     @property
     def labelled(self) -> list[tuple[str, StepSummary]]:
-        """Loaders that delivered, each with its label: its name, or ``photos (2)`` for the second of one name."""
+        """Loaders that delivered, each with its label: the name, or ``photos (2)`` for the second of the same name."""
         seen: Counter[str] = Counter()
         found = []
         for summary in self.loaders:
@@ -81,7 +80,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What was observed of one run; the launcher fills it."""
+    """Observations of one run, collected by the launcher."""
 
     run_id: str
     command: str
@@ -89,56 +88,56 @@ class RunFacts:
     started_at: str
     """ISO 8601 with time zone."""
     wall_s: float
-    """From the first launcher's start to the last one's exit: the time that is billed."""
+    """Seconds from the first launcher's start to the last launcher's exit, which is the billed time."""
     exit_code: int = field(metadata=limits(minimum=-255, maximum=255))
     placement: str = field(metadata=limits(choices=PLACEMENTS))
-    """``homogeneous``: no data group; ``heterogeneous``: endpoints on data hosts; ``hybrid``: on trainer hosts too."""
+    """``homogeneous``: no data group. ``heterogeneous``: endpoints on data hosts. ``hybrid``: also on trainer hosts."""
     groups: tuple[GroupFacts, ...]
     ranks: tuple[RankFacts, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
     events: dict[str, int] = field(default_factory=dict)
     """Counters by name, for example ``endpoint restarts``, ``failovers``, ``hedges``, ``authentication failures``."""
     simulated: tuple[str, ...] = ()
-    """What was emulated, one sentence each; empty: everything was real."""
+    """What was emulated, one sentence each. Empty if everything was real."""
     versions: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
 
     @property
     def basis(self) -> str:
-        """How the times of this run came about: ``measured`` or ``simulated``."""
+        """Origin of this run's times, ``measured`` or ``simulated``."""
         return "simulated" if self.simulated else "measured"
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of all groups."""
+        """Number of hosts in all groups."""
         return sum(group.count for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number that a report claims."""
+    """A number that a report concludes, with its unit and basis."""
 
     value: float = field(metadata=limits(minimum=-(2.0**63)))
     unit: str
     basis: str = field(metadata=limits(choices=BASES))
-    """``measured`` on this hardware; ``simulated``: measured with something emulated; ``modelled``: computed."""
+    """``measured`` on this hardware, ``simulated`` (measured with an emulated part), or ``modelled`` (computed)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """The figures of the loader that took most time; each None if its definition does not hold.
+    """Figures of the loader that took most time. A figure is None if its definition does not apply.
 
-    Times are the slowest rank's: step time of the rank with the longest mean step; data wait and
-    utilisation of the rank with the longest mean data wait.
+    Times are those of the slowest rank. Step time is from the rank with the longest mean step. Data wait and
+    utilisation are from the rank with the longest mean data wait.
     """
 
     loader: str
-    """Its label, see `RankFacts.labelled`."""
+    """Label of the loader, see `RankFacts.labelled`."""
     num_ranks: int
     global_batch_samples: int
-    """Samples per step over all ranks: the definition of a step."""
+    """Samples per step over all ranks, which defines a step."""
     num_steps_measured: int
-    """Of the rank with the fewest."""
+    """Measured steps of the rank with the fewest."""
     warmup_steps: int
     slowest_step_rank: int | None
     slowest_wait_rank: int | None
@@ -150,12 +149,12 @@ class Headline:
     data_wait_p95: Figure | None
     utilisation: Figure | None
     samples_per_s: Figure | None
-    """Of all ranks together, at the pace of the slowest."""
+    """Samples per second of all ranks together, at the pace of the slowest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceFacts:
-    """The price of one instance type as it was used here."""
+    """The price of one instance type that this report uses."""
 
     instance_type: str
     hourly_usd: float = field(metadata=limits(maximum=1000))
@@ -166,36 +165,36 @@ class PriceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """List prices times time; not a bill. Every figure is None if a price is missing."""
+    """List prices times time, not a bill. Every figure is None if a price is missing."""
 
     prices: tuple[PriceFacts, ...]
     missing: tuple[str, ...]
-    """One line per type without a price: what to pass."""
+    """For each type without a price, one line with the option to pass."""
     hourly: Figure | None
-    """Of all hosts together."""
+    """Price per hour of all hosts together."""
     run: Figure | None
-    """For the whole wall time, start-up included."""
+    """Cost of the whole wall time, including the start-up."""
     per_1k_steps: Figure | None
     per_million_samples: Figure | None
     objection: str = ""
-    """Why there is no figure but ``hourly``, although the prices may be known; empty if there is no such reason."""
+    """Why only ``hourly`` has a figure although the prices may be known. Empty if there is no such reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What holds the run back, and what to do."""
+    """The bottleneck of the run, and advice."""
 
     bottleneck: str = field(metadata=limits(choices=BOTTLENECKS))
     advice: str
     vcpus: int | None
-    """vCPUs that preprocess; None if an instance type is unknown."""
+    """vCPUs that preprocess. None if an instance type is unknown."""
     vcpus_needed: Figure | None
-    """vCPUs that would keep the accelerators busy; None where that cannot be said."""
+    """vCPUs that would keep the accelerators busy. None if this cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One run, and what is concluded from it. Immutable; `hetero.report.build_report` makes it."""
+    """One run and the conclusions from it. Immutable. `hetero.report.build_report` creates it."""
 
     schema_version: int = field(metadata=limits(minimum=SCHEMA_VERSION, maximum=SCHEMA_VERSION))
     run: RunFacts
@@ -214,8 +213,8 @@ class Report:
         """Read a report from parsed JSON.
 
         Raises:
-            ConfigError: If it is of another schema version, or a key is unknown or missing, or a
-                value is out of range; names the key path.
+            ConfigError: If the schema version differs, a key is unknown or missing, or a value is out of range. The
+                message names the key path.
         """
         version = value.get("schema_version") if isinstance(value, dict) else None
         if isinstance(version, int) and version != SCHEMA_VERSION:
@@ -230,10 +229,10 @@ def load_report(path: str | Path) -> Report:
     """Read a report.
 
     Args:
-        path: ``report.json``, or the directory that holds it.
+        path: ``report.json``, or the directory that contains it.
 
     Raises:
-        ConfigError: If there is none or it is malformed; names the file and the key path.
+        ConfigError: If the report is missing or malformed. The message names the file and the key path.
     """
     path = Path(path)
     if path.is_dir():

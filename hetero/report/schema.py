@@ -1,8 +1,7 @@
 """The JSON schema of ``report.json``, derived from the dataclasses.
 
-``data/report.schema.json`` is its output, shipped for readers in other
-languages; ``python -m hetero.report.schema > hetero/report/data/report.schema.json``
-renews it and a test compares.
+``data/report.schema.json`` contains the schema for readers in other languages. Renew it with
+``python -m hetero.report.schema > hetero/report/data/report.schema.json``. A test compares it with the dataclasses.
 """
 
 from __future__ import annotations

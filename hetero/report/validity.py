@@ -1,4 +1,4 @@
-"""Whether the times of a run say anything about machines of its instance types."""
+"""Whether the times of a run are valid for machines of its instance types."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _USED = {
 
 
 def missing_emulation(run: RunFacts) -> list[str]:
-    """Return the flags without which simulated hosts work with this machine instead of machines of their types.
+    """Return the flags that are missing for simulated hosts to work like machines of their types.
 
-    It is empty for a run on real hosts, which preprocess and compute with what they are.
+    The list is empty for a run on real hosts, because they preprocess and compute with their own hardware.
     """
     if not run.simulated or any(usage.scope != "tree" for usage in run.hosts):
         return []
@@ -25,7 +25,7 @@ def missing_emulation(run: RunFacts) -> list[str]:
 
 
 def cost_objection(run: RunFacts) -> str:
-    """Return why prices of instance types times the times of this run are no cost; empty if they are."""
+    """Return why prices of instance types times the times of this run are no valid cost. Empty if they are valid."""
     missing = missing_emulation(run)
     if not missing:
         return ""
