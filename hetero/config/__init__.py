@@ -1,7 +1,7 @@
-"""What a job can be told: defaults < file < environment < hyperparameters < flags.
+"""The options of a job: defaults < file < environment < hyperparameters < flags.
 
-Every option is one field of `LaunchOptions`; its flag, its variable, its
-hyperparameter and its key in a file follow from the field.
+Every option is one field of `LaunchOptions`. Its flag, its variable, its hyperparameter and its key in a file follow
+from the field.
 """
 
 from __future__ import annotations

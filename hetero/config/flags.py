@@ -1,4 +1,4 @@
-"""The command line's side of the options."""
+"""Options on the command line."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ __all__ = [
 ]
 
 _NOT_FLAGS = ("script", "script_args")
-_OF_A_CLUSTER = ("cluster_file", "host")  # that there is
-_OWN = (*_OF_A_CLUSTER, "output_dir")  # one launcher's business
+_OF_A_CLUSTER = ("cluster_file", "host")  # describe a cluster that exists
+_OWN = (*_OF_A_CLUSTER, "output_dir")  # differ between the launchers of a job
 _PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool = False) -> None:
     """Add every launch option, and the script, to a parser.
 
-    Values stay texts, and None if they are not given: `resolve_options` reads them.
+    Values stay texts. A value that is not given is None. `resolve_options` converts them.
 
     Args:
-        parser: Receives them.
-        makes_cluster: Whether the command makes a cluster of its own: what describes one that there is, is left out.
+        parser: Parser that receives the options.
+        makes_cluster: Whether the command makes the cluster. Options that describe an existing cluster are then left
+            out.
     """
     helps = _attribute_docstrings()
     script_help = (
@@ -54,9 +55,9 @@ def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool
 
 
 def add_price_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what an instance type costs.
+    """Add the options about prices of instance types.
 
-    They come as ``region``, ``price_profile``, ``price_file`` and ``price``, which is a list or None.
+    Their values have the names ``region``, ``price_profile``, ``price_file`` and ``price``. The last is a list or None.
     """
     helps = _attribute_docstrings()
     for field in dataclasses.fields(LaunchOptions):
@@ -67,20 +68,20 @@ def add_price_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate hetero's arguments from the script's, which are all that follow SCRIPT.
+    """Separate hetero's arguments from the script's, which are all arguments after SCRIPT.
 
-    As with ``python`` and ``torchrun``, options of the command come before SCRIPT. One ``--`` right before SCRIPT
-    and one right after it are dropped. If an option or a second ``--``, which is dropped, follows the first, the line
-    names no script: the rest are arguments of a script that the environment or a hyperparameter names.
+    As with ``python`` and ``torchrun``, options of the command come before SCRIPT. One ``--`` right before SCRIPT and
+    one right after it are dropped. If an option or a second ``--`` follows the first ``--``, the line names no script.
+    The second ``--`` is dropped, and the rest are arguments of a script that the environment or a hyperparameter names.
     ``-mpackage.train`` is ``-m package.train``.
 
     Args:
-        parser: The whole command line's.
-        arguments: Without the program's name.
+        parser: Parser of the whole command line.
+        arguments: Arguments without the program's name.
 
     Returns:
-        The command with its options and SCRIPT, for `parse`, and the script's arguments.
-        A command that takes no script keeps all arguments.
+        The command with its options and SCRIPT, for `parse`, and the script's arguments. A command that takes no script
+        keeps all arguments.
     """
     words = list(arguments)
     chosen = _chosen_command(parser, words)
@@ -88,6 +89,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
         return words, []
     at, command = chosen
     takes_value = {name: action.nargs is None for action in command._actions for name in action.option_strings}
+    # Find the first word that is neither an option of the command nor an option's value.
     at += 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
         if words[at].startswith("-m") and words[at] not in takes_value:
@@ -95,6 +97,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
             at += 1
             break
         at += 2 if takes_value.get(words[at], False) else 1
+    # Drop the separators, and recognise a line without a script.
     own, rest = words[:at], words[at:]
     if rest[:1] == ["--"]:
         rest = rest[1:]
@@ -107,7 +110,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; what is unknown fails with a suggestion.
+    """Parse a command line. Unknown flags fail with a suggestion.
 
     Raises:
         ConfigError: If there are flags or arguments that the parser does not know.
@@ -126,18 +129,17 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def to_flags(options: LaunchOptions) -> list[str]:
-    """Return the flags that state these options to the launchers of a job.
+    """Return the flags that pass these options to the launchers of a job.
 
-    The script and its arguments are left out, and so is what differs between
-    hosts: the description of the cluster, the host and the output folder.
-    Defaults are stated too, so that the receiver's environment cannot change them.
+    The flags leave out the script and its arguments, and what differs between hosts: the description of the cluster,
+    the host and the output folder. They include defaults, because the receiver's environment must not change them.
     """
     fields = (field for field in dataclasses.fields(options) if field.name not in (*_NOT_FLAGS, *_OWN))
     return stated_flags({field.name: getattr(options, field.name) for field in fields})
 
 
 def stated_flags(values: Mapping[str, object]) -> list[str]:
-    """Return the flags that state options by name; those that are None are left out.
+    """Return the flags that set options by name. Options that are None are left out.
 
     Raises:
         ConfigError: If there is no flag for a name.
@@ -160,7 +162,7 @@ def stated_flags(values: Mapping[str, object]) -> list[str]:
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:
-    """Return the flag that states a field."""
+    """Return the flag of a field."""
     return field.metadata["flag"] or "--" + field.name.replace("_", "-")
 
 
@@ -183,7 +185,7 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
 
 @functools.cache
 def _attribute_docstrings() -> dict[str, str]:
-    """Read the texts under the fields, which Python does not keep: they are the one description of an option."""
+    """Return the docstrings of the fields, read from the source because Python discards them. They are the help."""
     body = ast.parse(textwrap.dedent(inspect.getsource(LaunchOptions))).body[0]
     assert isinstance(body, ast.ClassDef)
     return {
@@ -207,7 +209,7 @@ def _known_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> l
 def _chosen_command(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[int, argparse.ArgumentParser] | None:
-    """Return where the arguments name one of the parser's commands, and that command; None if they name none."""
+    """Return the position and the parser of the command that the arguments name, or None if they name none."""
     commands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not commands:
         return None

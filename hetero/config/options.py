@@ -1,4 +1,4 @@
-"""The options of a job, with the rules that their values obey."""
+"""The options of a job, and the rules for their values."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def _option(
     """Declare an option.
 
     Args:
-        default: Its value if nobody states one; without it the option must be stated.
-        low: Least value allowed.
-        high: Greatest value allowed.
-        above: What the value must be greater than.
-        choices: The values allowed, if not all.
-        flag: Its flag if that is not the name in kebab-case.
-        short: A second flag, of one letter.
-        metavar: How help shows its value, if not by its choices.
-        shared: Whether the hosts of a job have to agree on it.
+        default: Value if no source states one. An option without a default must be stated.
+        low: Lowest value allowed.
+        high: Highest value allowed.
+        above: Value that the option must exceed.
+        choices: Allowed values. Empty allows all.
+        flag: The option's flag if it is not the name in kebab-case.
+        short: A second flag of one letter.
+        metavar: How help shows the value if not by its choices.
+        shared: Whether the hosts of a job must agree on the value.
     """
     bounds = {"low": low, "high": high, "above": above, "choices": choices}
     metadata = {**bounds, "flag": flag, "short": short, "metavar": metavar, "shared": shared}
@@ -60,7 +60,7 @@ def _option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """How to run a job: what `hetero launch` and `hetero simulate` can be told.
+    """Options of `hetero launch` and `hetero simulate`: how to run a job.
 
     Raises:
         ConfigError: If a value has the wrong type or is out of its bounds.
@@ -69,87 +69,87 @@ class LaunchOptions:
     script: str = _option()
     """The training script."""
     script_args: tuple[str, ...] = _option(())
-    """Its arguments: on the command line, everything after SCRIPT."""
+    """Arguments of the script: on the command line, everything after SCRIPT."""
     module: bool = _option(False, short="-m")
     """Whether SCRIPT is the name of a Python module, such as package.train, as with ``python -m``."""
     cluster_file: str | None = _option(None, metavar="FILE")
-    """Description of the cluster, in the schema of resourceconfig.json, instead of the platform's."""
+    """Description of the cluster, in the schema of resourceconfig.json. Replaces the platform's description."""
     host: str | None = _option(None, metavar="NAME")
     """This host's name in the description of the cluster."""
     roles: tuple[str, ...] = _option((), flag="--role", metavar="GROUP=ROLE")
-    """What a group does, data or trainer, where its name and type do not tell; repeat for each."""
+    """What a group does, data or trainer, if its name and type do not show it. Repeat for each group."""
     nproc_per_node: int | None = _option(None, low=1, high=1024, metavar="N")
-    """Ranks per trainer host, 1 to 1024; by default 1, with torch one per GPU."""
+    """Ranks per trainer host, 1 to 1024. The default is 1, and with torch one per GPU."""
     framework: str | None = _option(None, choices=FRAMEWORKS, shared=True)
-    """What the ranks train with, by default torch, run by torchrun; those of tensorflow get a TF_CONFIG each."""
+    """Framework of the ranks, by default torch, run by torchrun. With tensorflow, each rank gets a TF_CONFIG."""
     endpoints_per_host: int | None = _option(None, low=1, high=1024, metavar="N")
-    """Endpoints per data host, 1 to 1024; by default one per usable CPU."""
+    """Endpoints per data host, 1 to 1024. The default is one per usable CPU."""
     trainer_endpoints: int = _option(0, low=0, high=1024, metavar="N")
-    """Endpoints on every trainer host beside its ranks, 0 to 1024."""
+    """Endpoints on every trainer host, beside its ranks, 0 to 1024."""
     data_service: str = _option("grpc", choices=DATA_SERVICES, shared=True)
-    """What data hosts run: grpc, endpoints of hetero's data plane; or tf, tf.data.service."""
+    """What data hosts run: grpc (endpoints of hetero's data plane) or tf (tf.data.service)."""
     tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N", shared=True)
-    """Workers of tf.data.service per data host, 1 to 1024; each uses all CPUs of its host."""
+    """Workers of tf.data.service per data host, 1 to 1024. Each uses all CPUs of its host."""
     trainer_tf_workers: int = _option(0, low=0, high=1024, metavar="N", shared=True)
-    """Workers of tf.data.service on every trainer host beside its ranks, 0 to 1024."""
+    """Workers of tf.data.service on every trainer host, beside its ranks, 0 to 1024."""
     tf_work_dir: Path | None = _option(None, metavar="DIR")
-    """Where the dispatcher of tf.data.service keeps a journal, so that one that is restarted goes on."""
+    """Folder for the journal of tf.data.service's dispatcher, with which a restarted dispatcher continues."""
     port: int = _option(17170, low=1, high=65535)
-    """Port of every launcher's control service, 1 to 65535; endpoints choose free ones."""
+    """Port of every launcher's control service, 1 to 65535. Endpoints choose free ports."""
     start_timeout_s: float = _option(900.0, above=0, high=86400, flag="--start-timeout", metavar="SECONDS")
-    """How long to wait for the other hosts, at most a day."""
+    """Time to wait for the other hosts, at most a day."""
     data_timeout_s: float = _option(300.0, above=0, high=86400, flag="--data-timeout", metavar="SECONDS")
-    """How long a rank waits while no endpoint is left, at most a day."""
+    """Time that a rank waits while no endpoint is left, at most a day."""
     prepare_timeout_s: float = _option(600.0, above=0, high=86400, flag="--prepare-timeout", metavar="SECONDS")
-    """How long the construction of a data set may take, at most a day."""
+    """Time limit for the construction of a data set, at most a day."""
     max_batch_bytes: int = _option(2**30, low=1024, high=2**36, metavar="BYTES", shared=True)
-    """How large a batch from an endpoint may be, 1 KiB to 64 GiB; all sides refuse a larger one."""
+    """Largest size of a batch from an endpoint, 1 KiB to 64 GiB. All sides reject larger batches."""
     endpoint_restarts: int = _option(20, low=0, high=1_000_000, metavar="N")
-    """How many crashed endpoints a host restarts, 0 or more; an hour without a crash gives one back."""
+    """Number of crashed endpoints that a host restarts, 0 or more. An hour without a crash gives one back."""
     job_restarts: int = _option(0, low=0, high=1_000_000, metavar="N", shared=True)
-    """How often the trainer group is restarted from its checkpoint after a rank has failed, 0 or more."""
+    """Number of restarts of the trainer group from its checkpoint after a rank has failed, 0 or more."""
     emulate_sample_s: float | None = _option(
         None, above=0, high=3600, flag="--emulate-sample-seconds", metavar="SECONDS", shared=True
     )
-    """Time that every sample costs one emulated vCPU, at most an hour; results are labelled simulated."""
+    """Time that every sample costs one emulated vCPU, at most an hour. Results are labelled simulated."""
     emulate_step_s: float | None = _option(None, low=0, high=3600, flag="--emulate-step-seconds", metavar="SECONDS")
-    """Time that every step's compute takes, as a wait, at most an hour; results are labelled simulated."""
+    """Time that the compute of every step takes, as a wait, at most an hour. Results are labelled simulated."""
     emulate_vcpus: int | None = _option(None, low=1, high=4096, metavar="N")
-    """vCPUs that this host stands for while samples are emulated, 1 to 4096."""
+    """vCPUs that this host emulates while samples are emulated, 1 to 4096."""
     require_token: bool = _option(False)
-    """Whether a job without a token fails instead of warning."""
+    """Whether a job without a token fails instead of logging a warning."""
     tls_dir: Path | None = _option(None, metavar="DIR")
-    """Folder with ca.pem, HOST.pem and HOST.key from hetero certs: all connections of hetero under mutual TLS."""
+    """Folder with ca.pem, HOST.pem and HOST.key from hetero certs. All connections of hetero then use mutual TLS."""
     purity_checks: int = _option(2, low=0, high=1_000_000, metavar="N")
-    """First batches of each loader that are computed twice and compared, 0 or more."""
+    """Number of first batches of each loader that are computed twice and compared, 0 or more."""
     warmup_steps: int = _option(10, low=0, high=1_000_000, metavar="N")
-    """First steps that measurements leave out, 0 or more."""
+    """Number of first steps that measurements leave out, 0 or more."""
     audit: bool = _option(False)
-    """Whether every rank writes down what it is given, a digest per batch, for hetero audit to compare."""
+    """Whether every rank records a digest of each batch that it gets, for comparison with hetero audit."""
     output_dir: Path | None = _option(None, metavar="DIR")
-    """Where the report and the hosts' folders go."""
+    """Folder for the report and the hosts' folders."""
     region: str = _option("us-east-1", metavar="NAME")
-    """Region whose prices count."""
+    """Region whose prices are used."""
     price_profile: str | None = _option(None, metavar="NAME")
-    """Prices shipped under this name, for example seed-2022."""
+    """Name of prices that hetero contains, for example seed-2022."""
     price_file: Path | None = _option(None, metavar="FILE")
-    """Prices in YAML or JSON; they beat the profile."""
+    """File with prices in YAML or JSON. They override the profile."""
     prices: tuple[str, ...] = _option((), flag="--price", metavar="TYPE=USD")
-    """USD per hour of an instance type; beats the file; repeat for each."""
+    """USD per hour of an instance type. Overrides the file. Repeat for each type."""
     sigterm_ok: bool = _option(False)
-    """Whether a job that was asked to stop and did so exits with 0 instead of 143."""
+    """Whether a job that stopped on request exits with 0 instead of 143."""
     allow_faults: bool = _option(False)
-    """Whether HETERO_FAULTS, which makes processes do wrong on purpose, is obeyed outside of simulations."""
+    """Whether HETERO_FAULTS, which makes processes fail on purpose, has an effect outside of simulations."""
     log_level: str = _option("info", choices=LOG_LEVELS)
-    """Least severe messages that are shown."""
+    """Lowest level of the messages that are shown."""
 
     @property
     def command(self) -> list[str]:
-        """The script and its arguments, as they follow ``python`` on a command line."""
+        """The script and its arguments, in the form that follows ``python`` on a command line."""
         return [*script_words(self.script, is_module=self.module), *self.script_args]
 
     def shared(self) -> dict[str, str]:
-        """Return the options, by name, on which the hosts of a job have to agree."""
+        """Return the options, by name, on which the hosts of a job must agree."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["shared"])
         return {field.name: str(getattr(self, field.name)) for field in fields}
 
@@ -162,7 +162,7 @@ class LaunchOptions:
 
 
 def framework_of(options: LaunchOptions) -> str:
-    """Return what the ranks of a job train with: one of `FRAMEWORKS`."""
+    """Return the framework of a job's ranks, one of `FRAMEWORKS`."""
     return options.framework or ("tensorflow" if options.data_service == "tf" else "torch")
 
 
@@ -172,7 +172,7 @@ def base_type(field: dataclasses.Field[Any]) -> str:
 
 
 def kind_text(field: dataclasses.Field[Any]) -> str:
-    """Return what a field takes in words, with its bounds: ``a whole number, 1 or more and at most 8``."""
+    """Return a description of a field's values with their bounds: ``a whole number, 1 or more and at most 8``."""
     meta = field.metadata
     if meta.get("choices"):
         return f"one of {', '.join(meta['choices'])}"
@@ -194,7 +194,7 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
 
 
 def _check_data_service(options: LaunchOptions) -> None:
-    """Raise if options are stated that what the data hosts run cannot obey."""
+    """Raise if options are stated that the data service of the data hosts cannot use."""
     if options.data_service == "tf":
         if options.require_token or options.tls_dir is not None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Options from everywhere: defaults < file < environment < hyperparameters < flags."""
+"""Options from all sources: defaults < file < environment < hyperparameters < flags."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "
 def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_dir: Path) -> LaunchOptions:
     """Return the options of a job.
 
-    Later sources beat earlier ones: the field's default; ``--config FILE``
-    (YAML); ``HETERO_<NAME>``; the hyperparameter ``hetero_<name>``, from
-    ``hyperparameters.json`` or else from ``SM_HPS``; the flag. Lists in texts
-    are JSON, or separated by commas (script arguments: quoted as in a shell).
+    Later sources override earlier ones: the field's default, ``--config FILE`` (YAML), ``HETERO_<NAME>``, the
+    hyperparameter ``hetero_<name>`` from ``hyperparameters.json`` or else from ``SM_HPS``, the flag. A list in a text
+    is JSON, or separated by commas. Script arguments are quoted as in a shell.
 
     Args:
-        namespace: From a parser that `add_launch_arguments` has prepared.
+        namespace: Result of a parser that `add_launch_arguments` has prepared.
         env: The process environment.
         base_dir: The folder that the platform fills, see `hetero.cluster.base_dir`.
 
     Raises:
-        ConfigError: If a name is unknown or a value is malformed; names where it was stated.
+        ConfigError: If a name is unknown or a value is malformed. The message names the source of the option.
     """
     values: dict[str, object] = {}
     if getattr(namespace, "config", None):
@@ -59,14 +58,14 @@ def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_
 
 
 def check_hyperparameters(parameters: Mapping[str, object], source: str) -> LaunchOptions:
-    """Return the options that a job's hyperparameters named ``hetero_<name>`` state; the others are its script's.
+    """Return the options in a job's hyperparameters named ``hetero_<name>``. Other hyperparameters are the script's.
 
     Args:
-        parameters: Values as Python has them, or as texts.
-        source: Where they were stated, for messages.
+        parameters: Values as Python objects or as texts.
+        source: Origin of the hyperparameters, for messages.
 
     Raises:
-        ConfigError: If a name is unknown, a value is malformed or out of its bounds, or none is ``hetero_script``.
+        ConfigError: If a name is unknown, a value is malformed or out of its bounds, or ``hetero_script`` is missing.
     """
     values = _named(_ours(parameters), source, prefix="hetero_")
     if "script" not in values:
@@ -120,7 +119,7 @@ def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[
 
 
 def _unquote(value: object) -> object:
-    """Undo the JSON quotes that the platform's SDK puts around hyperparameters."""
+    """Remove the JSON quotes that the platform's SDK puts around hyperparameters."""
     if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
         try:
             return json.loads(value)
@@ -130,7 +129,7 @@ def _unquote(value: object) -> object:
 
 
 def _convert(field: dataclasses.Field[Any], value: object, source: str) -> object:
-    """Bring a text or a decoded value into the type of its field."""
+    """Convert a text or a decoded value to the type of its field."""
     try:
         if base_type(field).startswith("tuple"):
             return _to_tuple(value, quoted=field.name == "script_args")
@@ -176,7 +175,7 @@ def _to_tuple(value: object, *, quoted: bool) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the content of a file of bounded size, or None if there is none."""
+    """Return the content of a file of limited size, or None if the file does not exist."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""How long the parts of a job wait for each other."""
+"""Time limits for which the parts of a job wait for each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["Timings", "time_scale"]
 
-# Starting an interpreter or importing a framework can stall a process for seconds, however small the scale.
+# Starting an interpreter or importing a framework can block a process for seconds, even with a small scale.
 _FLOORS_S = {"lease_s": 3.0, "orphan_s": 6.0, "abort_grace_s": 2.0, "stop_grace_s": 2.0}
 _MAX_SCALE = 100.0
 
@@ -22,27 +22,27 @@ class Timings:
     """Durations in seconds, each greater than 0 and measured on the monotonic clock."""
 
     heartbeat_s: float = 2.0
-    """Between two heartbeats of a launcher, before jitter."""
+    """Interval between two heartbeats of a launcher, before jitter."""
     suspect_s: float = 6.0
-    """After which a launcher that answers, but whose main loop has not turned, is said to stand still."""
+    """Time without a turn of its main loop after which a launcher that answers is reported as stuck."""
     lease_s: float = 15.0
-    """Silence after which a host counts as lost and gets no new requests, longer than ``suspect_s``."""
+    """Silence after which a host counts as lost and gets no new requests. Longer than ``suspect_s``."""
     patience_s: float = 10.0
-    """Between two lines that say whom a host waits for."""
+    """Interval between two log lines about the hosts that a host waits for."""
     orphan_s: float = 45.0
-    """Silence of all trainer hosts after which a data host leaves by itself."""
+    """Silence of all trainer hosts after which a data host ends."""
     start_timeout_s: float = 900.0
-    """For all hosts to be there; the platform's own wait for names is as long."""
+    """Time limit for all hosts to appear. The platform's own wait for names is as long."""
     data_timeout_s: float = 300.0
-    """Without any endpoint, before a rank gives up."""
+    """Time without any endpoint after which a rank gives up."""
     prepare_timeout_s: float = 600.0
-    """For the construction of a data set."""
+    """Time limit for the construction of a data set."""
     stable_s: float = 60.0
-    """In work without a crash, before an endpoint counts as stable; 60 times that gives one restart back."""
+    """Time of work without a crash after which an endpoint counts as stable. 60 times this gives one restart back."""
     stop_grace_s: float = 50.0
-    """For the ranks to end after a request to stop; the platform kills after 120."""
+    """Time limit for the ranks to end after a request to stop. The platform kills them after 120 s."""
     abort_grace_s: float = 8.0
-    """For any process to end after an abort."""
+    """Time limit for any process to end after an abort."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -55,10 +55,10 @@ class Timings:
 
     @classmethod
     def scaled(cls, scale: float) -> Timings:
-        """Return the defaults multiplied by a factor; leases stay at 3 s or more.
+        """Return the defaults multiplied by a factor. Some have a lower limit, such as 3 s for the lease.
 
         Args:
-            scale: In (0, 100].
+            scale: Factor in (0, 100].
 
         Raises:
             ConfigError: If ``scale`` is out of range.
@@ -73,8 +73,7 @@ class Timings:
     def from_options(cls, options: LaunchOptions, env: Mapping[str, str]) -> Timings:
         """Return the timings of a job.
 
-        ``HETERO_TIME_SCALE`` multiplies every default. A timeout that the
-        options state is taken as it is stated.
+        ``HETERO_TIME_SCALE`` multiplies every default. A timeout that differs from its default is not scaled.
 
         Args:
             options: Resolved options.
@@ -90,10 +89,10 @@ class Timings:
 
 
 def time_scale(env: Mapping[str, str]) -> float:
-    """Return ``HETERO_TIME_SCALE``, by which every default is multiplied, 1 by default.
+    """Return ``HETERO_TIME_SCALE``, the factor for every default, 1 by default.
 
     Raises:
-        ConfigError: If it is not a number in (0, 100].
+        ConfigError: If the value is not a number in (0, 100].
     """
     text = env.get("HETERO_TIME_SCALE") or "1"
     try:
