@@ -93,7 +93,7 @@ class LaunchOptions:
     trainer_tf_workers: int = _option(0, low=0, high=1024, metavar="N", shared=True)
     """Workers of tf.data.service on every trainer host, beside its ranks, 0 to 1024."""
     tf_work_dir: Path | None = _option(None, metavar="DIR")
-    """Folder for the journal of tf.data.service's dispatcher, with which a restarted dispatcher continues."""
+    """Folder for the journal of tf.data.service's dispatcher. A restarted dispatcher continues from it."""
     port: int = _option(17170, low=1, high=65535)
     """Port of every launcher's control service, 1 to 65535. Endpoints choose free ports."""
     start_timeout_s: float = _option(900.0, above=0, high=86400, flag="--start-timeout", metavar="SECONDS")
@@ -149,7 +149,7 @@ class LaunchOptions:
         return [*script_words(self.script, is_module=self.module), *self.script_args]
 
     def shared(self) -> dict[str, str]:
-        """Return the options, by name, on which the hosts of a job must agree."""
+        """Return the options, by name, that must be equal on all hosts of a job."""
         fields = (field for field in dataclasses.fields(self) if field.metadata["shared"])
         return {field.name: str(getattr(self, field.name)) for field in fields}
 

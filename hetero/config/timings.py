@@ -1,4 +1,4 @@
-"""Time limits for which the parts of a job wait for each other."""
+"""Time limits of the parts of a job that wait for each other."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Timings:
     heartbeat_s: float = 2.0
     """Interval between two heartbeats of a launcher, before jitter."""
     suspect_s: float = 6.0
-    """Time without a turn of its main loop after which a launcher that answers is reported as stuck."""
+    """A launcher that answers counts as stuck if its main loop has made no turn for this time."""
     lease_s: float = 15.0
-    """Silence after which a host counts as lost and gets no new requests. Longer than ``suspect_s``."""
+    """A host that is silent for this time counts as lost and gets no new requests. Longer than ``suspect_s``."""
     patience_s: float = 10.0
     """Interval between two log lines about the hosts that a host waits for."""
     orphan_s: float = 45.0
-    """Silence of all trainer hosts after which a data host ends."""
+    """A data host ends if all trainer hosts are silent for this time."""
     start_timeout_s: float = 900.0
     """Time limit for all hosts to appear. The platform's own wait for names is as long."""
     data_timeout_s: float = 300.0
-    """Time without any endpoint after which a rank gives up."""
+    """A rank gives up if it has no endpoint for this time."""
     prepare_timeout_s: float = 600.0
     """Time limit for the construction of a data set."""
     stable_s: float = 60.0
-    """Time of work without a crash after which an endpoint counts as stable. 60 times this gives one restart back."""
+    """An endpoint counts as stable if it works for this time without a crash. 60 times this gives one restart back."""
     stop_grace_s: float = 50.0
     """Time limit for the ranks to end after a request to stop. The platform kills them after 120 s."""
     abort_grace_s: float = 8.0

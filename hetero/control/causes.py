@@ -13,7 +13,7 @@ _CRASHES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGI
 
 
 def is_crash(exit_status: int) -> bool:
-    """Return whether a signal ended a process because of its own fault or a lack of memory.
+    """Return whether a signal ended a process, and only a fault of the process or a lack of memory explains the signal.
 
     SIGABRT does not count because NCCL's watchdog uses it to end a rank after another rank has failed. SIGTERM does
     not count because supervisors end processes with it.

@@ -1,8 +1,8 @@
 """Calls from a rank to its launcher without gRPC: protobuf messages over a Unix socket.
 
 This socket is for ranks that fork (see `hetero.control.launcher_link`). It has an abstract name, so no file remains.
-Each side accepts only a peer of its own user, or root, as the kernel reports it. That check is too weak on its own.
-A process in another container that shares the network has the same abstract names, and it may be root there without
+Each side accepts only a peer of the same user, or root, as the kernel reports it. This check alone is too weak. A
+process in another container that shares the network has the same abstract names, and it may be root there without
 access to this job's files. Therefore the first frame of a connection is the job's token, if the job has one.
 
 A frame is one byte, the length of the message, and the message. In a request the byte is the index of the method in

@@ -4,7 +4,7 @@ Pure: it has no threads and no I/O, and the clock is passed in. `hetero.control.
 RPCs around it.
 
 Every host holds one `Membership` and feeds it with the messages that arrive. One host decides everything that must be
-the same everywhere (the root cause, the step at which ranks stop). This host is the *arbiter*, the lowest-ranked living
+the same everywhere (the root cause, the step where ranks stop). This host is the *arbiter*, the lowest-ranked living
 trainer host. The others adopt its decision from its heartbeats. Therefore a lost message delays the decision by an
 interval, but does not lose it. Clocks of different hosts are never compared. Order means order of arrival.
 """
@@ -45,7 +45,7 @@ class Membership:
     """
 
     SETTLE_S = 1.0
-    """Seconds for which the arbiter collects failures before it decides. A killed rank is noticed a moment after the
+    """Seconds that the arbiter collects failures before it decides. A killed rank is noticed a moment after the
     exceptions that its death raises in other ranks."""
     ECHO_SETTLE_S = 4.0
     """The same while all known failures are echoes: ranks whose connection broke. The arbiter waits longer, at most for
@@ -253,7 +253,7 @@ class Membership:
         return tuple(record for status in self._in_service() for record in status.endpoints)
 
     def hosts_in_service(self) -> tuple[str, ...]:
-        """Return the hosts that live and have begun their work, even if they have no endpoints at the moment.
+        """Return the hosts that live and have begun their work, with or without endpoints at the moment.
 
         A host whose launcher has just been restarted has not begun, because it lost everything that it had before.
         """

@@ -145,8 +145,8 @@ class HostStatus:
     revision: int = 0
     """Counter of changes. It distinguishes an older status from a newer one of the same launcher."""
     rendezvous_port: int = 0
-    """A free port of a trainer host, new for each generation. On the first trainer host, torch's ranks meet there. For
-    TensorFlow it is the first of the ports on which this host's ranks listen."""
+    """A free port of a trainer host, new for each generation. On the first trainer host, torch's ranks meet there. With
+    TensorFlow, this host's ranks listen on this port and the ones after it."""
     generation: int = 0
     """Restarts of the trainer group so far. The arbiter begins a generation and the others follow."""
     restarted_for: Cause | None = None
@@ -295,6 +295,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         state = HostState(message.state)
     except ValueError:
         raise ProtocolError(f"host {message.host!r} sent the unknown state {message.state}") from None
+    # Check the sizes before any part is converted.
     _check("counters", len(message.counters), _MAX_COUNTERS)
     _check("endpoints", len(message.endpoints), _MAX_ENDPOINTS)
     _check("bytes of a host's usage", len(message.usage_json), _MAX_JSON_BYTES)

@@ -43,7 +43,7 @@ class OwnProcess:
 
 
 def examine(surroundings: Surroundings) -> list[Finding]:
-    """Look for what a killed run may have left. Remove nothing."""
+    """Find processes, folders and files that a killed run has left. Remove nothing."""
     findings = [*_processes(), *_folders(surroundings), *_failure(surroundings), *_semaphores()]
     return findings or [ok("no process, folder or failure file of an earlier run is here")]
 

@@ -1,4 +1,4 @@
-"""Log lines in which a platform finds figures, one figure per line: ``hetero_metric NAME=VALUE``."""
+"""Log lines with figures for the platform, one figure per line: ``hetero_metric NAME=VALUE``."""
 
 from __future__ import annotations
 

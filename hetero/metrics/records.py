@@ -1,8 +1,7 @@
-"""Frozen dataclasses to JSON values and back, checked against their annotations.
+"""Converts frozen dataclasses to JSON values and back, and checks them against their annotations.
 
-Summaries travel between hosts and reports are read from files that anybody may
-have written, so every value is checked for type, range and size before it is
-believed. Numbers are finite and, unless the field says otherwise, not negative.
+Summaries travel between hosts, and reports are read from untrusted files. Therefore every value is checked for type,
+range and size before it is used. Numbers are finite and, unless the field allows it, not negative.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from hetero.errors import ConfigError
 __all__ = ["MAX_ITEMS", "MAX_TEXT_LENGTH", "decode", "encode", "limits"]
 
 MAX_TEXT_LENGTH = 4096
-"""Characters in one string."""
+"""Limit of characters in one string."""
 MAX_ITEMS = 10_000
-"""Entries in one list or object."""
+"""Limit of entries in one list or object."""
 _MAX_NUMBER = 2.0**63
 
 T = TypeVar("T")

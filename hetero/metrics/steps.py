@@ -35,7 +35,7 @@ _CAPACITY = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """Figures of one `StepTimer`. A figure whose definition does not apply is None."""
+    """Figures of one `StepTimer`. None replaces a figure whose definition does not apply."""
 
     name: str
     """Name of the loader, for example ``photos/train``."""
@@ -106,8 +106,8 @@ class StepTimer:
     """Measures the steps of one loader on one rank.
 
     One thread calls `begin_wait`, `end_wait` and `pause`. Any thread may call `summary`. The timer holds at most
-    100,000 steps (1.6 MB). The sums are always exact. The percentiles are exact up to that number of steps, and beyond it they
-    come from a uniform random sample of the steps.
+    100,000 steps (1.6 MB). The sums are always exact. The percentiles are exact up to that number of steps. Beyond it
+    they come from a uniform random sample of the steps.
 
     Args:
         name: Name of the loader, for reports.
@@ -164,7 +164,7 @@ class StepTimer:
 
     def begin_wait(self) -> None:
         """Record that ``next()`` was entered. With an emulated accelerator, first wait for the end of the step."""
-        if self._begun_at is not None:  # The wait before this one failed, so its step has no end.
+        if self._begun_at is not None:  # The previous wait failed, so its step never ended.
             self._compute_s = None
         now = self._clock()
         if self._delivered_at is not None:
@@ -214,6 +214,7 @@ class StepTimer:
 
     def summary(self) -> StepSummary:
         """Return the figures so far. Thread-safe."""
+        # Copy under the lock, compute without it.
         with self._lock:
             computes_s, waits_s = self._computes_s[:], self._waits_s[:]
             num_measured = max(0, self._num_complete - self.warmup_steps)

@@ -24,7 +24,7 @@ from hetero.report.validity import cost_objection, missing_emulation
 __all__ = ["BUSY_UTILISATION", "COMPUTED_ON_DATA_HOSTS", "build_report", "idle_data_hosts"]
 
 BUSY_UTILISATION = 0.9
-"""Utilisation from which accelerators count as busy (the pass mark of MLPerf Storage)."""
+"""Least utilisation of accelerators that count as busy (the pass mark of MLPerf Storage)."""
 COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the part of ``batches computed`` on data hosts. Missing if a data host did not report it."""
 _MIN_UTILISATION = 0.02
@@ -102,7 +102,7 @@ def _headline(facts: RunFacts) -> Headline | None:
 def _slowest(
     ranks: Sequence[tuple[int, StepSummary]], value: Callable[[StepSummary], float | None]
 ) -> tuple[int | None, StepSummary | None]:
-    """Return the rank with the largest value, or None if any rank has no value: all ranks set the job's pace."""
+    """Return the rank with the largest value, or None if a rank lacks a value, because all ranks set the job's pace."""
     keyed = [(value(summary), rank, summary) for rank, summary in ranks]
     if any(key is None for key, _, _ in keyed):
         return None, None
@@ -210,7 +210,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
             f"The accelerators compute {percent} of the time: data keeps up. More vCPUs would not make steps shorter."
         )
         return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    # Idle accelerators: data is the bottleneck. The branches differ in what is known about the vCPUs.
+    # Idle accelerators: data is the bottleneck. The branches differ in the known facts about the vCPUs.
     advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
     if _waits_are_rare(headline):
         advice += (

@@ -169,7 +169,7 @@ class Cost:
 
     prices: tuple[PriceFacts, ...]
     missing: tuple[str, ...]
-    """For each type without a price, one line with the option to pass."""
+    """One line per type without a price, with the option to pass."""
     hourly: Figure | None
     """Price per hour of all hosts together."""
     run: Figure | None

@@ -25,7 +25,7 @@ def missing_emulation(run: RunFacts) -> list[str]:
 
 
 def cost_objection(run: RunFacts) -> str:
-    """Return why prices of instance types times the times of this run are no valid cost. Empty if they are valid."""
+    """Return why prices of instance types times the times of this run are not a cost. Empty if they are a cost."""
     missing = missing_emulation(run)
     if not missing:
         return ""

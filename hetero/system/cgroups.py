@@ -14,7 +14,7 @@ _FILES = {
 _OF_THE_MACHINE = "release_agent"
 """A file that only the topmost group of version 1 has. In version 2 the topmost group has no memory figures."""
 _UNBOUNDED = 2**60
-"""Bytes from which a limit counts as none, because version 1 reports a number close to 2^63 for no limit."""
+"""Limits of this many bytes or more count as unlimited. Version 1 reports a number close to 2^63 for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

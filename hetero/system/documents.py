@@ -1,7 +1,7 @@
 """Reading of untrusted files, and writing of files that others will read.
 
-The size of a file is checked before it is parsed. A written file appears as a whole or not at all, and under its exact
-name. A link that is already there is replaced, not followed.
+The size of a file is checked before it is parsed. A written file never appears in part, and it has exactly the
+name that was asked for. A link of that name is replaced, not followed.
 """
 
 from __future__ import annotations

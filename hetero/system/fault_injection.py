@@ -21,7 +21,7 @@ Sites and their actions:
 - ``heartbeat`` (of a launcher, to each peer): ``drop``, ``delay``
 - ``link`` (of a reader): ``via`` with ``network=A.B.C``, to connect to that network with the same last number and port
 
-Without faults there is no cost at run time. A site asks once, at its start, and gets None.
+Without faults this costs nothing at run time, because a site asks once, at its start, and gets None.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
 
 
 def faults_at(site: str) -> Strike | None:
-    """Return the faults of this process at a site, or None if there are none. None costs nothing later.
+    """Return the faults of this process at a site. Without faults return None, which costs nothing later.
 
     Raises:
         ConfigError: If `HETERO_FAULTS` is malformed.

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
 _NAMED_AFTER_S = 60.0
-"""Age from which a folder without a final name counts as left over. A folder gets its name within microseconds."""
+"""Least age of a left-over folder without its final name. A live folder gets that name within microseconds."""
 
 
 @contextlib.contextmanager

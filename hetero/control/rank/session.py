@@ -133,6 +133,7 @@ class RankSession:
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._measuring = Survival()
+        # Register with the launcher, whose reply has the options of this job.
         self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
         reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
         self.remote: bool = reply.remote
@@ -146,6 +147,7 @@ class RankSession:
             stop_grace_s=reply.stop_grace_s,
             data_service=reply.data_service,
         )
+        # From now on, follow the launcher's updates and report about once a second.
         self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
         self._threads = [
             threading.Thread(target=self._watch, name="hetero-watch", daemon=True),
