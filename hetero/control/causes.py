@@ -13,7 +13,7 @@ _CRASHES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGI
 
 
 def is_crash(exit_status: int) -> bool:
-    """Return whether a signal ended a process, and only a fault of the process or a lack of memory explains the signal.
+    """Return whether a crash ended a process: a signal that only its fault or a lack of memory explains.
 
     SIGABRT does not count because NCCL's watchdog uses it to end a rank after another rank has failed. SIGTERM does
     not count because supervisors end processes with it.

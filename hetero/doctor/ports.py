@@ -78,7 +78,7 @@ def _own(host: str | None, port: int, hosts_file: str | None) -> Finding:
     target = join_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does, because TIME_WAIT counts as free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does, so TIME_WAIT counts as free
         try:
             probe.bind((address, port))
             probe.listen()

@@ -35,7 +35,7 @@ _CAPACITY = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """Figures of one `StepTimer`. None replaces a figure whose definition does not apply."""
+    """Figures of one `StepTimer`. A figure whose definition does not apply is None."""
 
     name: str
     """Name of the loader, for example ``photos/train``."""

@@ -4,7 +4,8 @@ Rules are separated by ``;``, the parts of a rule by ``:``::
 
     HETERO_FAULTS="Fetch:unavailable:p=0.1:seed=7;compute:hang:at=50;send:corrupt:p=0.01;heartbeat:delay_s=2"
 
-The first part is the *site*. A bare word after it is the *action* (default: ``delay``). The other parts set the time:
+The first part is the *site*. A bare word after it is the *action* (default: ``delay``). Other parts set when the fault
+strikes:
 
 - ``at=N``: at the N-th passage of this process
 - ``p=P``: at each passage with this probability (drawn from ``seed``)

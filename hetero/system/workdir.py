@@ -1,4 +1,4 @@
-"""Private folders that are removed soon after the end of their process, even if it is killed."""
+"""Private folders of one process each. If a process is killed, the next one removes its folder."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
     Args:
         base: Folder that contains them.
         prefix: Prefix of their names.
-        own: The folder that was just made. It is kept, and its time is read from the clock of the file system.
+        own: The folder that was just made. It is kept. Its time stamp is the current time of the file system's clock.
     """
     now_s = own.lstat().st_mtime
     # A folder without its final name may belong to a process that is about to lock it, as launchers start together.

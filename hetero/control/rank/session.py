@@ -329,7 +329,7 @@ class RankSession:
                 generation=self.generation,
             )
             timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
-        with self._measuring.of("summing up what this rank measured"):  # without it, still send failures and votes
+        with self._measuring.of("summing up what this rank measured"):  # send failures and votes even without it
             summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
             counters = {} if self._counters is None else dict(self._counters())
             report = dataclasses.replace(report, summaries_json=summaries, counters=counters)

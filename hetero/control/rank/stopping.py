@@ -1,4 +1,4 @@
-"""How a rank ends that was asked to stop and does not reach the end of a step."""
+"""How a rank ends if it was asked to stop and does not reach the end of a step."""
 
 from __future__ import annotations
 
