@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Args:
-        argv: Arguments without the program's name; None takes the process's own.
+        argv: Arguments without the program's name. None means the arguments of this process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _make_parser()
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             namespace.script_args = script_args
             status: int = namespace.run(namespace)
         finally:
-            say("")  # what the parser has written
+            say("")  # flush what the parser has written
         return status
     except HeteroError as error:
         complain(f"hetero: error HET-{int(error.exit_code):02d}: {error}\n")

@@ -1,4 +1,4 @@
-"""What several commands take on the command line."""
+"""Helpers for command-line arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Subparsers", "pairs", "positive"]
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 else:
-    Subparsers = object  # its name has an underscore, and takes no parameters at run time
+    Subparsers = object  # argparse's class is private and cannot be subscripted at run time
 
 
 def pairs(flag: str, texts: Sequence[str], form: str) -> list[tuple[str, str]]:
     """Return the names and values of ``NAME=VALUE`` texts.
 
     Raises:
-        ConfigError: If one has another form.
+        ConfigError: If a text has another form.
     """
     found = []
     for text in texts:
@@ -35,7 +35,7 @@ def positive(flag: str, text: str) -> int:
     """Return a whole number of at least 1.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the text is not such a number.
     """
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"{flag}: {text!r} is not a whole number of at least 1")

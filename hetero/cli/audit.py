@@ -1,4 +1,4 @@
-"""``hetero audit``: whether two runs trained on the same data."""
+"""``hetero audit``: check whether two runs trained on the same data."""
 
 from __future__ import annotations
 

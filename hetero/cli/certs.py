@@ -1,4 +1,4 @@
-"""``hetero certs``: the certificates of a job."""
+"""``hetero certs``: make the certificates of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hetero check``: what is wrong with a SageMaker training job."""
+"""``hetero check``: find mistakes in the request for a SageMaker training job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hetero doctor``: what would go wrong on this host."""
+"""``hetero doctor``: find out what would go wrong on this host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _run(namespace: argparse.Namespace) -> int:
     from hetero import doctor
     from hetero.cluster import base_dir
 
-    environment = {"HETERO_SCRIPT": "-", **os.environ}  # which script it is does not matter here
+    environment = {"HETERO_SCRIPT": "-", **os.environ}  # the option is required, but the doctor needs no script
     options = config.resolve_options(namespace, environment, base_dir(os.environ))
     findings = doctor.examine(doctor.look_around(options, os.environ))
     if namespace.json:

@@ -1,4 +1,4 @@
-"""``hetero launch``: this host's part of a job."""
+"""``hetero launch``: run this host's part of a job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _run(namespace: argparse.Namespace) -> int:
             env=os.environ, cluster_file=options.cluster_file, host=options.host, roles=options.roles
         )
         return launch(options, cluster, base_dir=base)
-    except HeteroError as error:  # before this host knew its part; on a platform its reason is still shown
+    except HeteroError as error:  # raised before this host's part began, so no other code writes the failure file
         if base.is_dir():
             write_failure(base / "output" / "failure", cause_of(error, socket.gethostname()))
         raise

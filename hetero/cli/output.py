@@ -1,4 +1,4 @@
-"""What commands print; nobody has to read it."""
+"""Output of the commands, which may go to a closed stream or a closed pipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ __all__ = ["complain", "discard", "say"]
 
 
 def say(text: str) -> None:
-    """Write to standard output, unless that is closed; at once: an error at the interpreter's end gives status 120.
+    """Write to standard output and flush it, unless it is closed.
+
+    The flush is needed because an error while the interpreter exits would give status 120.
 
     Raises:
-        BrokenPipeError: If nobody reads it, or it cannot be written to for another reason, which is said.
+        BrokenPipeError: If the reader has closed the pipe, or if the write fails for another reason. The other reason
+            is written to standard error.
     """
     if sys.stdout is None:
         return
@@ -28,7 +31,7 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write to standard error if anybody reads it: that nobody does must not change the exit code."""
+    """Write to standard error. Ignore a failed write, because it must not change the exit code."""
     if sys.stderr is None:
         return
     try:
@@ -39,7 +42,7 @@ def complain(text: str) -> None:
 
 
 def discard(descriptor: int) -> None:
-    """Have what is still buffered for a descriptor go nowhere."""
+    """Redirect a descriptor to the null device, which drops what is still buffered for it."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)

@@ -1,4 +1,4 @@
-"""Commands that end with the process that started them."""
+"""Binds the life of a command to the process that started it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ __all__ = ["bind_to_parent"]
 
 
 def bind_to_parent() -> None:
-    """End with the process that has this one started, if it asks for that; there may be others in between."""
+    """End this process when the process that ``HETERO_PARENT_PID`` names ends.
+
+    That process may be the parent or a more distant ancestor. Do nothing if the variable is not set.
+    """
     parent = os.environ.pop("HETERO_PARENT_PID", None)
     if parent is None:
         return

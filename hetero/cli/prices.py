@@ -1,4 +1,4 @@
-"""``hetero prices``: the catalogue of instance types, and its prices."""
+"""``hetero prices``: show the catalogue of instance types and refresh its prices."""
 
 from __future__ import annotations
 

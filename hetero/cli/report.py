@@ -1,4 +1,4 @@
-"""``hetero report``: a run, or two of them side by side."""
+"""``hetero report``: show one run, or compare two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hetero simulate``: a whole job on this machine."""
+"""``hetero simulate``: run a whole job on this machine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _run(namespace: argparse.Namespace) -> int:
         return _simulate_request(namespace)
     if namespace.source_dir is not None or namespace.through is not None:
         raise ConfigError("--source-dir and --through belong to a request; expected --request FILE beside them")
-    # The tree of this machine, if it has one, is not the simulated job's.
+    # This machine may itself be a host of a job: its SM_* variables and its /opt/ml do not describe the simulated job.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
     options = config.resolve_options(namespace, environment, Path(os.devnull))
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
@@ -113,7 +113,11 @@ def _simulate_request(namespace: argparse.Namespace) -> int:
 
 
 def _ordered_lines() -> contextlib.AbstractContextManager[None]:
-    """On a terminal lines have to keep their order with the one that is redrawn; elsewhere nothing waits for them."""
+    """Return a context that has a thread write log lines, unless standard error is a terminal.
+
+    On a terminal, log lines and the redrawn status line must keep their order, so the context does nothing. Elsewhere a
+    log line does not wait until it is written.
+    """
     return contextlib.nullcontext() if sys.stderr.isatty() else logs.write_behind()
 
 
