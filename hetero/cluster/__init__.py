@@ -1,13 +1,15 @@
-"""Who is in this job: the only reader of ``resourceconfig.json`` and of the ``SM_*`` variables.
+"""The hosts of this job. Only this folder reads ``resourceconfig.json`` and the description in ``SM_*`` variables.
 
-Three sources have one schema, that of the platform's file:
+There are three sources. All have the schema of the platform's file:
 
-- ``<base>/input/config/resourceconfig.json`` (base: ``SAGEMAKER_BASE_DIR``, or ``/opt/ml``);
-- the ``SM_*`` variables, only where that file does not exist: under ``mpirun`` they are the first host's on every rank;
-- ``--cluster-file F --host NAME`` for any other cluster. There ``current_host`` and ``instance_type`` may be left out.
+- ``<base>/input/config/resourceconfig.json``. The base is ``SAGEMAKER_BASE_DIR``, or ``/opt/ml``.
+- The ``SM_*`` variables, only if that file does not exist. Under ``mpirun`` every rank has the variables of the first
+  host.
+- ``--cluster-file F --host NAME`` for any other cluster. This file may leave out ``current_host`` and
+  ``instance_type``.
 
-Hosts are always in natural order (``algo-2`` before ``algo-10``), which no
-source guarantees; ranks follow from it, so every host derives the same ones.
+Hosts are always in natural order (``algo-2`` before ``algo-10``). The sources do not guarantee an order. Ranks follow
+from the order of the hosts, so every host derives the same ranks.
 """
 
 from __future__ import annotations

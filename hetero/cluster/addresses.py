@@ -1,4 +1,4 @@
-"""From host names to addresses."""
+"""Resolves host names to addresses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def resolve_address(
 ) -> str:
     """Return the numeric address of a host, IPv4 if it has one.
 
-    Nothing is cached: on the platform a name may appear minutes after the
-    job has started, so callers ask again.
+    Nothing is cached, because on the platform a name may appear minutes after the job has started. Callers ask again.
 
     Args:
         host: A host name, or an address, which is returned as it is.
-        hosts_file: A file in the format of ``/etc/hosts`` that replaces the
-            resolver; ``HETERO_HOSTS_FILE`` by default. Simulated hosts live there.
-        resolver: Has the signature of `socket.getaddrinfo`. Blocks for as long as the system's does.
+        hosts_file: A file in the format of ``/etc/hosts`` that replaces the resolver. Defaults to
+            ``HETERO_HOSTS_FILE``, which `hetero simulate` sets for its hosts.
+        resolver: A function with the signature of `socket.getaddrinfo`. The default blocks until the system's resolver
+            answers.
 
     Raises:
         ClusterError: If the name cannot be resolved now.

@@ -1,4 +1,4 @@
-"""Validation of an untrusted cluster description; every failure names its key path and what to do."""
+"""Validation of an untrusted cluster description. Every error names the key path, and most say what to do."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ Group: TypeAlias = tuple[str, str, list[str]]
 
 
 class Document:
-    """Typed access to an untrusted document; every failure names its key path."""
+    """Typed access to an untrusted document. Every error names the key path."""
 
     def __init__(self, document: Mapping[str, object], source: str) -> None:
         self.document = document
         self.source = source
 
     def malformed(self, path: str, *, found: str, expected: str, advice: str = "", guess: str = "") -> ClusterError:
-        """Build the error for a value that is there and wrong."""
+        """Return the error for a wrong value."""
         lines = [f"the description of the cluster is wrong at {path[:60]}", f"in: {self.source}", f"found: {found}"]
         lines += [f"expected: {expected}", guess and f"did you mean {guess!r}?", advice and f"to do: {advice}"]
         return ClusterError("\n  ".join(line for line in lines if line))
 
     def missing(self, key: str, path: str, expected: str, where: Mapping[str, object]) -> ClusterError:
-        """Build the error for a key that is not there; a key that is spelled almost so is pointed out."""
+        """Return the error for a missing key. It points out an unknown key with a similar spelling."""
         known = _GROUP_KEYS if path else _KEYS
         strangers = [name for name in where if name not in known]
         guess = close(key, strangers)
@@ -62,7 +62,7 @@ class Document:
         )
 
     def text(self, where: Mapping[str, object], key: str, path: str, *, default: str | None = None) -> str:
-        """Return a text, or the default if it is absent or null."""
+        """Return the text at a key, or the default if the key is missing or its value is null."""
         if where.get(key) is None:
             if default is not None:
                 return default
@@ -90,7 +90,7 @@ class Document:
         return names
 
     def group_list(self) -> list[object]:
-        """Return the instance groups, not looked into yet."""
+        """Return the items of ``instance_groups``, which `group` validates."""
         items = self.document["instance_groups"]
         if not isinstance(items, list) or len(items) > MAX_GROUPS:
             expected = f"a list of 1 to {MAX_GROUPS} instance groups"
@@ -98,7 +98,7 @@ class Document:
         return items
 
     def group(self, item: object, index: int) -> Group:
-        """Return one instance group."""
+        """Validate and return one instance group."""
         path = f"instance_groups[{index}]"
         if not isinstance(item, dict):
             raise self.malformed(path, found=show(item), expected=f"an object with {listing(_GROUP_KEYS)}")
@@ -110,7 +110,7 @@ class Document:
         return name, kind, self.host_names(item, "hosts", f"{path}.")
 
     def group_name(self) -> str:
-        """Return the current group under either spelling, empty if it is not stated."""
+        """Return the current group's name under either spelling of its key, empty if neither key is there."""
         spellings = ("current_group_name", "current_instance_group")
         names = [self.text(self.document, key, "", default="") for key in spellings]
         if all(names) and names[0] != names[1]:
@@ -119,7 +119,7 @@ class Document:
         return names[0] or names[1]
 
     def consistent(self, groups: Sequence[Group], hosts: Sequence[str] | None) -> None:
-        """Check that every host is in exactly one group, and listed."""
+        """Check that group names differ, every host is in one group, and the groups have exactly the listed hosts."""
         owner: dict[str, str] = {}
         names = [name for name, _, _ in groups]
         for index, (name, _, members) in enumerate(groups):
@@ -138,7 +138,7 @@ class Document:
             raise self.malformed("hosts", found=found, expected="the hosts of all groups together")
 
     def current_group_agrees(self, groups: Sequence[Group], current_host: str) -> None:
-        """Check that the stated group is the current host's."""
+        """Check that the stated current group contains the current host."""
         stated = self.group_name()
         actual = next((name for name, _, hosts in groups if current_host in hosts), stated)
         if stated and stated != actual:
@@ -152,7 +152,7 @@ class Document:
 
 
 def load(path: Path) -> dict[str, object]:
-    """Read a file of bounded size that holds a JSON object."""
+    """Read a JSON object from a file of at most `MAX_FILE_BYTES` bytes."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -182,7 +182,7 @@ def decode(content: str | bytes, source: str) -> dict[str, object]:
 
 
 def close(name: str, known: Iterable[str]) -> str:
-    """Return the known name that was probably meant, or an empty text."""
+    """Return the known name that is most similar, or an empty text if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), "")
 
 
@@ -193,6 +193,6 @@ def show(value: object) -> str:
 
 
 def listing(names: Iterable[object]) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first eight names as text, and how many more there are."""
     shown = [str(name) for name in names]
     return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

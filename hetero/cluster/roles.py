@@ -1,4 +1,4 @@
-"""What a group does: said by flag, or derived from its name, its instance type and what stands beside it."""
+"""The role of each group: given by a flag, or derived from the names and instance types of the groups."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _BY_NAME = (
 
 
 def has_accelerator(instance_type: str) -> bool:
-    """Tell whether the instance type's family (p, g, trn, inf, dl) has accelerators."""
+    """Return whether the instance type's family (p, g, gr, trn, inf, dl) has accelerators, or it is ``local_gpu``."""
     return _ACCELERATED.fullmatch(instance_type) is not None
 
 
 def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], source: str) -> list[Role]:
-    """Decide what every group does.
+    """Return the role of every group.
 
-    A single group trains. Otherwise the first of these that says something
-    decides: the flag, the name, an accelerated instance type; and a group
-    beside an accelerated trainer group is a data group.
+    A single group trains, unless its flag says otherwise. With several groups, the role of each comes from the first of
+    these that gives one: its flag, its name, its accelerated instance type. If none of them gives a role and a trainer
+    group has accelerators, the group is a data group.
 
     Args:
-        groups: Name and instance type of each.
-        overrides: ``GROUP=data`` or ``GROUP=trainer``.
+        groups: Name and instance type of each group.
+        overrides: Flags, each ``GROUP=data`` or ``GROUP=trainer``.
         source: Where the groups were read, for messages.
 
     Raises:
-        ClusterError: If a role is unclear, an override names no group, or no group trains.
+        ClusterError: If a role is unclear, an override names an unknown group, or no group trains.
         ConfigError: If an override is malformed.
     """
     names = [name for name, _ in groups]
@@ -69,12 +69,12 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
 
 
 def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], overrides: Sequence[str]) -> str:
-    """Return a warning if there are several groups, all train, and not every one by a flag; empty otherwise.
+    """Return a warning if several groups all train and at least one does so without a flag, else an empty text.
 
     Args:
-        groups: Name and instance type of each.
-        roles: What each does.
-        overrides: ``GROUP=data`` or ``GROUP=trainer``.
+        groups: Name and instance type of each group.
+        roles: Role of each group.
+        overrides: Flags, each ``GROUP=data`` or ``GROUP=trainer``.
     """
     derived = [name for name, _ in groups if f"{name}=trainer" not in overrides]
     if len(groups) < 2 or Role.DATA in roles or not derived:

@@ -1,4 +1,4 @@
-"""Where a description of the cluster comes from: the platform's file, a file of the user's, the environment."""
+"""Reads the description of the cluster from the platform's file, the user's file or the environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 def base_dir(env: Mapping[str, str]) -> Path:
-    """Return the folder that the platform fills: ``SAGEMAKER_BASE_DIR``, or ``/opt/ml``."""
+    """Return the folder that the platform fills, which is ``SAGEMAKER_BASE_DIR`` or ``/opt/ml``."""
     return Path(env.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
 
 
@@ -31,21 +31,22 @@ def read_cluster(
     host: str | None = None,
     roles: Sequence[str] = (),
 ) -> ClusterSpec:
-    """Read the description of the cluster from where this job has it.
+    """Read the description of the cluster from the first source that this job has.
+
+    If the platform's file and the environment disagree, the file is used and a warning is logged.
 
     Args:
         env: The process environment.
         cluster_file: A file that replaces the platform's.
-        host: This host's name; by default the file's ``current_host``, else
-            this machine's name if the file lists it.
-        roles: ``GROUP=data`` or ``GROUP=trainer``, overriding what is derived.
+        host: This host's name. Defaults to the description's ``current_host``. If ``cluster_file`` lacks that key, the
+            default is this machine's name, if the file lists it.
+        roles: Overrides of the derived roles, each ``GROUP=data`` or ``GROUP=trainer``.
 
     Returns:
-        The cluster with a role for every group. A disagreement between file
-        and environment is logged once as a warning, and the file wins.
+        The cluster, with a role for every group.
 
     Raises:
-        ClusterError: If there is no description, or it is malformed or ambiguous.
+        ClusterError: If no source has a description, or if it is malformed or ambiguous.
         ConfigError: If ``roles`` are malformed.
     """
     if cluster_file is not None:
@@ -78,12 +79,12 @@ def parse_cluster(
     """Validate a description and give every group its role.
 
     Args:
-        document: The decoded JSON object; see the module docstring.
-        source: Where it comes from, for messages.
-        current_host: Replaces the document's ``current_host``.
-        own_names: What this machine is called; the one that is a host counts
-            if nothing else says which host this is.
-        roles: As in `read_cluster`.
+        document: The decoded JSON object. `hetero.cluster` describes the schema.
+        source: Where the document comes from, for messages.
+        current_host: A name that replaces the document's ``current_host``.
+        own_names: Names of this machine. The first one that is a host of the cluster is used if there is neither
+            ``current_host`` nor the document's key.
+        roles: Overrides, as in `read_cluster`.
 
     Raises:
         ClusterError: If the document is malformed, contradictory or ambiguous.
@@ -118,10 +119,10 @@ def parse_cluster(
 
 
 def read_host_names(cluster_file: Path) -> list[str]:
-    """Return the hosts of a description in natural order, whatever they do and whichever of them this is.
+    """Return all hosts of a description in natural order, without deciding their roles or which one this is.
 
     Raises:
-        ClusterError: If it cannot be read, or is malformed.
+        ClusterError: If the description cannot be read, or if it is malformed.
     """
     groups = _read_groups(Document(load(cluster_file), str(cluster_file)))
     return sorted((name for _, _, names in groups for name in names), key=natural_key)
@@ -142,13 +143,13 @@ def _read_groups(checked: Document) -> list[Group]:
 
 
 def _own_names() -> tuple[str, str]:
-    """Return what this machine is called, with and without its domain."""
+    """Return this machine's name, with and without its domain."""
     name = socket.gethostname()
     return name, name.partition(".")[0]
 
 
 def _exists(path: Path) -> bool:
-    """Tell whether the file is there; one that cannot be looked at is there, and reading it says why not."""
+    """Return whether the file exists, or its status cannot be read. Reading the file then raises the error."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -159,7 +160,7 @@ def _exists(path: Path) -> bool:
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
-    """Build the platform's document from the variables of its training toolkit."""
+    """Return the document that the variables of the platform's training toolkit describe."""
     document = decode(env["SM_RESOURCE_CONFIG"], "SM_RESOURCE_CONFIG") if env.get("SM_RESOURCE_CONFIG") else {}
     for key, variable in (
         ("current_host", "SM_CURRENT_HOST"),
@@ -170,7 +171,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
         if env.get(variable):
             document[key] = env[variable]
     if env.get("SM_CURRENT_HOST") and not env.get("SM_CURRENT_INSTANCE_GROUP"):
-        document.pop("current_group_name", None)  # may be another host's
+        document.pop("current_group_name", None)  # it may be another host's group
         document.pop("current_instance_group", None)
     if env.get("SM_HOSTS"):
         document["hosts"] = decode('{"hosts": ' + env["SM_HOSTS"] + "}", "SM_HOSTS").get("hosts")
@@ -180,7 +181,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
 
 
 def platform_variables(cluster: ClusterSpec) -> dict[str, str]:
-    """Return the variables in which the platform's training toolkit says which host this is."""
+    """Return the variables that identify this host, as the platform's training toolkit sets them."""
     return {
         "SM_CURRENT_HOST": cluster.current_host,
         "SM_CURRENT_INSTANCE_GROUP": cluster.current_group.name,

@@ -1,4 +1,4 @@
-"""The cluster as the rest of the package sees it: hosts in groups, with roles."""
+"""The validated cluster: hosts in groups, with roles."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["ClusterSpec", "Host", "InstanceGroup", "Role", "natural_key", "slug"
 
 
 class Role(enum.Enum):
-    """What a group does in the job."""
+    """Role of an instance group in the job."""
 
     DATA = "data"
-    """Its hosts run endpoints, which preprocess samples."""
+    """The hosts of the group run endpoints, which preprocess samples."""
     TRAINER = "trainer"
-    """Its hosts run ranks."""
+    """The hosts of the group run ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +24,22 @@ class Host:
     """One machine of the job."""
 
     name: str
-    """As the platform calls it, for example ``algo-1``; safe as a file name."""
+    """The platform's name for the host, for example ``algo-1``. Safe as a file name."""
     group: str
     """Name of its instance group."""
     instance_type: str
-    """For example ``ml.c5.xlarge``; empty if unknown."""
+    """Instance type, for example ``ml.c5.xlarge``. Empty if unknown."""
     role: Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGroup:
-    """Hosts of one instance type that do the same."""
+    """Hosts of one instance type and one role."""
 
     name: str
-    """1 to 64 characters, path characters included: use `slug` for files."""
+    """Name of 1 to 64 characters. It may contain path characters, so use `slug` for files."""
     instance_type: str
-    """For example ``ml.c5.xlarge``; empty if unknown."""
+    """Instance type, for example ``ml.c5.xlarge``. Empty if unknown."""
     hosts: tuple[str, ...]
     """Host names in natural order, at least one."""
     role: Role
@@ -52,16 +52,16 @@ class InstanceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """All hosts of the job, and which of them this is."""
+    """All hosts of the job, and the name of this one."""
 
     current_host: str
     """Name of this host."""
     groups: tuple[InstanceGroup, ...]
-    """In the order of the description."""
+    """Groups in the order of the description."""
     network_interface_name: str = "eth0"
-    """Interface on which the hosts reach each other."""
+    """Network interface that connects the hosts."""
     source: str = ""
-    """Where this was read, for messages."""
+    """Where the cluster was read, for messages."""
 
     @property
     def current_group(self) -> InstanceGroup:
@@ -89,16 +89,16 @@ class ClusterSpec:
 
     @property
     def trainer_hosts(self) -> tuple[Host, ...]:
-        """Hosts that run ranks, in natural order: never empty."""
+        """Hosts that run ranks, in natural order. Never empty."""
         return self.hosts_by_role(Role.TRAINER)
 
     @property
     def data_hosts(self) -> tuple[Host, ...]:
-        """Hosts that run endpoints only, in natural order: empty for a homogeneous job."""
+        """Hosts that run endpoints only, in natural order. Empty in a homogeneous job."""
         return self.hosts_by_role(Role.DATA)
 
     def to_resource_config(self) -> dict[str, object]:
-        """Return the document that `parse_cluster` reads back: the platform's schema, hosts as it sorts them."""
+        """Return a document in the platform's schema, with hosts in the platform's order, for `parse_cluster`."""
         return {
             "current_group_name": self.current_group.name,
             "current_host": self.current_host,
@@ -113,7 +113,7 @@ class ClusterSpec:
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
-    """Return a sort key that orders the numbers in names by value."""
+    """Return a sort key for natural order, which compares the numbers in names by value."""
     parts = re.split(r"([0-9]+)", name)
     return tuple(int(part) if index % 2 else part for index, part in enumerate(parts)), name
 
@@ -121,7 +121,7 @@ def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
 def slug(name: str) -> str:
     """Return a name of at most 64 characters of ``[A-Za-z0-9._-]`` that cannot leave its folder.
 
-    Safe names stay as they are; any other gets a digest, so that two names never share a slug.
+    A safe name stays as it is. Any other name gets a digest, so two names never share a slug.
     """
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):
         return name
