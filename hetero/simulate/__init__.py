@@ -1,4 +1,4 @@
-"""Hosts of a cluster as processes of one machine: `hetero simulate`.
+"""Hosts of a cluster as processes of one machine, for `hetero simulate`.
 
 simulate.py    a simulated job from its start to its report
 launchers.py   one real launcher process for each simulated host

@@ -1,4 +1,4 @@
-"""The launchers of all simulated hosts: started, listened to, told to stop, killed."""
+"""Starts the launchers of all simulated hosts, relays their output, stops them and kills them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.2
 _KILL_TIMEOUT_S = 10.0
 _ANY_FAILURE = 1
-"""Status of SageMaker's toolkit, whatever the status of the program that it runs: the failure file has the job's."""
+"""Exit status of SageMaker's toolkit for any failure of its program. The failure file has the job's exit code."""
 _METRIC_START = f"INFO {METRIC_MARK} "
 
 
@@ -50,29 +50,30 @@ class SimulatedHost:
 
     @property
     def base_dir(self) -> Path:
-        """What ``/opt/ml`` is on the platform."""
+        """Folder of this host that corresponds to ``/opt/ml`` on the platform."""
         return self.root / "ml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCommand:
-    """What is started on a simulated host, as the one program of its container."""
+    """The command that starts the only program of a simulated host's container."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    """Variables beside those of this process, from which what describes a job of its own is left out."""
+    """Variables that are added to those of this process. The program does not inherit variables that describe a job."""
     directory: Path | None = None
-    """Where it starts; this process's own folder by default."""
+    """Working directory of the program. Defaults to that of this process."""
     is_process_1: bool = False
-    """Whether signals reach it as they would process 1 of a container: only those that it has a handler for."""
+    """Whether to treat signals as for process 1 of a container, which gets only signals that it has a handler for."""
 
 
 class Launchers:
-    """The launchers of all simulated hosts; a context manager, on whose end none of their processes is left.
+    """The launchers of all simulated hosts, as a context manager that ends all their processes on exit.
 
     Args:
-        hosts: All of them.
-        kill_after_s: How long after a request to stop what still runs is killed; None: on a second one.
+        hosts: All simulated hosts.
+        kill_after_s: Seconds from a request to stop until launchers that still run are killed. With None, only a second
+            request kills them.
     """
 
     def __init__(self, hosts: Sequence[SimulatedHost], *, kill_after_s: float | None = None) -> None:
@@ -84,7 +85,7 @@ class Launchers:
         self._logs: dict[str, TextIO] = {}
         self._killed: set[str] = set()
         self._abandoned: set[str] = set()
-        """Killed, and not gone in time."""
+        """Hosts whose launchers were killed, but did not end in time."""
         self._signals = 0
         self._status = StatusLine()
         self._relay = LineRelay(self._write)
@@ -98,7 +99,7 @@ class Launchers:
 
     def __exit__(self, *_: object) -> None:
         self._kill()
-        end_descendants()  # what a launcher that was killed could not end
+        end_descendants()  # a killed launcher may leave processes behind
         self._relay.close()
         for log in self._logs.values():
             with contextlib.suppress(OSError):
@@ -110,7 +111,7 @@ class Launchers:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
         self._relay.add(host.name, read_end)
-        # The options have been read from the environment; launchers are told them in another way.
+        # Launchers get the options from their command line. This process has already read those in its environment.
         read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
         inherited = {
             name: value
@@ -125,16 +126,16 @@ class Launchers:
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            start_new_session=True,  # Ctrl-C is ours to hand on
+            start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
         )
         os.close(write_end)
 
     def wait(self) -> int:
-        """Wait for every host; return the job's exit code."""
+        """Wait until every launcher has ended, and return the job's exit code."""
         told_signals = 0
         kill_s = math.inf
         while self._running():
-            time.sleep(_TICK_S)  # nothing to wait on but children: a poll, not a synchronisation
+            time.sleep(_TICK_S)  # only children are waited for, so polling suffices
             reap_adopted()
             self._status.draw()
             if self._signals > told_signals:
@@ -170,7 +171,7 @@ class Launchers:
         process.send_signal(signal.SIGTERM)
 
     def _kill(self) -> None:
-        """Kill the launchers that run, and say which of them do not go; the children of each die with it."""
+        """Kill the launchers that run, and log those that do not end. The children of a launcher die with it."""
         running = self._running()
         for name in running:
             self._killed.add(name)
@@ -179,18 +180,21 @@ class Launchers:
         for name in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[name].wait(max(0.0, deadline_s - time.monotonic()))
-        if left := self._running():  # one that waits for a device, say
+        if left := self._running():  # for example a process that waits for a device
             self._abandoned.update(left)
             names = ", ".join(f"the launcher of {name} (process {self._processes[name].pid})" for name in left)
             logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
 
     def _running(self) -> list[str]:
-        """Return the hosts whose launchers are to be waited for."""
+        """Return the hosts whose launchers still run, without the abandoned ones."""
         living = (name for name, process in self._processes.items() if process.poll() is None)
         return [name for name in living if name not in self._abandoned]
 
     def _exit_code(self) -> int:
-        """Return what the trainer hosts say; a data host's status counts only if they are well."""
+        """Log every bad exit and return the job's exit code, which comes from the first trainer host that failed.
+
+        The status of a data host does not count, because a job may succeed although it loses a data host.
+        """
         statuses = [
             (host, -signal.SIGKILL if host.name in self._abandoned else self._processes[host.name].returncode)
             for host in self._hosts
@@ -203,23 +207,22 @@ class Launchers:
         causes = [_failure_line(host) for host, status in statuses if status != 0 and host.role is Role.TRAINER]
         if cause := next(filter(None, causes), ""):
             logger.error("the job failed: %s", cause)
-        # A data host may be lost while the job goes well.
         bad = [status for host, status in statuses if status != 0 and host.role is Role.TRAINER]
         if bad and bad[0] == _ANY_FAILURE and cause.startswith("HET-") and (code := stated_code(cause)) is not None:
             return code
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 
     def _write(self, name: str, line: str) -> None:
-        line = logs.escape_line(line)  # nearly always the launcher has, but its libraries may have written this
-        with contextlib.suppress(OSError):  # a full disk loses lines and stops nothing
+        line = logs.escape_line(line)  # the launcher escapes its lines, its libraries do not
+        with contextlib.suppress(OSError):  # a full disk loses lines, but stops nothing
             self._logs[name].write(line + "\n")
         if self._status.is_live and PROGRESS_MARK in line:
             self._status.show(line.partition(PROGRESS_MARK)[2])
             return
         if line.partition("] ")[2].startswith(_METRIC_START):
-            return  # for programs; the host's log has it
+            return  # only programs read these lines, in the host's log
         self._status.clear()
-        # Our launchers say where a line is from; other programs have a log of their own per container.
+        # A launcher starts each line with its group and host. Lines of other programs get that prefix here.
         is_bare = self._commands[name].is_process_1 and not line.startswith("[")
         logs.write_line(f"[{self._groups[name]} {name}] {line}" if is_bare else line)
 
@@ -228,7 +231,7 @@ class Launchers:
 
 
 def _describe_exit(status: int) -> str:
-    """Say what a launcher's exit status means; those of other programs, `describe_exit_status` knows."""
+    """Return the meaning of a launcher's exit status. `describe_exit_status` knows those of other programs."""
     try:
         return f"exited with {status}: {ExitCode(status).help_text}"
     except ValueError:
@@ -236,7 +239,10 @@ def _describe_exit(status: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; but for kills, process 1 of a container gets no other ones."""
+    """Return whether a process has a handler for a signal.
+
+    Process 1 of a container gets only signals that it has a handler for, except SIGKILL and SIGSTOP.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -246,7 +252,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _failure_line(host: SimulatedHost) -> str:
-    """Return the first line of a host's failure file, empty if there is none."""
+    """Return the first line of a host's failure file, empty if the file cannot be read."""
     try:
         with (host.base_dir / "output" / "failure").open(encoding="utf-8", errors="replace") as file:
             return file.readline(2048).strip()

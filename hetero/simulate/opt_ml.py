@@ -1,6 +1,6 @@
-"""The tree that a platform fills on a host before it starts the container there: ``/opt/ml``, or what stands for it.
+"""Writes the tree that a platform fills on a host before it starts the container there: ``/opt/ml``.
 
-Simulations build one per host. Nothing but these files, and a few variables, tells a launcher where it is.
+A simulation builds one tree for each host. A launcher finds its place in the job from these files and a few variables.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from pathlib import Path
 __all__ = ["CHANNEL_NAME", "TreeChannel", "has_trees", "platform_environment", "write_tree"]
 
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-"""What a channel may be called: it becomes a link in every host's tree."""
+"""Pattern of a channel's name, which becomes the name of a link or folder in every host's tree."""
 
 _FOLDERS = ("checkpoints", "code", "model", "output/data", "output/intermediate")
-"""``output/intermediate`` has to be there lest SageMaker's toolkit sends what comes into it to S3."""
+"""Empty folders of a tree. Without ``output/intermediate``, SageMaker's toolkit would upload its content to S3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeChannel:
-    """One input of a host."""
+    """One input channel of a host."""
 
     name: str
     path: Path | None
-    """Folder or file with its data, which is linked; None if somebody else provides it, as the pipes of a Pipe."""
+    """Folder or file with the data. The tree gets a link to it. None if the data comes in another way, for example
+    through the pipes of ``Pipe`` mode."""
     mode: str = "File"
-    """``File``, ``FastFile`` or ``Pipe``."""
+    """Input mode: ``File``, ``FastFile`` or ``Pipe``."""
     distribution: str = "FullyReplicated"
-    """How the platform has spread the data over the hosts."""
+    """How the platform distributes the data over the hosts."""
     content_type: str | None = None
     record_wrapper: str = "None"
 
     def config(self) -> dict[str, str]:
-        """Return what ``inputdataconfig.json`` says of it."""
+        """Return the channel's entry in ``inputdataconfig.json``."""
         found = {
             "TrainingInputMode": self.mode,
             "S3DistributionType": self.distribution,
@@ -54,10 +55,10 @@ def write_tree(
     """Write the tree of one host.
 
     Args:
-        base_dir: What ``/opt/ml`` is on the platform; must not exist yet.
+        base_dir: The folder that corresponds to ``/opt/ml`` on the platform. Its subfolders must not exist yet.
         resource_config: Content of ``resourceconfig.json``.
         hyperparameters: Content of ``hyperparameters.json``.
-        channels: The inputs of this host, no others.
+        channels: The inputs of this host.
     """
     config, data = base_dir / "input" / "config", base_dir / "input" / "data"
     for folder in (config, data, *(base_dir / name for name in _FOLDERS)):
@@ -68,13 +69,13 @@ def write_tree(
     for channel in channels:
         if channel.path is not None and channel.path.is_dir():
             (data / channel.name).symlink_to(channel.path.resolve())
-        elif channel.path is not None:  # a single object: the platform puts it into the channel's folder
+        elif channel.path is not None:  # the platform puts a single object into the channel's folder
             (data / channel.name).mkdir()
             (data / channel.name / channel.path.name).symlink_to(channel.path.resolve())
 
 
 def has_trees(folder: Path) -> bool:
-    """Tell whether a simulation has written to a folder: the trees of its hosts are there, with links to data."""
+    """Return whether a simulation has written to a folder, which then has the trees of hosts, with links to data."""
     return any(folder.glob("hosts/*/ml/input/config/resourceconfig.json"))
 
 

@@ -1,8 +1,7 @@
-"""A whole multi-group job on one machine: the real launcher on every simulated host.
+"""Runs a whole multi-group job on one machine, with the real launcher on every simulated host.
 
-Every host gets a tree shaped like ``/opt/ml``, a name (``algo-1``, ...) and a
-loopback address of its own. Nothing else differs from the platform: the
-launchers read the cluster from their tree and meet over gRPC.
+Every host gets a tree shaped like ``/opt/ml``, a name (``algo-1``, ...) and its own loopback address. As on the
+platform, the launchers read the cluster from their tree and connect to each other over gRPC.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class SimulatedGroup:
 
 
 def parse_group(text: str) -> SimulatedGroup:
-    """Read ``NAME=TYPE:COUNT``.
+    """Parse a ``NAME=TYPE:COUNT`` text.
 
     Raises:
         ConfigError: If the text has another form or the count is out of range.
@@ -88,15 +87,17 @@ def simulate(
     """Run the job on simulated hosts and return its exit code.
 
     Args:
-        options: Handed on to every host's launcher.
+        options: Options for every host's launcher.
         groups: The instance groups, in order.
-        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``.
-        channels: Input channels: name -> folder, seen by every host.
-        vcpus: vCPU counts of instance types that the catalogue does not know.
-        make_tls: Whether to make certificates and have the job use them.
+        output_dir: Folder for ``report.json``, ``report.md`` and ``hosts/<host>/``.
+        channels: Folder of each input channel by its name. Every host has all channels.
+        vcpus: vCPU counts by instance type, for types that are not in the catalogue.
+        make_tls: Whether to make certificates for the job and use them.
 
     Raises:
-        ConfigError: If the script does not exist, vCPUs are to be emulated and not known, or openssl is missing.
+        ClusterError: If vCPUs are to be emulated and their number is not known, or if a group's role is unclear.
+        ConfigError: If the script does not exist, an argument is malformed, or openssl is missing.
+        PortError: If no block of loopback addresses is free.
     """
     _check(options, groups, channels)
     if make_tls and options.tls_dir is not None:
@@ -137,17 +138,19 @@ def run_hosts(
 ) -> int:
     """Run a program on every host of a simulated cluster and return the job's exit code.
 
-    Each host has a loopback address that nobody else uses, an empty folder below ``output_dir``, and is told, by its
-    environment, the addresses of all, the job's token and that it is simulated.
+    Each host has its own loopback address and an empty folder below ``output_dir``. Its environment gives the addresses
+    of all hosts and the job's token, and marks the host as simulated.
 
     Args:
         cluster: The hosts, with their roles.
-        set_up: Called for every host before any is started: fills its folder and says what to start.
-        output_dir: Receives ``report.json``, ``report.md`` and ``hosts/<host>/``; must exist.
-        port: Of every launcher.
-        make_tls: Whether to make certificates and have the job use them.
-        make_token: Whether to make a token; the job may bring one.
-        kill_after_s: How long after a request to stop what still runs is killed; None: on a second one.
+        set_up: Fills a host's folder and returns the command to start there. It is called for every host before any
+            host is started.
+        output_dir: Folder for ``report.json``, ``report.md`` and ``hosts/<host>/``. It must exist.
+        port: Port of every launcher.
+        make_tls: Whether to make certificates for the job and use them.
+        make_token: Whether to make a token. A job that brings its own token needs none.
+        kill_after_s: Seconds from a request to stop until launchers that still run are killed. With None, only a second
+            request kills them.
 
     Raises:
         ConfigError: If another simulation writes to the folder, or openssl is missing.
@@ -190,7 +193,7 @@ def run_hosts(
 
 
 def check_num_hosts(count: int) -> None:
-    """Raise `ConfigError` if a simulated job cannot have as many hosts: each has an address of one block."""
+    """Raise `ConfigError` if there are more hosts than addresses in one block."""
     if count > _MAX_HOSTS:
         raise ConfigError(f"{count} hosts; a simulated job has at most {_MAX_HOSTS}")
 
@@ -219,13 +222,13 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
 
 @contextlib.contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Reserve an output folder; leaves no file behind and goes with the process.
+    """Reserve an output folder. The lock leaves no file behind, and the kernel releases it when the process ends.
 
     Args:
-        path: The folder; must exist.
+        path: The folder, which must exist.
 
     Raises:
-        ConfigError: If another simulation writes there.
+        ConfigError: If another simulation writes to the folder.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -242,10 +245,13 @@ def locked_folder(path: Path) -> Iterator[None]:
 
 
 def _lock_block(port: int) -> tuple[socket.socket, str]:
-    """Reserve a block of loopback addresses for this run.
+    """Reserve a block of loopback addresses for this run and return the lock and the block's first three numbers.
 
-    A datagram socket on the block's first address is the lock: it leaves no
-    file behind and goes with the process.
+    The lock is a datagram socket on the block's first address. It leaves no file behind, and the kernel closes it when
+    the process ends.
+
+    Raises:
+        PortError: If no block is free.
     """
     for second in range(31, 255):
         lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -259,7 +265,7 @@ def _lock_block(port: int) -> tuple[socket.socket, str]:
 
 
 def _describe(groups: Sequence[SimulatedGroup], options: LaunchOptions) -> ClusterSpec:
-    """Return the cluster that the groups form; checks names and roles as the platform's description is checked."""
+    """Return the cluster that the groups form. Names and roles get the same checks as on the platform."""
     names = iter(f"algo-{number}" for number in itertools.count(1))
     instance_groups = [
         {
@@ -294,7 +300,15 @@ def _make_hosts(cluster: ClusterSpec, network: str, output_dir: Path) -> list[Si
 
 
 def _clear(path: Path, folder: Path) -> None:
-    """Make an empty folder; raise if links lead out of the one it is to be in: what is there is removed."""
+    """Make an empty folder, or empty an existing one.
+
+    Args:
+        path: The folder to make.
+        folder: The folder that must contain it.
+
+    Raises:
+        ConfigError: If links lead out of ``folder``, because files there must not be removed.
+    """
     if path.is_symlink() or folder.resolve() not in path.resolve().parents:
         raise ConfigError(f"{path} is a link that leads out of {folder}; remove it, or give another --output-dir")
     if path.exists():
@@ -303,24 +317,24 @@ def _clear(path: Path, folder: Path) -> None:
 
 
 def _flags(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> list[str]:
-    """Return the launcher's flags on the hosts of ``group``, with its vCPUs if they are emulated."""
+    """Return the launcher's flags on the hosts of ``group``, with the number of vCPUs if they are emulated."""
     flags = to_flags(dataclasses.replace(options, output_dir=None, emulate_vcpus=None))
     count = emulated_vcpus(options, group, vcpus)
     return flags if count is None else [*flags, "--emulate-vcpus", str(count)]
 
 
 def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping[str, int]) -> int | None:
-    """Return how many vCPUs a host of the group stands for, None if they are not emulated.
+    """Return how many vCPUs are emulated on each host of a group, None if they are not emulated.
 
-    Warns of a type that has no price.
+    Log a warning if they are not emulated and the instance type is not in the catalogue.
 
     Args:
-        options: Of the job.
-        group: Of the host.
-        vcpus: vCPU counts of instance types that the catalogue does not know.
+        options: Options of the job.
+        group: The group.
+        vcpus: vCPU counts by instance type, for types that are not in the catalogue.
 
     Raises:
-        ClusterError: If they are to be emulated and are not known.
+        ClusterError: If vCPUs are to be emulated and their number is not known.
     """
     catalogue = Catalogue.load(
         profile=options.price_profile,
@@ -346,7 +360,7 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
 
 
 def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
-    """Copy the report that one trainer host wrote to the top of the output folder."""
+    """Copy the report from the folder of the host that wrote it to the top of the output folder."""
     for name in ("report.json", "report.md"):
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
