@@ -1,18 +1,18 @@
-"""One host's life in a job: the launcher process, what it starts and how it ends.
+"""The launcher: the process that runs one host's part of a job, from start to end.
 
-entry.py         from the command line to a launcher
-launcher.py      a launcher process: signals, exit code
-host.py          one host: endpoints, ranks, report, failure file
-roles.py         what a data host and a trainer host do, step by step
-job.py           the name of the job
+entry.py         the launcher as a platform's entry point
+launcher.py      the launcher process, its failures and its exit code
+host.py          one host: control plane, endpoints, output, signals
+roles.py         the steps of a data host and of a trainer host
+job.py           the id of the job
 placement.py     how many endpoints and ranks a host runs
-addresses.py     where launchers listen
-progress.py      the line of progress
-staged.py        files that a launcher hands to its children
-summary.py       what a run leaves: metrics, report
-failure.py       the failure file and the exit code
-metric_lines.py  metrics as lines for the platform
-service_watch.py what a trainer host follows of tf.data service
-watchdog.py      ends a launcher that stands still
-ranks/           how ranks are started: torchrun, TensorFlow, MPI
+addresses.py     addresses of the other hosts
+progress.py      the progress line
+staged.py        the files that hetero.sagemaker.prepare adds to the code, such as the token
+summary.py       metrics and report of a run
+failure.py       the failure file
+metric_lines.py  metrics as log lines for the platform
+service_watch.py checks that tf.data.service still serves the ranks
+watchdog.py      ends a launcher whose main loop is stuck
+ranks/           starts ranks: torchrun, TensorFlow, MPI
 """

@@ -1,4 +1,4 @@
-"""Where the hosts of a job are reached: names that may appear minutes after the start, and may change."""
+"""Addresses of the hosts of a job. A host's name may appear minutes after the start, and its address may change."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _INTERVAL_S = 0.5
 
 
 class Addresses:
-    """What the names of hosts said last. Thread-safe.
+    """The last known address of each host. Thread-safe.
 
     Args:
-        port: Of every launcher.
-        timings: How long names are waited for, and after which time that is said.
-        check_stop: Called while a name is waited for; raises what ends that.
+        port: Control port of every launcher.
+        timings: Gives the time to wait for a name, and the time between two log lines about that.
+        check_stop: Called regularly during a wait. It raises an exception to end the wait.
     """
 
     def __init__(self, port: int, timings: Timings, check_stop: Callable[[], None]) -> None:
@@ -34,26 +34,26 @@ class Addresses:
         self._known: dict[str, str] = {}
 
     def has(self, host: str) -> bool:
-        """Whether the address of a host was found."""
+        """Return whether the address of a host was found."""
         return host in self._known
 
     def known(self, host: str) -> str | None:
-        """Return the address of a host if it was found; does not wait."""
+        """Return the address of a host, None if it was not found yet. Does not wait."""
         return self._known.get(host)
 
     def of(self, host: str) -> str:
-        """Return the address of a host; needs no name service where one was found before, else waits for its name.
+        """Return the last known address of a host. If there is none, resolve the name and wait until that succeeds.
 
         Raises:
-            ClusterError: If it is not resolved within the start timeout.
+            ClusterError: If the name is not resolved within the start timeout.
         """
         return self._known.get(host) or self._wait_for(host, self._timings.start_timeout_s)
 
     def launcher_of(self, host: str) -> str:
-        """Return where the launcher of a host listens, as the name says now; does not wait.
+        """Resolve a host's name again, once, and return ``address:port`` of its launcher.
 
         Raises:
-            ClusterError: If it is not resolved.
+            ClusterError: If the name is not resolved.
         """
         address = self._known[host] = resolve_address(host)
         return join_address(address, self._port)

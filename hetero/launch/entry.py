@@ -1,14 +1,14 @@
-"""The launcher as the entry point of a training job: what the platform says becomes the command of `hetero launch`.
+"""The launcher as the entry point of a training job. It turns the platform's input into a `hetero launch` command.
 
 A platform such as SageMaker starts the same file on every host, in one of these ways:
 
-- its training toolkit runs ``python launcher.py --epochs 3 --hetero_script train.py`` in the folder of the user's code
-  (SDK 2; ``python -m mpi4py launcher.py ...`` under mpirun, ``torchrun launcher.py ...`` per group);
-- its drivers run the same (SDK 3, where that folder is an input channel);
-- the container starts it, with the argument ``train`` or none, in whatever folder the image has.
+- Its training toolkit (SDK 2) runs ``python launcher.py --epochs 3 --hetero_script train.py`` in the folder of the
+  user's code. Under mpirun it runs ``python -m mpi4py launcher.py ...``, and per group ``torchrun launcher.py ...``.
+- Its drivers (SDK 3) run the same commands. There the folder of the user's code is an input channel.
+- The container starts the file with the argument ``train`` or without arguments, in any folder of the image.
 
-Where the job has hyperparameters none of these command lines counts: on the way through shells, texts with blanks and
-quotes may have become several words. The file of the hyperparameters is the truth. By hand it takes arguments.
+If the job has hyperparameters, the launcher reads their file and ignores these command lines, because shells may have
+split texts with blanks and quotes into several words. A launcher that is started by hand reads its command line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["command", "platform_arguments", "run"]
 
 _SCRIPT = "hetero_script"
 _OF_THE_TOOLKIT = ("sagemaker_", "default_user_module_name", "_tuning_objective_metric")
-"""Begin the names of hyperparameters that it keeps to itself."""
+"""Prefixes of hyperparameters that the toolkit does not pass to the entry point."""
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folder: Path) -> int:
@@ -37,9 +37,9 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
 
     Args:
         main: `hetero.cli.main`.
-        arguments: Of this process.
-        folder: Where the entry point lies. If the hyperparameters name a script that lies there, and none in the
-            current folder, it becomes the current one.
+        arguments: Arguments of this process.
+        folder: Folder of the entry point. It becomes the current folder if it has the script that the hyperparameters
+            or the environment name, and the current folder has not.
     """
     base = base_dir(os.environ)
     parameters = read_hyperparameters(base) or {}
@@ -48,19 +48,19 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
         os.chdir(folder)
     status = main(command(arguments, os.environ))
     failure = base / "output" / "failure"
-    if status == ExitCode.USAGE and base.is_dir() and not failure.exists():  # it did not come as far as its options
+    if status == ExitCode.USAGE and base.is_dir() and not failure.exists():  # the options could not be parsed
         summary = f"hetero cannot read the arguments of {' '.join(arguments)!r:.200}; its log says why"
         write_failure(failure, Cause(host=socket.gethostname(), summary=summary, exit_code=ExitCode.USAGE))
     return status
 
 
 def _named(parameters: Mapping[str, Any], option: str) -> str:
-    """Return an option as the hyperparameters or the environment state it; empty if they do not."""
+    """Return the value of an option in the hyperparameters or else the environment. Empty if neither has it."""
     return _plain(_decoded(parameters.get(f"hetero_{option}", os.environ.get(f"HETERO_{option.upper()}", ""))))
 
 
 def _is_in(folder: Path, script: str, parameters: Mapping[str, Any]) -> bool:
-    """Return whether a folder has the script."""
+    """Return whether a folder has the script, which is a file or, with the ``module`` option, a module."""
     if _named(parameters, "module").lower() not in ("true", "yes", "on", "1"):
         return (folder / script).is_file()
     path = folder.joinpath(*script.split("."))
@@ -81,9 +81,9 @@ def command(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def read_hyperparameters(base: Path) -> dict[str, Any] | None:
-    """Return the job's hyperparameters; None if the platform left no file, and none of a file that is damaged.
+    """Return the job's hyperparameters, or None if there is no readable file.
 
-    What is wrong with it, `hetero.config.resolve_options` says.
+    For a damaged file, return only an empty script name. `hetero.config.resolve_options` then reports the damage.
     """
     try:
         content = json.loads((base / "input/config/hyperparameters.json").read_bytes())
@@ -95,15 +95,15 @@ def read_hyperparameters(base: Path) -> dict[str, Any] | None:
 
 
 def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of the training script: as it would get them without us, but for ours."""
+    """Return the arguments that the platform would give the training script, without hetero's own options."""
     return platform_arguments({name: text for name, text in parameters.items() if not name.startswith("hetero_")})
 
 
 def platform_arguments(parameters: Mapping[str, Any]) -> list[str]:
     """Return the arguments that the platform gives an entry point.
 
-    The toolkit of SDK 2 sorts them, shows values as Python does, and puts one dash before a name of one letter; the
-    drivers of SDK 3 show them as JSON. Either takes away the JSON quotes of texts.
+    The toolkit of SDK 2 sorts the arguments, writes values as Python does, and puts one dash before a name of one
+    letter. The drivers of SDK 3 write values as JSON. Both remove the JSON quotes around texts.
     """
     is_toolkit = any(name.startswith("sagemaker_") for name in parameters)
     arguments: list[str] = []

@@ -1,4 +1,4 @@
-"""The failure file: the one text that the platform shows when a job failed."""
+"""The failure file. Its text is the only one that the platform shows when a job has failed."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MAX_FAILURE_CHARS = 1024
-"""SageMaker shows as many characters as FailureReason."""
+"""Maximum length of the failure text, because SageMaker shows that many characters as FailureReason."""
 _MAX_SHOWN_LINES = 40
 _RESERVE_NAME = ".hetero-reserve"
-_RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # as many as these characters can take
+_RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # a character takes at most 4 bytes
 _CODE = re.compile(r"\bHET-(\d\d)\b")
 _FAILURES = frozenset(code.value for code in ExitCode if code)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def failure_text(cause: Cause) -> str:
-    """Return the text for ``cause``: its first line, then the end of its detail."""
+    """Return the text of the failure file, which is the cause's first line and the end of its detail."""
     head = cause.first_line[:MAX_FAILURE_CHARS]
     room = MAX_FAILURE_CHARS - len(head) - 1
-    # Consoles and terminals show this file: whatever a remote traceback holds, it stays text.
+    # Consoles and terminals show this file, so control characters in a remote traceback are escaped.
     detail = "\n".join(map(escape_line, detail_lines(cause)))
     if room < 20 or not detail:
         return head
@@ -49,19 +49,19 @@ def failure_text(cause: Cause) -> str:
 
 
 def detail_lines(cause: Cause) -> list[str]:
-    """Return the lines of a cause's detail, without a first one that its summary has said."""
+    """Return the lines of a cause's detail, without a first line that repeats the end of its summary."""
     lines = cause.detail.strip().split("\n")
     return lines[1:] if cause.summary.endswith(lines[0].strip()) else lines
 
 
 def shown_detail(cause: Cause, host: str) -> list[str]:
-    """Return what a host logs after a cause's first line.
+    """Return the lines that a host logs after a cause's first line.
 
-    Every host logs that line, and one log of the job has the detail: that of the host whose it is. A rank has printed
-    its own.
+    Every host logs the first line. Only the host where the failure happened logs the detail. If a rank failed, that
+    host refers to the rank's output, which has the detail already.
 
     Args:
-        cause: Why the job ends.
+        cause: The root cause of the job's end.
         host: The host that logs it.
     """
     lines = detail_lines(cause)[-_MAX_SHOWN_LINES:]
@@ -75,10 +75,10 @@ def shown_detail(cause: Cause, host: str) -> list[str]:
 
 
 def stated_code(text: str) -> int | None:
-    """Return the exit code of a failure that a text states (``HET-31 ...``), None if it states none.
+    """Return the first exit code of a failure in a text (``HET-31 ...``), None if the text has no such code.
 
     Args:
-        text: Of a failure file, or what a platform shows of it.
+        text: The text of a failure file, or the part of it that a platform shows.
     """
     codes = (int(code) for code in _CODE.findall(text))
     return next((code for code in codes if code in _FAILURES), None)
@@ -86,14 +86,15 @@ def stated_code(text: str) -> int | None:
 
 @contextlib.contextmanager
 def reserved_space(path: Path) -> Iterator[None]:
-    """Keep room for the failure file ``path`` while this lasts: a full disk is a reason to fail, and to say so.
+    """Reserve disk space for the failure file ``path``, because a job may fail when the disk is full.
 
-    Without effect where its folder does not exist, or is full already.
+    The space is reserved until the context ends. Nothing is reserved if the folder does not exist or the disk is full
+    already.
     """
     reserve = path.with_name(_RESERVE_NAME)
     with contextlib.suppress(OSError):
         if path.parent.is_dir():
-            reserve.unlink(missing_ok=True)  # of a run that was killed, or a link
+            reserve.unlink(missing_ok=True)  # left by a killed run, or a link
             _write_new(reserve, b"\0" * _RESERVE_BYTES)
     try:
         yield
@@ -103,7 +104,7 @@ def reserved_space(path: Path) -> Iterator[None]:
 
 
 def write_failure(path: Path, cause: Cause) -> None:
-    """Write the failure file; where that fails, say so in the log, by the line that it would begin with, and go on."""
+    """Write the failure file. If that fails, log the error and the text, and print a ``HETERO_FAILURE`` line."""
     text = failure_text(cause)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +127,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write over what is there, so that its space is used where there is no other."""
+    """Write over an existing file, because its space can be used even if the disk is full."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         data = text.encode("utf-8", "replace")
@@ -134,6 +135,6 @@ def _write(path: Path, text: str) -> None:
         while left:
             left = left[os.write(descriptor, left) :]
         os.ftruncate(descriptor, len(data))
-        os.fsync(descriptor)  # some file systems find out only then that they are full
+        os.fsync(descriptor)  # some file systems report only here that they are full
     finally:
         os.close(descriptor)

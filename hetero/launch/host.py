@@ -1,4 +1,4 @@
-"""One host of a job as its launcher holds it: control plane, endpoints, output, signals, and its end."""
+"""One host of a job in its launcher: control plane, endpoints, output, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -49,18 +49,19 @@ __all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "Stopped
 logger = logging.getLogger(__name__)
 
 WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
-"""Environment: where the launcher makes its private folder; simulation removes it even if the launcher is killed."""
+"""Environment variable with the folder for the launcher's private folder. `hetero simulate` removes that folder even if
+the launcher is killed."""
 
 _TICK_S = 0.2
 _FAREWELL_S = 5.0
 _REFUSAL_S = 3.0
-"""At least, for a peer to call by itself: it may have failed to connect, and tries again within a second or so."""
+"""Minimum time for a rejected peer to connect. After a failed connection it tries again within a second or so."""
 _SHORT_S = 86_400.0
-"""A certificate that ends sooner is worth a warning."""
+"""Remaining lifetime of a certificate below which a warning is logged."""
 
 
 class JobEndsError(Exception):
-    """The job's root cause is decided; unwinds whatever this host was doing."""
+    """The root cause of the job's failure is decided. This host stops what it is doing."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(cause)
@@ -68,33 +69,35 @@ class JobEndsError(Exception):
 
 
 class RestartError(Exception):
-    """The trainer group starts over; unwinds whatever this host was doing with the ranks that end now."""
+    """The trainer group restarts. This host stops what it is doing with its current ranks, which end now."""
 
 
 class StoppedEarlyError(Exception):
-    """This host was asked to stop before it was one of the job."""
+    """This host was asked to stop before it had joined the job."""
 
 
 class Host:
-    """What a host of either role has; a context manager that takes all of it down again.
+    """The resources of a host of either role, as a context manager that releases all of them.
 
-    Use it on the main thread: signals arrive there, and children that are bound
-    to their parent's life are bound to the thread that starts them.
+    Use it on the main thread, because signals arrive there. Children that must end with their parent end with the
+    thread that started them.
 
     Args:
         options: Resolved options.
         cluster: The cluster, with this host in it.
-        base_dir: The platform's tree, ``/opt/ml`` or like it.
+        base_dir: The platform's tree, ``/opt/ml`` or a folder like it.
         environ: Environment of this process.
-        copies: The copies of this launcher whose processes are the ranks of this host; None: it starts ranks itself.
+        copies: The copies of this launcher whose processes are the ranks of this host. With None, the launcher starts
+            the ranks itself.
 
     Raises:
-        AuthenticationError: If the token cannot be read, or there is none and it is required; or the certificate.
-        ConfigError: If the folder for temporary files keeps nothing to this user.
+        AuthenticationError: If the token or the certificate cannot be read or used, or if a token is required and the
+            job has none.
+        ConfigError: If the folder for temporary files cannot keep files private to this user.
         PortError: If the control port cannot be bound.
         ClusterError: If the name of this host is not resolved within the start timeout.
-        ResourcesError: If this process may open too few files.
-        StoppedEarlyError: If it was asked to stop meanwhile.
+        ResourcesError: If this process is not allowed to open enough files.
+        StoppedEarlyError: If this host was asked to stop while it was waiting.
     """
 
     def __init__(
@@ -118,13 +121,13 @@ class Host:
         if framework_of(options) == "tensorflow":
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
-        """When this host was asked to stop, monotonic seconds; None while it was not."""
+        """Time of the request to stop this host, in monotonic seconds. None if there was no request."""
         self.endpoints_were_ready = False
-        """Whether every endpoint of this host has served at some time."""
+        """Whether all endpoints of this host have served at the same time at least once."""
         self.trainers_came = False
-        """Whether every trainer host has been there at some time."""
+        """Whether all trainer hosts have been ready at the same time at least once. Data hosts set it."""
         self.generation = 0
-        """Of the trainer group, as far as this host has followed."""
+        """Number of restarts of the trainer group that this host has followed."""
         self._base_dir = base_dir
         self._num_signals = 0
         self._num_ticks = 0
@@ -152,12 +155,12 @@ class Host:
         tls = self._load_tls()
         self.address = self.address_of(self.name)
         self.hub = stack.enter_context(self._make_hub(token, tls))
-        # Where ranks load by themselves, torch forks its workers from them: they use no gRPC.
+        # If ranks load their data themselves, torch forks workers from them. Such ranks must not use gRPC.
         is_without_grpc = self.placement.num_ranks > 0 and not self.placement.remote
         self.rank_socket = stack.enter_context(self.hub.open_host_socket()) if is_without_grpc else None
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
-        # Whatever the script has started and left; what this process itself starts is stopped in order before. The
-        # watchdog is there still: a process that cannot be looked at must not hold this one.
+        # At the end, kill what the script has left behind. The launcher's own children have been stopped before that.
+        # The watchdog still runs then, because inspecting a stuck process may block this one.
         adopt_descendants()
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(HostSampler(self.name, scope=self.placement.usage_scope))
@@ -221,7 +224,7 @@ class Host:
     def _make_pool(self, token_path: str | None) -> EndpointPool:
         if self.placement.data_service == "tf":
             from hetero.dataplane.pool.tf_pool import (
-                ServicePool,  # NumPy comes with it, half a second that other jobs save
+                ServicePool,  # imports NumPy, which takes half a second
             )
 
             service = placement.service_options(
@@ -248,7 +251,7 @@ class Host:
         return EndpointPool(options, on_change=self._on_endpoints, on_line=self.relay.line)
 
     def _shared_options(self) -> dict[str, str]:
-        """Return what has to be the same on every host that states it."""
+        """Return the options that must be equal on all hosts that have them."""
         shared = {**self.options.shared(), "data plane protocol": str(PROTOCOL)}
         if self.placement.num_ranks:
             shared["ranks per trainer host"] = "as mpirun has it" if self.copies else str(self.placement.num_ranks)
@@ -259,11 +262,11 @@ class Host:
         return int(ExitCode.INTERNAL if decided is None else decided.exit_code)
 
     def address_of(self, host: str) -> str:
-        """Return the address by which a host is reached; see `Addresses.of`."""
+        """Return the address of a host, see `Addresses.of`."""
         return self._addresses.of(host)
 
     def has_address(self, host: str) -> bool:
-        """Whether the address of a host was found; the link to it goes on looking until it is."""
+        """Return whether the address of a host was found. The link to that host resolves the name until it is."""
         return self._addresses.has(host)
 
     def _check_stop(self) -> None:
@@ -282,13 +285,13 @@ class Host:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether this host was asked to stop, or, through another, the whole job."""
+        """Whether this host or the whole job was asked to stop."""
         with self.hub.membership() as membership:
             return self.interrupted_s is not None or membership.stop_requested
 
     @property
     def output_folder(self) -> Path:
-        """Where this host writes what it leaves behind."""
+        """Folder for the output files of this host."""
         return output_folder(self.options, self._base_dir, self.name).absolute()
 
     @property
@@ -297,15 +300,17 @@ class Host:
         return self.name == self.trainer_hosts[0]
 
     def tick(self, waiting_for: Callable[[Membership], str] | None = None) -> None:
-        """Wait a moment and deal with what came up.
+        """Wait a moment, publish this host's status and handle what has happened in the job.
 
         Args:
-            waiting_for: Says whom this host waits for, and why; logged every ten seconds.
+            waiting_for: Returns the hosts that this host waits for, and why. The text is logged about every ten
+                seconds, unless it is empty.
 
         Raises:
-            JobEndsError: If the root cause of a failure is decided, here or elsewhere.
-            RestartError: If the trainer group starts over, and this is one of its hosts.
+            JobEndsError: If the root cause of a failure is decided, on this host or elsewhere.
+            RestartError: If the trainer group restarts and this host belongs to it.
         """
+        # Update this host, and read what the other hosts have reported.
         self.hub.wait(_TICK_S)
         reap_adopted()
         if self.copies is not None:
@@ -317,6 +322,7 @@ class Host:
             endpoints = membership.endpoints()
             words = waiting_for(membership) if waiting_for is not None else ""
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
+        # Act on it.
         if decided is not None:
             raise JobEndsError(decided)
         if is_to_stop:
@@ -330,7 +336,11 @@ class Host:
             logger.info("waiting for %s", words)
 
     def _follow(self) -> None:
-        """Take note of a restart of the trainer group that was decided meanwhile."""
+        """Follow a restart of the trainer group, if one was decided since the last call.
+
+        Raises:
+            RestartError: If there was one and this host has ranks.
+        """
         with self.hub.membership() as membership:
             own = membership.own
         if own.generation == self.generation or own.decided is not None:
@@ -343,10 +353,11 @@ class Host:
             raise RestartError
 
     def publish(self, **changes: object) -> None:
-        """Bring this host's status up to date, with ``changes`` to it.
+        """Update this host's status with its current measurements and with ``changes``.
 
         Raises:
-            RestartError: If ``changes`` say where the ranks are and these are of an earlier generation.
+            RestartError: If ``changes`` sets a state other than ``FAILED``, and the ranks of this host belong to an
+                earlier generation.
         """
         self._num_ticks += 1
         self.watchdog.tick()
@@ -368,11 +379,13 @@ class Host:
             self._follow()
 
     def fail(self, cause: Cause) -> NoReturn:
-        """Report that this host failed, and wait for the arbiter to say what follows from it.
+        """Report a failure of this host and wait for the arbiter's decision.
+
+        If there is no decision within the lease and five seconds, ``cause`` is the root cause.
 
         Raises:
             JobEndsError: With the root cause.
-            RestartError: If the trainer group starts over.
+            RestartError: If the trainer group restarts.
         """
         self.hub.fail(cause, generation=self.generation if cause.of_rank else None)
         deadline_s = time.monotonic() + self.timings.lease_s + _FAREWELL_S
@@ -388,7 +401,7 @@ class Host:
         raise JobEndsError(cause)
 
     def _loses_dispatcher(self, membership: Membership) -> bool:
-        """Whether this host has ranks, and the data host without which none of them goes on was asked to stop."""
+        """Return whether this host's ranks need the dispatcher, and the dispatcher's host was asked to stop."""
         has_one = self.placement.num_ranks > 0 and self.placement.data_service == "tf"
         return has_one and membership.was_asked_to_stop(self.cluster.data_hosts[0].name)
 
@@ -408,9 +421,10 @@ class Host:
     # At its end
 
     def farewell(self) -> None:
-        """Stay until every living peer has heard how this host ended, a few seconds at most.
+        """Wait until every living peer has received this host's final state, for at most five seconds.
 
-        A peer with another token or protocol counts for none, and learns of it only by its own call: it gets the time.
+        A peer with another token or protocol is not a living peer. It learns of the failure only when it connects
+        itself, so this method then waits for a few seconds.
         """
         now_s = time.monotonic()
         with self.hub.membership() as membership:
@@ -425,7 +439,7 @@ class Host:
             self.publish()
 
     def report(self, cause: Cause | None = None) -> None:
-        """Write what this host measured, and the job's report if this host is the one to do so."""
+        """Write the metrics of this host, and on the first trainer host the job's report too."""
         with self.hub.membership() as membership:
             statuses, own = membership.statuses(), membership.own
         if self.options.output_dir is not None or self._base_dir.is_dir():
@@ -446,5 +460,5 @@ class Host:
 
 
 def cause_of(error: HeteroError, host: str) -> Cause:
-    """Return an error of ``host`` as the cause of the job's end."""
+    """Return the `Cause` for an error of ``host``."""
     return Cause(host=host, summary=first_line(error), detail=str(error), exit_code=error.exit_code)

@@ -1,4 +1,4 @@
-"""What a job is called: the same on all its hosts, whoever names it."""
+"""The id of a job, which is the same on all its hosts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ __all__ = ["job_id"]
 
 
 def job_id(environ: Mapping[str, str], cluster: ClusterSpec) -> str:
-    """Return the id of the job, the same on all its hosts: one plain word, since it travels in headers.
+    """Return the id of the job. It is the same on all hosts, and a single plain word because it is sent in headers.
 
-    Where neither the user nor the platform names the job, it is a digest of the cluster.
+    If neither the user nor the platform names the job, the id is a digest of the cluster.
     """
     stated = environ.get("HETERO_JOB_ID") or environ.get("TRAINING_JOB_NAME") or _name_in_environment(environ)
     return slug(stated) if stated else _cluster_digest(cluster)
 
 
 def _name_in_environment(environ: Mapping[str, str]) -> str:
-    """Return what the platform's training toolkit calls the job: all that mpirun hands to hosts but its first."""
+    """Return the job's name in the training toolkit's ``SM_TRAINING_ENV``, empty if it has none.
+
+    Under mpirun this is the only name of the job on all hosts except the first.
+    """
     try:
         content = json.loads(environ.get("SM_TRAINING_ENV") or "{}")
     except (ValueError, RecursionError):

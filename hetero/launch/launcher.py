@@ -1,20 +1,20 @@
-"""The one process on every host: reads the cluster, runs this host's part, ends with the truth.
+"""The launcher process of a host. It runs this host's part of the job and exits with the job's exit code.
 
-Life of a host (states: `hetero.control.status.HostState`):
+A host passes through these states (`hetero.control.status.HostState`):
 
-    INIT        control port open, endpoints starting
-    WAIT_PEERS  trainer host: own endpoints are ready, waits for every other host
-    SERVING     data host: endpoints answer until every trainer host is done
-    TRAINING    trainer host: ranks run
-    DRAINING    data host: nothing new is accepted, what is in work is finished
-    DONE        ended well; told to every living peer before the process exits
-    FAILED      the decided root cause is known; everything of this host is killed
+    INIT        The control port is open, and endpoints are starting.
+    WAIT_PEERS  Trainer host: its endpoints are ready, and it waits for every other host.
+    SERVING     Data host: its endpoints serve until every trainer host is done.
+    TRAINING    Trainer host: its ranks run.
+    DRAINING    Data host: endpoints accept no new requests and finish those that they have.
+    DONE        The host ended without a failure. Every living peer learns this before the process exits.
+    FAILED      The root cause is decided. The host kills all its processes.
 
-Where a rank fails and --job-restarts allows it, the arbiter has the trainer group start over instead: every
-trainer host kills its ranks, goes back to INIT and from there to WAIT_PEERS and TRAINING. Data hosts go on serving.
+If a rank fails and --job-restarts allows it, the arbiter restarts the trainer group instead. Every trainer host then
+kills its ranks, goes back to INIT, and from there to WAIT_PEERS and TRAINING. Data hosts continue to serve.
 
-The main thread runs all of it; signal handlers only count. Exit code: 0, that
-of the decided root cause, or 128 + 15 after SIGTERM.
+All of this runs on the main thread. Signal handlers only count signals. The exit code is 0, the code of the root cause,
+or 128 + 15 after SIGTERM (0 with --sigterm-ok).
 """
 
 from __future__ import annotations
@@ -45,38 +45,40 @@ __all__ = ["launch"]
 logger = logging.getLogger(__name__)
 
 _END_S = 20.0
-"""For the end of a host whose job has failed, kills included; then the watchdog ends its process."""
+"""Seconds for a host to end after its job has failed, kills included. After that the watchdog ends the process."""
 _WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN)
+"""Errors that mean that the system lacks a resource."""
 
 
 def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> int:
-    """Run this host's part of the job and return its exit code; call it on the main thread.
+    """Run this host's part of the job and return its exit code. Call it on the main thread.
 
     Raises:
-        ConfigError: If the script does not exist, or `HETERO_FAULTS` is set where it must not be.
+        ConfigError: If the script does not exist, or if `HETERO_FAULTS` is set where it is not allowed.
     """
     find_script(options.script, is_module=options.module)
     logs.setup_logging(
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
-    is_simulated = "HETERO_SIMULATED" in os.environ  # as `hetero simulate` tells its launchers
+    is_simulated = "HETERO_SIMULATED" in os.environ  # set by `hetero simulate`
     permit_faults(
         os.environ,
         allow=options.allow_faults,
         host=cluster.current_host,
         platform="" if is_simulated else cluster.source,
     )
+    # Only one of the processes that mpirun or torchrun made on this host does the host's work.
     outer = outer_launcher(os.environ)
     if outer is None:
         return _lead(options, cluster, base_dir, None)
     variables = take_variables(os.environ, outer)
-    if outer.gives_ranks:  # mpirun hands the platform's variables of its first host to all the others
+    if outer.gives_ranks:  # mpirun copies the platform's variables of its first host to all other hosts
         facts = platform_variables(cluster)
         os.environ.update({name: fact for name, fact in facts.items() if name in os.environ})
     name = meeting_name(outer, job_id=job_id(os.environ, cluster), host=cluster.current_host, base_dir=base_dir)
     forked_pid = os.fork() if outer.leads and outer.gives_ranks else None
     if forked_pid == 0:
-        os.setsid()  # what mpirun does to the process group that it knows is not done to this process
+        os.setsid()  # leave the process group, because mpirun sends its signals there
     elif forked_pid is not None or not outer.leads:
         command = rank_command(options.command)
         follower = Follower(
@@ -99,7 +101,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
 
 
 def _follow(follower: Follower, host: str, base_dir: Path) -> int:
-    """Wait for the launcher that works for this host; return its exit code."""
+    """Wait for the copy that leads this host and return its exit code. Write the failure file if that copy is lost."""
     logger.info("this copy waits for the launcher that works for this host")
     code = follower.run()
     if code is not None:
@@ -113,7 +115,7 @@ def _follow(follower: Follower, host: str, base_dir: Path) -> int:
 
 
 def _lead(options: LaunchOptions, cluster: ClusterSpec, base_dir: Path, copies: Copies | None) -> int:
-    """Do this host's work."""
+    """Run this host's part of the job as its only launcher, or as the copy that leads."""
     failure_file = base_dir / "output" / "failure"
     with logs.write_behind(), reserved_space(failure_file):
         try:
@@ -163,7 +165,7 @@ def _stopped(options: LaunchOptions) -> int:
 
 
 def _internal(error: Exception, host: str) -> Cause:
-    """Return an error that nobody expected as a cause; the system's want of something is told apart."""
+    """Return an unexpected error as a cause. A lack of system resources gets its own exit code."""
     is_want = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _WANTS)
     return Cause(
         host=host,
@@ -174,17 +176,17 @@ def _internal(error: Exception, host: str) -> Cause:
 
 
 def _agreed(host: Host, cause: Cause) -> Cause:
-    """Report a failure of this host; return what the job says is the root cause."""
+    """Report a failure of this host and return the root cause that the job agrees on."""
     try:
         host.fail(cause)
     except JobEndsError as end:
         return end.cause
-    except RestartError:  # decided before anybody heard of this
+    except RestartError:  # the restart was decided before this failure was known
         return cause
 
 
 def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
-    """Kill what is left of this host, tell the others, and return the exit code."""
+    """Publish the root cause, write the failure file, stop the endpoints, and return the exit code."""
     with host.hub.membership() as membership:
         cause = membership.own.decided or cause
     host.watchdog.expect_end(_END_S, int(cause.exit_code))

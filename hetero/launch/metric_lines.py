@@ -1,6 +1,6 @@
-"""Figures of a job as lines of its log that a platform's metric definitions find, see `hetero.metrics.lines`.
+"""Logs the metrics of a job as lines that a platform's metric definitions match, see `hetero.metrics.lines`.
 
-The first trainer host says them for all: a platform that reads the logs of all hosts counts every line.
+Only the first trainer host logs them, because a platform that reads the logs of all hosts counts every line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def say_metrics(metrics: Mapping[str, float]) -> None:
-    """Log one line for each figure."""
+    """Log one line for each metric with a finite value."""
     for name, value in metrics.items():
         text = metric_text(name, value)
         if text is not None:
@@ -29,11 +29,11 @@ def say_metrics(metrics: Mapping[str, float]) -> None:
 
 
 def progress_metrics(trainers: Sequence[HostStatus], *, num_endpoints: int) -> dict[str, float]:
-    """Return how far a job is, from what its trainer hosts said last; empty before the first step.
+    """Return the metrics of a running job, computed from the last reports of its ranks. Empty before the first step.
 
     Args:
-        trainers: Their statuses.
-        num_endpoints: Those that serve.
+        trainers: Last status of each trainer host.
+        num_endpoints: Number of endpoints that serve.
     """
     ranks = [_longest(report.summaries_json) for status in trainers for report in status.ranks]
     found = [summary for summary in ranks if summary is not None]
@@ -53,7 +53,7 @@ def progress_metrics(trainers: Sequence[HostStatus], *, num_endpoints: int) -> d
 
 
 def result_metrics(report: Report) -> dict[str, float]:
-    """Return what a report says in the end."""
+    """Return the metrics of a finished job, taken from its report."""
     cost = report.cost
     figures: dict[str, Figure | None] = {
         "usd": cost.run,
@@ -69,13 +69,13 @@ def result_metrics(report: Report) -> dict[str, float]:
 
 
 def _longest(summaries_json: Iterable[bytes]) -> StepSummary | None:
-    """Return what a rank measured of the loader that took most time."""
+    """Return a rank's summary of the loader that took most time, None if there is no valid summary."""
     found = []
     for part in summaries_json:
         try:
             found.append(StepSummary.from_json(json.loads(part)))
         except (ValueError, ConfigError):
-            continue  # the report says it
+            continue  # a malformed summary is logged when the report is written
     return max(found, key=lambda summary: (summary.total_s, summary.num_steps), default=None)
 
 

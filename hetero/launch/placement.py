@@ -1,4 +1,4 @@
-"""What runs on this host: endpoints, ranks, and what of it is emulated."""
+"""Decides what runs on this host: the number of endpoints and ranks, and what is emulated."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ class Placement:
     """This host's share of the work."""
 
     num_endpoints: int
-    """Endpoints on this host, or servers of tf.data.service; 0: none."""
+    """Number of endpoints on this host, or of servers of tf.data.service. May be 0."""
     num_slots: int
-    """Batches that each endpoint computes at the same time; 1 unless vCPUs are emulated."""
+    """Number of batches that each endpoint computes at the same time. It is 1 unless vCPUs are emulated."""
     num_ranks: int
-    """Ranks on this host; 0 on data hosts."""
+    """Number of ranks on this host. It is 0 on data hosts."""
     framework: str
-    """What the ranks of the job train with."""
+    """Training framework of the ranks, ``torch`` or ``tensorflow``."""
     remote: bool
-    """Whether the job has endpoints anywhere, so that loaders fetch from them."""
+    """Whether loaders fetch batches from endpoints, because any host of the job has some."""
     usage_scope: str
-    """What the host's resource use is read from: ``host``, or ``tree`` where hosts share a machine."""
+    """Scope of the host's resource use: ``host``, or ``tree`` (this process tree) if hosts share a machine."""
     data_service: str = ""
-    """What data hosts run, ``grpc`` or ``tf``; empty: there are none."""
+    """Service that data hosts run, ``grpc`` or ``tf``. Empty if there are no data hosts."""
     has_tf_dispatcher: bool = False
-    """Whether one of them is the dispatcher: on the first data host."""
+    """Whether one of the servers is the dispatcher of tf.data.service, which runs on the first data host."""
     tf_workers: Mapping[str, int] = field(default_factory=dict)
-    """By host of the job, how many workers of tf.data.service are to be there."""
+    """Planned number of workers of tf.data.service on each host of the job that has any."""
 
 
 def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_given: int = 0) -> Placement:
     """Return what runs on the current host.
 
-    With emulated vCPUs, the host of a homogeneous job loads through endpoints
-    too: the same slots in both runs, so that they compare like with like.
+    With emulated vCPUs, the trainer hosts of a homogeneous job load through endpoints too. Both kinds of job are then
+    emulated in the same way and can be compared.
 
     Args:
         options: Resolved options.
         cluster: The cluster.
-        num_given: Ranks of this host that another launcher has made; 0: the options say how many there are to be.
+        num_given: Number of ranks of this host that another launcher has made. With 0, the options give the number.
     """
     emulated = options.emulate_sample_s is not None
     is_trainer = cluster.role is Role.TRAINER
@@ -157,7 +157,7 @@ def pool_options(
         job_id=job_id,
         max_batch_bytes=options.max_batch_bytes,
         endpoint_restarts=options.endpoint_restarts,
-        gives_up=False,  # the others compute its batches meanwhile, and ranks bound how long there may be none
+        gives_up=False,  # other endpoints compute the batches meanwhile, and ranks fail if all are gone for too long
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,
         stable_s=timings.stable_s,
@@ -167,19 +167,19 @@ def pool_options(
 
 
 def needed_descriptors(num_hosts: int) -> int:
-    """Return how many open files a launcher cannot do without in a job of so many hosts."""
+    """Return how many open files a launcher needs at least in a job with this number of hosts."""
     return _OTHER_DESCRIPTORS + _DESCRIPTORS_PER_PEER * num_hosts
 
 
 def usable_cpus() -> int:
-    """Return the CPUs that this process may use: affinity, and the quota of its control group and those above."""
+    """Return the number of CPUs that this process may use, from its affinity and the quotas of its control groups."""
     count = len(os.sched_getaffinity(0))
     quota = cpu_quota()
     return count if quota is None else min(count, max(1, int(quota)))
 
 
 def num_gpus() -> int:
-    """Return the accelerators of this host without importing a framework."""
+    """Return the number of accelerators of this host without importing a framework."""
     declared = os.environ.get("SM_NUM_GPUS", "")
     if declared.isdigit():
         return int(declared)

@@ -1,4 +1,4 @@
-"""Progress of a run: one line now and then in a log, a line that renews itself on a terminal."""
+"""Progress of a run: a line in the log at intervals, or a line on a terminal that is redrawn."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from hetero.metrics.steps import StepSummary
 __all__ = ["INTERVAL_VARIABLE", "PROGRESS_MARK", "StatusLine", "describe", "interval_s"]
 
 INTERVAL_VARIABLE = "HETERO_PROGRESS_SECONDS"
-"""Environment: seconds between two lines of progress, 10 by default; `hetero simulate` on a terminal asks for more."""
+"""Environment variable with the seconds between two progress lines, 10 by default. `hetero simulate` sets 1 if it runs
+on a terminal."""
 PROGRESS_MARK = "INFO progress: "
-"""By this `hetero simulate` knows the lines that belong into its status line."""
+"""Text that marks progress lines. `hetero simulate` shows these lines in its status line."""
 
 
 def interval_s(environ: Mapping[str, str]) -> float:
-    """Return the seconds between two lines of progress.
+    """Return the seconds between two progress lines.
 
     Raises:
-        ConfigError: If the variable holds no number in [0.1, 3600].
+        ConfigError: If the variable is not a number in [0.1, 3600].
     """
     text = environ.get(INTERVAL_VARIABLE) or "10"
     try:
@@ -38,14 +39,14 @@ def interval_s(environ: Mapping[str, str]) -> float:
 
 
 def describe(reports: Sequence[RankReport]) -> str:
-    """Return one line on how far the ranks of this host are; empty before the first step."""
+    """Return one line with the progress of this host's ranks. Empty before the first step."""
     found = []
     for report in reports:
         for part in report.summaries_json:
             try:
                 found.append(StepSummary.from_json(json.loads(part)))
             except (ValueError, ConfigError):
-                continue  # the report says it
+                continue  # a malformed summary is logged when the report is written
     if not found:
         return ""
     longest = max(found, key=lambda summary: (summary.total_s, summary.num_steps))
@@ -56,11 +57,11 @@ def describe(reports: Sequence[RankReport]) -> str:
 
 
 class StatusLine:
-    """The last line of a terminal, redrawn in place; on anything else it stays silent.
+    """The last line of a terminal, redrawn in place. Nothing is drawn if the stream is not a terminal.
 
     Args:
-        stream: Where to draw.
-        clock: Monotonic seconds.
+        stream: Stream to draw on.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, stream: TextIO = sys.stderr, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,19 +72,19 @@ class StatusLine:
         self._text = "starting"
 
     def show(self, text: str) -> None:
-        """Set what the line says."""
+        """Set the text of the line and draw it."""
         self._text = text
         self.draw()
 
     def draw(self) -> None:
-        """Draw the line again, with the time that has passed."""
+        """Draw the line with the time that has passed since the start."""
         if self.is_live:
             seconds = int(self._clock() - self._started_s)
             line = f"{seconds // 60:02d}:{seconds % 60:02d} {self._text}"
             self._write(f"\r\x1b[K{line[: _columns() - 1]}")
 
     def clear(self) -> None:
-        """Take the line away, so that others can be written."""
+        """Erase the line, which makes room for other output."""
         if self.is_live:
             self._write("\r\x1b[K")
 

@@ -1,4 +1,4 @@
-"""What a host does in its role: data hosts serve, trainer hosts train."""
+"""The work of a host in its role: data hosts serve batches, trainer hosts run ranks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["serve", "train"]
 logger = logging.getLogger(__name__)
 
 _SPOT_S = 5.0
-"""How long a data host that got SIGTERM waits to learn whether the whole job is to stop."""
+"""Seconds that a data host waits after SIGTERM to learn whether the whole job is to stop."""
 _TOLD_AT = 0.9
-"""Part of the grace after which a stop callback's failure is told though ranks of other hosts have not ended: at its
-end, what is told is that they have not, and the failure that came first would be lost."""
+"""Fraction of the stop grace after which a failed stop callback is reported, even if ranks of other hosts still run. At
+the end of the grace another failure is reported, that ranks did not end, and it would hide the first one."""
 
 
 _NO_TORCH = (
@@ -42,10 +42,12 @@ _NO_TORCH = (
 
 
 def serve(host: Host) -> None:
-    """Serve batches until every trainer host is done; returns when this host has taken its leave.
+    """Serve batches until every trainer host is done, then shut this data host down.
+
+    Return early if only this host was asked to stop.
 
     Raises:
-        JobEndsError: If the job fails, or no trainer host comes before the start timeout.
+        JobEndsError: If the job fails, or if a trainer host is missing at the start timeout.
     """
     deadline_s = time.monotonic() + host.timings.start_timeout_s
     if host.copies is not None:
@@ -66,10 +68,10 @@ def serve(host: Host) -> None:
 
 
 def train(host: Host) -> None:
-    """Run the ranks of this host and report; returns when the ranks of all hosts are done.
+    """Run the ranks of this host, wait until the ranks of all hosts are done, and write the report.
 
     Raises:
-        JobEndsError: If the job fails, or a host is missing at the start timeout.
+        JobEndsError: If the job fails, or if a host is missing at the start timeout.
     """
     if host.placement.framework == "torch" and host.copies is None and importlib.util.find_spec("torch") is None:
         host.fail(_misuse(host, _NO_TORCH))
@@ -83,7 +85,7 @@ def train(host: Host) -> None:
 
 
 def _train_generation(host: Host) -> bool:
-    """Run the ranks of this host once; False if the trainer group has to start over."""
+    """Run one generation of this host's ranks. Return whether it finished, False if the trainer group restarts."""
     try:
         if host.copies is not None:
             _wait_for_copies(host, host.copies)
@@ -101,9 +103,10 @@ def _train_generation(host: Host) -> bool:
 
 
 def _meeting_hosts(host: Host) -> Sequence[str]:
-    """Return the trainer hosts whose addresses and ports ranks need: all if each rank has a server of TensorFlow's.
+    """Return the trainer hosts where ranks may meet.
 
-    Where mpirun made the ranks it is one, where it has put rank 0: any.
+    With TensorFlow these are all trainer hosts, because each rank has a server. With torch it is the first one. If
+    mpirun made the ranks, they meet on the host of rank 0, which may be any trainer host.
     """
     if host.copies is not None:
         return host.trainer_hosts
@@ -111,7 +114,7 @@ def _meeting_hosts(host: Host) -> Sequence[str]:
 
 
 def _own_port(host: Host) -> int:
-    """Return the first of the free ports where ranks of this host may be met; 0: they are not."""
+    """Return the first of the free ports for the meeting points on this host, 0 if ranks do not meet here."""
     if host.copies is not None:
         return free_port() if 0 in host.copies.ranks.values() else 0
     if host.name not in _meeting_hosts(host):
@@ -132,7 +135,7 @@ def _start_endpoints(host: Host, deadline_s: float) -> None:
 
 
 def _may_leave(host: Host, deadline_s: float) -> bool:
-    """Return whether a data host's work is done, or it alone was asked to stop."""
+    """Return whether a data host may leave, because every trainer host is done or only this host was asked to stop."""
     with host.hub.membership() as membership:
         is_done = membership.trainers_done
         job_stops = membership.stop_requested
@@ -140,7 +143,7 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
     if is_done:
         logger.info("every trainer host is done")
         return True
-    host.trainers_came = host.trainers_came or not missing  # a restart makes them count as not ready again
+    host.trainers_came = host.trainers_came or not missing  # restarting hosts are missing again
     if not host.trainers_came and time.monotonic() > deadline_s:
         summary = f"trainer hosts never came within {host.timings.start_timeout_s:.0f} s: {_words(missing)}"
         host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
@@ -151,9 +154,9 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
 
 
 def _let_workers_end(host: Host) -> None:
-    """Wait, a moment at most, until the other data hosts have ended their workers: the dispatcher ends after them.
+    """Wait for a short time until the other data hosts have ended their workers. The dispatcher must end after them.
 
-    Not for hosts that were lost: their workers were, too.
+    Lost hosts are not waited for, because their workers are lost too.
     """
     deadline_s = time.monotonic() + host.timings.abort_grace_s
     while time.monotonic() < deadline_s:
@@ -166,7 +169,7 @@ def _let_workers_end(host: Host) -> None:
 
 
 def _words_on_trainers(host: Host, membership: Membership) -> str:
-    """Return which trainer hosts a data host waits for; empty while it serves them."""
+    """Return the trainer hosts that a data host waits for, as text. Empty while it serves them."""
     if not host.trainers_came:
         return _words(membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS))
     if host.interrupted_s is not None or membership.stop_requested:
@@ -175,10 +178,10 @@ def _words_on_trainers(host: Host, membership: Membership) -> str:
 
 
 def _wait_for_peers(host: Host, deadline_s: float) -> bool:
-    """Return whether ranks are to start: every host is there, and none was asked to stop."""
+    """Wait for all other hosts. Return True when ranks can start, False if the job was asked to stop."""
     while True:
         with host.hub.membership() as membership:
-            # A data host may come and go once the job runs.
+            # Only the first generation waits for data hosts, because they may come and go later.
             data = [] if host.generation else membership.missing(Role.DATA, at_least=HostState.SERVING)
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
             stop_requested = membership.stop_requested
@@ -187,7 +190,7 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
         if not words and nameless:
             words = f"the address of {', '.join(nameless)}, where ranks meet"
         if stop_requested:
-            # The others learn of the request with or before this host's DONE, and start no ranks either.
+            # The other hosts learn of the request no later than of this host's DONE state, and start no ranks either.
             host.publish(stop_requested=True)
             return False
         if host.copies is not None and host.copies.ended:
@@ -203,6 +206,7 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
 
 
 def _run_ranks(host: Host) -> None:
+    # Collect what the ranks need to know.
     launcher = join_address(host.address, host.hub.port) if host.rank_socket is None else host.rank_socket.address
     environment = {**host.child_environment, LAUNCHER_VARIABLE: launcher}
     if host.options.audit:
@@ -224,6 +228,7 @@ def _run_ranks(host: Host) -> None:
         environment=environment,
         generation=host.generation,
     )
+    # Start the ranks and watch them until they have ended.
     interval_s = progress.interval_s(os.environ)
     next_progress_s = time.monotonic() + interval_s
     stopped_s = math.inf
@@ -252,7 +257,7 @@ def _run_ranks(host: Host) -> None:
     finally:
         ranks.kill()
     if host.is_first_trainer:
-        _show_progress(host)  # whatever has come since the last time, and of a job that was short, all
+        _show_progress(host)  # the steps since the last progress line; in a short job these are all steps
     logger.info("ranks are done")
 
 
@@ -272,7 +277,7 @@ def _start_ranks(host: Host, options: RanksOptions) -> RankProcesses | GivenRank
 
 
 def _wait_for_copies(host: Host, copies: Copies) -> None:
-    """Wait until the other processes that mpirun made on this host are there: each knows only its own rank."""
+    """Wait until all processes that mpirun made on this host have connected. Each process knows only its own rank."""
     if host.options.job_restarts:
         host.fail(_misuse(host, "job_restarts cannot be had with mpirun, whose ranks start once; leave it out"))
     deadline_s = time.monotonic() + host.timings.start_timeout_s
@@ -288,7 +293,10 @@ def _misuse(host: Host, summary: str) -> Cause:
 
 
 def _is_left_alone(host: Host) -> bool:
-    """Return whether ranks wait for others that will not be: a request to stop came between the starts of two hosts."""
+    """Return whether this host's ranks wait for ranks that another host will not start.
+
+    This happens if a request to stop arrives after one trainer host has started its ranks and before another has.
+    """
     with host.hub.membership() as membership:
         others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
         is_without_ranks = any(status.state is HostState.DONE and not status.ranks for status in others)
@@ -296,13 +304,13 @@ def _is_left_alone(host: Host) -> bool:
 
 
 def _let_others_end(host: Host, stopped_s: float) -> None:
-    """Wait until the ranks of other hosts have ended: some may still be saving what a failure of the job would cut off.
+    """Wait until the ranks of other hosts have ended, because a failure of the job would interrupt what they save.
 
-    Those of this host have. What they said last may not be that they finished: one ended itself, or its word was lost.
+    The reports of this host's ranks are not checked, because a rank may end itself or its last report may be lost.
 
     Args:
-        host: This one, whose rank processes have ended.
-        stopped_s: When the job was asked to stop, monotonic seconds: the wait ends shortly before the grace does.
+        host: This host. Its rank processes have ended.
+        stopped_s: Time of the request to stop, in monotonic seconds. The wait ends shortly before the stop grace does.
     """
     deadline_s = stopped_s + _TOLD_AT * host.timings.stop_grace_s
     while (names := _unfinished(host)) and time.monotonic() < deadline_s:
@@ -310,7 +318,7 @@ def _let_others_end(host: Host, stopped_s: float) -> None:
 
 
 def _unfinished(host: Host) -> str:
-    """Return which ranks of other hosts may still run: of a host that is done none does, whatever they said last."""
+    """Return the ranks of other hosts that may still run, as text. The ranks of a host that is done have all ended."""
     with host.hub.membership() as membership:
         others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
     running = [status for status in others if status.state not in (HostState.DONE, HostState.FAILED)]
@@ -319,7 +327,7 @@ def _unfinished(host: Host) -> str:
 
 
 def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
-    """Return whose processes have not ended though every script has."""
+    """Return a text that names the ranks whose processes still run after every script has ended, else an empty text."""
     if len(reports) < num_ranks or not all(report.finished for report in reports):
         return ""
     names = ", ".join(str(report.rank) for report in reports)

@@ -1,4 +1,4 @@
-"""Whether the tf.data.service that ranks read from is still the one that they began with, and all of it there."""
+"""Checks that the tf.data.service of the ranks is complete and still has the dispatcher that they started with."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["ServiceWatch"]
 
 
 class ServiceWatch:
-    """Ends the job, or has the trainer group start over, where TensorFlow's clients would wait for an hour in silence.
+    """Ends the job or restarts the trainer group if TensorFlow's clients would otherwise wait silently for an hour.
 
-    For the ranks of one generation; without effect in a job that has no tf.data.service.
+    Use one object for the ranks of one generation. It does nothing in a job without tf.data.service.
 
     Args:
-        host: On which they run.
-        clock: Monotonic seconds.
+        host: The host of the ranks.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,17 +29,19 @@ class ServiceWatch:
         self._clock = clock
         self._served_s = clock()
         self._dispatcher = ""
-        """Incarnation of the one that the ranks' datasets are registered with; empty: none was seen yet."""
+        """Incarnation of the dispatcher that the ranks' datasets are registered with. Empty until one is seen."""
         self._waiting: dict[int, tuple[int, float]] = {}
-        """By rank that waits for a batch while workers are missing: its steps so far, and since when."""
+        """For each rank that waits for a batch while workers are missing: its steps so far, and the wait's start in
+        monotonic seconds."""
 
     def check(self) -> None:
-        """See what is there now.
+        """Check the current state of the service and its ranks.
 
         Raises:
-            JobEndsError: There has been no dispatcher, or no worker, for the data timeout; or a rank has waited for so
-                long while workers were missing; or there is a dispatcher that knows nothing of the ranks.
-            RestartError: The trainer group starts over because of the last.
+            JobEndsError: If the dispatcher or every worker has been gone for the data timeout, if a rank has waited for
+                a batch for that long while workers were missing, or if a new dispatcher does not know the ranks'
+                datasets.
+            RestartError: If the trainer group restarts because of a new dispatcher.
         """
         if self._host.placement.data_service != "tf":
             return
@@ -67,13 +69,14 @@ class ServiceWatch:
             self._fail(
                 "the dispatcher of tf.data.service was started again and knows nothing of this training; "
                 "with --tf-work-dir it keeps a journal",
-                of_rank=True,  # ranks that start over register what they read with the new one
+                of_rank=True,  # restarted ranks register their datasets with the new dispatcher
             )
 
     def _check_waits(self, records: Sequence[EndpointRecord], reports: Sequence[RankReport]) -> None:
-        """End the job if a rank waits for too long for a worker.
+        """End the job if a rank waits too long for a batch while workers are missing.
 
-        A pass has no end before every worker has come to its own. Where there is none, or not yet, others go on.
+        A pass over the data ends only when every worker has finished its part. Before that, ranks read from the workers
+        that are there.
         """
         present = Counter(record.host for record in records if record.kind == TF_WORKER)
         missing = [host for host, number in self._host.placement.tf_workers.items() if present[host] < number]

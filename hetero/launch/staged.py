@@ -1,7 +1,7 @@
-"""What `hetero.sagemaker.prepare` puts beside a job's code for the launcher.
+"""Reads the files that `hetero.sagemaker.prepare` adds to a job's code for the launcher.
 
-The token arrives as a file of the code, which on its way through S3 may lose its owner and its mode: by the rules for
-token files it would be refused. Whoever may read a host's copy of the code is the job itself.
+The token arrives as one of these files. On its way through S3 a file may lose its owner and mode, so the checks of
+token files would reject it. These checks are skipped, because only the job itself can read a host's copy of the code.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ __all__ = ["LAUNCHER_NAME", "STAGED_FOLDER", "TOKEN_NAME", "job_token", "staged_
 
 logger = logging.getLogger(__name__)
 
-# No names that Python could import: setuptools, which the toolkit has install code with a setup.py, takes what has one
-# for the user's, and refuses to guess where it finds two packages or two modules.
+# Python cannot import these names. If it could, setuptools would take them for packages and modules of the user's. The
+# toolkit installs code that has a setup.py with setuptools, which fails if it finds two packages or two modules.
 LAUNCHER_NAME = "hetero-launcher.py"
-"""The launcher's file at the top of the code; the user's own ``launcher.py`` may lie beside it."""
+"""Name of the launcher's file at the top of the code. The user may have another ``launcher.py`` beside it."""
 STAGED_FOLDER = "hetero-job"
-"""The folder at the top of the code that has all else."""
+"""Name of the folder at the top of the code for all other files."""
 TOKEN_NAME = "token"
 
 _MAX_BYTES = 1024
 
 
 def job_token(environ: Mapping[str, str], code_dir: Path, *, is_required: bool) -> Token | None:
-    """Return the job's token: of the file that the environment names, or else the one that came with the code.
+    """Return the job's token from the file that the environment names, or else from the job's code.
 
     Raises:
-        AuthenticationError: If it cannot be read or used, or there is none and it is required.
+        AuthenticationError: If the token cannot be read or used, or if it is required and missing.
     """
     token = token_from_environment(environ) or staged_token(code_dir)
     if token is None:
@@ -44,10 +44,10 @@ def job_token(environ: Mapping[str, str], code_dir: Path, *, is_required: bool) 
 
 
 def staged_token(code_dir: Path) -> Token | None:
-    """Return the token that came with the code; None if none did.
+    """Return the token in the job's code, None if the code has no token file.
 
     Raises:
-        AuthenticationError: If what came cannot be read or is none.
+        AuthenticationError: If the file cannot be read or does not hold a token.
     """
     path = code_dir / STAGED_FOLDER / TOKEN_NAME
     try:

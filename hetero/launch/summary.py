@@ -1,4 +1,4 @@
-"""Turns what the hosts of a job reported into ``report.json`` and ``report.md``."""
+"""Writes ``report.json``, ``report.md`` and ``metrics.json`` from the statuses of the job's hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ METRICS_FILE_NAME = "metrics.json"
 
 
 def output_folder(options: LaunchOptions, base_dir: Path, host: str) -> Path:
-    """Return where this host writes: several hosts share the job's output, so each has a folder."""
+    """Return the folder for this host's files. By default each host has its own, because hosts share the output."""
     return options.output_dir if options.output_dir is not None else base_dir / "output" / "data" / host
 
 
@@ -51,7 +51,7 @@ def write_report(
     cause: Cause | None,
     base_dir: Path,
 ) -> None:
-    """Write the job's report; what goes wrong here is named and does not change the job's end."""
+    """Write the job's report and log its metrics. An error is logged and does not change the job's exit code."""
     folder = output_folder(options, base_dir, cluster.current_host)
     try:
         facts = run_facts(
@@ -88,10 +88,10 @@ def write_report(
 
 
 def write_metrics(folder: Path, cluster: ClusterSpec, own: HostStatus) -> None:
-    """Write what one host measured of itself into its folder; what goes wrong here does not change the job's end.
+    """Write the metrics of one host into its folder. An error is logged and does not change the job's exit code.
 
     Args:
-        folder: The host's, see `output_folder`.
+        folder: The host's folder, see `output_folder`.
         cluster: The cluster, with this host in it.
         own: The host's last status.
     """
@@ -123,10 +123,10 @@ def run_facts(
     wall_s: float,
     exit_code: ExitCode,
 ) -> RunFacts:
-    """Return what was observed of a run, from the last status of each host.
+    """Return the facts of a run, from the last status of each host.
 
-    ``started_epoch_s`` is the wall clock at the start of this launcher, a label that is
-    never subtracted; ``wall_s`` are the monotonic seconds since then.
+    ``started_epoch_s`` is the wall-clock time at the start of this launcher. It is only a label and never subtracted.
+    ``wall_s`` is the monotonic time since then in seconds.
     """
     return RunFacts(
         run_id=job_id,
@@ -161,7 +161,7 @@ def run_facts(
 
 
 def _servers(options: LaunchOptions, placement: Placement) -> dict[str, str]:
-    """Return how many processes were to preprocess on each host."""
+    """Return the report's entries on how many processes were planned to preprocess on each host."""
     if placement.data_service == "tf":
         return {
             "tf.data workers per data host": str(options.tf_workers_per_host),
@@ -223,7 +223,7 @@ def _simulated(options: LaunchOptions, cluster: ClusterSpec, placement: Placemen
 
 
 def _read(kind: Any, part: bytes) -> Any:
-    """Parse what another host sent; what is malformed is left out and said."""
+    """Parse a part of a host's status. If it is malformed, log a warning and return None."""
     try:
         return kind.from_json(json.loads(part))
     except (ValueError, ConfigError) as error:

@@ -1,4 +1,4 @@
-"""Watches the launcher's own main loop: says where it stands still, and ends what cannot end itself."""
+"""Watches the launcher's main loop. It logs where a stuck loop is, and ends a launcher that cannot end itself."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ logger = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """A thread that expects the main loop to call `tick`; a context manager.
+    """A thread that checks whether the main loop calls `tick`, as a context manager.
 
-    Peers count a launcher as silent whose main loop stands still for a lease. Here its stacks are
-    logged then, once. If the interpreter itself is held, no thread of Python's runs,
-    and the kernel's timer behind `faulthandler` writes them to standard error instead.
+    The main loop is stuck if it does not call `tick` for a lease. Peers then count the launcher as silent, and the
+    watchdog logs the main thread's stack once. If the interpreter itself is blocked, no Python thread can run. The
+    timer of `faulthandler` then writes the stacks to standard error instead.
 
-    After three leases, or when the time of `expect_end` is over, this process is ended, and with it, by
-    their parent-death signals, everything that it started. The time in which all of this process was suspended does
-    not count.
+    After three leases, or when the time of `expect_end` is over, the watchdog ends this process. Parent-death signals
+    then end the processes that it started. Time in which this whole process was suspended does not count.
 
     Args:
-        lease_s: Without a tick, before the loop counts as stuck, seconds.
-        status: What a launcher that is stuck ends with; called without a lock that the main loop may hold.
+        lease_s: Seconds without a tick after which the main loop counts as stuck.
+        status: Returns the exit status of a stuck launcher. It must not take a lock that the main loop may hold.
         exit_process: Ends this process at once with a status.
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -67,16 +66,16 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def tick(self) -> None:
-        """Take note that the main loop moves."""
+        """Record that the main loop is running."""
         self._ticked_s = self._clock()
         self._is_dumped = False
 
     def expect_end(self, within_s: float, status: int) -> None:
-        """End this process with ``status`` if it has not ended by itself in time."""
+        """End this process with ``status`` if it has not ended by itself within ``within_s`` seconds."""
         self._end = self._clock() + within_s, status
 
     def check(self) -> None:
-        """Do what is due now."""
+        """Log a stuck main loop, or end this process if its time is over."""
         now_s = self._clock()
         if now_s - self._checked_s > _SUSPENDED_S:
             self._ticked_s = now_s
