@@ -1,16 +1,19 @@
-"""The copies of a launcher that another launcher started on one host: one works, the others wait for it.
+"""Connects the copies of a launcher that mpirun or torchrun started on one host: one leads, the others follow.
 
-One *leads*: it does all that a launcher does. The others *follow*: they connect to it, start a rank of the training
-script where it says so (see `mpi_ranks.py`), and end with its exit code. The copy with local rank 0 leads;
-under mpirun, which kills all that it has started a quarter of a second after one of them failed, that copy follows
-too, and a child of it leads, which lives long enough to say what happened.
+The copy that *leads* does all the work of a launcher. Copies that *follow* connect to it, start a rank of the training
+script when the leader requests it (see `mpi_ranks.py`), and end with the leader's exit code.
 
-They meet at a Unix socket in the abstract namespace, which goes with the process that holds it: a leader that is killed
-is noticed at once, and no run finds what an earlier one has left. Both sides check that the other is of the same user.
+The copy with local rank 0 leads. Under mpirun that copy follows too, and a child of it leads. The reason is that mpirun
+kills all its processes a quarter of a second after one of them failed. The child lives long enough to report what
+happened.
 
-Messages are JSON objects, one a line. The leader says ``{"start": VARIABLES}``, ``{"kill": true}`` and, last,
-``{"exit": CODE}``; a follower says ``{"local_rank": N, "rank": N}`` first, ``{"stop": true}`` if it was asked to, and
-``{"ended": STATUS}`` of its rank.
+The copies connect through a Unix socket in the abstract namespace. The kernel closes the socket when the leader ends.
+Followers therefore notice at once that a leader was killed, and nothing is left for a later run. Both sides check that
+the other process belongs to the same user.
+
+Messages are JSON objects, one per line. The leader sends ``{"start": VARIABLES}``, ``{"kill": true}`` and, at the end,
+``{"exit": CODE}``. A follower first sends ``{"local_rank": N, "rank": N}``. Later it sends ``{"stop": true}`` if it was
+asked to stop, and ``{"ended": STATUS}`` when its rank has ended.
 """
 
 from __future__ import annotations
@@ -42,26 +45,26 @@ __all__ = ["Copies", "Follower", "kill_rank", "meeting_name", "rank_command", "s
 logger = logging.getLogger(__name__)
 
 _LEADER_S = 120.0
-"""How long a follower looks for its leader: both are started at once, and import as much."""
+"""Seconds that a follower tries to connect. It needs little time, because all copies start and import alike."""
 _LATE_S = 5.0
-"""How long a leader that is done waits for a copy that has not come yet."""
+"""Seconds that a finished leader waits for a copy that has not connected yet, and a follower for its leader's end."""
 _POLL_S = 0.1
 _MAX_LINE_BYTES = 2**20
 _CREDENTIALS = struct.Struct("3i")
 
 
 def meeting_name(outer: Outer, *, job_id: str, host: str, base_dir: Path) -> str:
-    """Return where the copies of one run on one host meet: simulated hosts share a machine."""
+    """Return the socket name for the copies of one run on one host. The host is part of it for simulated hosts."""
     text = json.dumps([outer.name, outer.run, job_id, host, str(base_dir), os.geteuid()])
     return f"\0hetero-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 class Copies:
-    """The followers as their leader sees them; a context manager. Not thread-safe.
+    """The leader's connections to its followers, as a context manager. Not thread-safe.
 
     Args:
-        outer: What made the copies.
-        name: From `meeting_name`.
+        outer: This process among those that mpirun or torchrun made.
+        name: Socket name from `meeting_name`.
 
     Raises:
         PortError: If another process leads already.
@@ -70,12 +73,12 @@ class Copies:
     def __init__(self, outer: Outer, name: str) -> None:
         self.outer = outer
         self.ranks: dict[int, int] = {} if outer.gives_ranks else {outer.local_rank: outer.rank}
-        """Of the copies that are there: local rank -> rank."""
+        """Rank by local rank, of the copies that have connected."""
         self.ended: dict[int, int] = {}
-        """Exit statuses of their ranks by local rank, in order of time."""
+        """Exit status by local rank, of the ranks that have ended, in order of time."""
         self.lost: set[int] = set()
-        """Local ranks of those that went without a word, their ranks with them; in ``ended`` by SIGTERM, as supervisors
-        end what they have started."""
+        """Local ranks of copies that disconnected and did not report the end of their ranks. ``ended`` has SIGTERM for
+        them, because supervisors end their processes with it."""
         self._was_stopped = False
         self._lines: dict[int, _Lines] = {}
         self._new: list[_Lines] = []
@@ -100,11 +103,11 @@ class Copies:
 
     @property
     def are_there(self) -> bool:
-        """Whether every copy has come."""
+        """Whether every copy has connected."""
         return len(self.ranks) == self.outer.num_local
 
     def poll(self) -> None:
-        """Take note of what followers have said. Does not wait."""
+        """Accept new connections and read the messages of followers. Does not wait."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._new.append(_Lines(self._socket.accept()[0]))
@@ -123,22 +126,22 @@ class Copies:
                 self.ended[local_rank] = -signal.SIGTERM
 
     def start(self, variables_of: Callable[[int], Mapping[str, str]]) -> None:
-        """Have every follower start its rank.
+        """Request that every follower starts its rank.
 
         Args:
-            variables_of: What is added to the environment of the rank with a local rank.
+            variables_of: Returns the variables to add to the environment of the rank with this local rank.
         """
         for local_rank, lines in self._lines.items():
             lines.write({"start": dict(variables_of(local_rank))})
 
     def kill(self) -> None:
-        """Have every follower kill its rank. Does not wait."""
+        """Request that every follower kills its rank. Does not wait."""
         for lines in self._lines.values():
             lines.write({"kill": True})
 
     def finish(self, code: int) -> None:
-        """Have every follower end with an exit code; waits a moment for one that has not come yet."""
-        self._was_stopped = True  # a request comes too late, and nobody handles the signal any more
+        """Request that every follower ends with an exit code. Waits up to five seconds for missing copies."""
+        self._was_stopped = True  # a later request to stop must not signal this process, which has no handler now
         deadline_s = time.monotonic() + _LATE_S
         while not self.are_there and time.monotonic() < deadline_s:
             self.poll()
@@ -153,7 +156,7 @@ class Copies:
         if local_rank in free and isinstance(rank, int) and 0 <= rank < self.outer.world_size:
             self.ranks[local_rank] = rank
             self._lines[local_rank] = lines
-            self._take(local_rank, messages)  # it may have said more meanwhile
+            self._take(local_rank, messages)  # the first read may return further messages
             return
         logger.warning("refused another copy of this launcher that says local rank %r and rank %r", local_rank, rank)
         lines.close()
@@ -164,19 +167,19 @@ class Copies:
                 self.ended.setdefault(local_rank, message["ended"])
             elif "stop" in message and not self._was_stopped:
                 self._was_stopped = True
-                os.kill(os.getpid(), signal.SIGTERM)  # once: all copies are asked at the same time
+                os.kill(os.getpid(), signal.SIGTERM)  # only once, because all copies are asked at the same time
 
 
 class Follower:
-    """A copy that waits for the one that leads.
+    """A copy that follows the leader.
 
     Args:
-        outer: What made the copies.
-        name: From `meeting_name`.
-        command: What it starts where it is told to: a rank of the training script.
-        variables: What the outer launcher said to this process alone; its rank gets it.
-        stopped_code: Exit code if it is asked to stop before it has met its leader.
-        leader_pid: Process id of the leader if that is a child of this process.
+        outer: This process among those that mpirun or torchrun made.
+        name: Socket name from `meeting_name`.
+        command: The command that starts a rank of the training script.
+        variables: Variables that mpirun or torchrun set for this process alone. The rank gets them.
+        stopped_code: Exit code if this copy is asked to stop before it has connected to its leader.
+        leader_pid: Process id of the leader, if the leader is a child of this process.
     """
 
     def __init__(
@@ -201,7 +204,7 @@ class Follower:
         self._num_told_signals = 0
 
     def run(self) -> int | None:
-        """Do what the leader says until it ends; return its exit code, or None if it was lost or did not come."""
+        """Execute the leader's requests until it ends. Return its exit code, or None if it was lost or never came."""
         with contextlib.ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
@@ -227,7 +230,7 @@ class Follower:
         deadline_s = time.monotonic() + _LEADER_S
         while time.monotonic() < deadline_s and not self._num_signals:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            connection.settimeout(_POLL_S)  # where others stand in the queue it would wait without end
+            connection.settimeout(_POLL_S)  # else a full queue of connections would block without end
             try:
                 connection.connect(self._name)
             except OSError:
@@ -246,13 +249,13 @@ class Follower:
     def _tell(self, lines: _Lines) -> None:
         if self._num_signals > self._num_told_signals:
             self._num_told_signals = self._num_signals
-            lines.write({"stop": True})  # the leader has all ranks end together
+            lines.write({"stop": True})  # the leader ends all ranks together
         if self._rank is not None and not self._has_told and self._rank.poll() is not None:
             lines.write({"ended": self._rank.returncode})
             self._has_told = True
 
     def _let_leader_end(self) -> None:
-        """Wait a moment for a leader that is this process's child: it has said its exit code, and takes its leave."""
+        """Wait up to five seconds until a leader that is this process's child has ended, before it would be killed."""
         if self._leader_pid is not None:
             wait_gone([self._leader_pid], timeout_s=_LATE_S)
 
@@ -261,17 +264,22 @@ class Follower:
 
 
 def rank_command(script: Sequence[str]) -> list[str]:
-    """Return the command of a rank, see `start_rank`, for a script and its arguments."""
+    """Return the command that runs a script and its arguments as a rank, for `start_rank`."""
     return [sys.executable, "-m", "hetero.launch.ranks.rank", *script]
 
 
 def start_rank(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a rank in the place of this process, whose environment says which one; call it on the main thread."""
+    """Start a rank as a child that takes this process's place among mpirun's ranks. Call it on the main thread.
+
+    Args:
+        command: From `rank_command`.
+        variables: Variables that are added to this process's environment.
+    """
     return start_child(
         command,
         env={**os.environ, **variables, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # so that it is killed with what it has started
+        start_new_session=True,  # `kill_rank` then kills the rank's children too
     )
 
 
@@ -283,10 +291,10 @@ def kill_rank(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Lines:
-    """Messages over a connection, of which none waits: a peer that does not read or is gone loses what it is sent.
+    """Messages over a Unix socket. Writing never waits, and messages to a peer that does not read are lost.
 
     Args:
-        connection: Of a Unix socket.
+        connection: The connected socket. If the peer belongs to another user, `is_closed` is set from the start.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -297,7 +305,7 @@ class _Lines:
         self.is_closed = _CREDENTIALS.unpack(credentials)[1] != os.geteuid()
 
     def close(self) -> None:
-        """Close the connection; idempotent."""
+        """Close the connection. Idempotent."""
         self.is_closed = True
         self._connection.close()
 
@@ -311,14 +319,14 @@ class _Lines:
         data = json.dumps(message).encode() + b"\n"
         try:
             if not self.is_closed and self._connection.send(data) < len(data):
-                self.close()  # half of a message is none
+                self.close()  # the peer cannot read part of a message
         except (BrokenPipeError, ConnectionResetError):
-            pass  # `read` finds what the peer said last, and that it is gone
+            pass  # `read` returns the peer's last messages and then finds the connection closed
         except OSError:
             self.close()
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the messages that are there; `is_closed` if none can follow."""
+        """Return the messages that have arrived. Set `is_closed` if no more can follow."""
         if self.is_closed:
             return []
         try:

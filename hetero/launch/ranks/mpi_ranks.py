@@ -1,9 +1,11 @@
-"""The ranks of one trainer host that ``mpirun`` made, Horovod's among them: each runs where ``mpirun`` put it.
+"""The ranks of one trainer host whose processes ``mpirun`` made, for example with Horovod.
 
-A rank of MPI is a process that ``mpirun`` has started, or that such a one starts in its place, since its environment
-says which rank it is. There is one such process per rank on every trainer host: copies of the launcher, which follow
-the one that leads (`hetero.launch.ranks.leader`). Each starts the training script once, as its rank. No torchrun is
-involved, and none of these ranks can be started again: MPI has no place for a second process of one rank.
+A rank of MPI is a process that ``mpirun`` started, or a child of it that inherits its environment, because the
+environment identifies the rank. On every trainer host there is one such process per rank. Each is a copy of the
+launcher that follows the copy that leads (`hetero.launch.ranks.leader`). It starts the training script once, as its
+rank.
+
+torchrun is not used. These ranks cannot be restarted, because MPI does not allow a second process for a rank.
 """
 
 from __future__ import annotations
@@ -24,21 +26,22 @@ from hetero.system.line_relay import LineRelay
 __all__ = ["GivenRanks"]
 
 _SETTLE_S = 0.3
-"""From the first failure until that is the end of all: the rank whose connection broke may be seen first."""
+"""Seconds from the first failure until `GivenRanks.poll` reports it. A rank whose connection broke may be seen before
+the rank that failed."""
 _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 
 
 class GivenRanks:
-    """Start, watch and end the ranks of this host, like `hetero.launch.ranks.ranks.RankProcesses`.
+    """Starts, watches and ends the ranks of this host, like `hetero.launch.ranks.ranks.RankProcesses`.
 
-    Create it on the main thread, when all copies are there.
+    Create it on the main thread, after all copies have connected.
 
     Args:
-        options: What to run; ``meeting_points`` is where the process with rank 0 is.
+        options: Options of the ranks. ``meeting_points`` has only the host of rank 0.
         copies: The followers.
         host: This host's name, for causes.
-        relay: Takes the ranks' output, one source per rank.
+        relay: Receives the ranks' output, one source per rank.
         run_dir: Private folder of this launcher.
     """
 
@@ -53,7 +56,7 @@ class GivenRanks:
         copies.start(self._variables)
 
     def _variables(self, local_rank: int) -> dict[str, str]:
-        """Return what is added to the environment of a rank: what torchrun would say, for scripts that ask."""
+        """Return the variables to add to a rank's environment. Those of torchrun are for scripts that read them."""
         options = self._options
         address, port = options.meeting_points[0]
         found = {
@@ -74,17 +77,17 @@ class GivenRanks:
         return {**found, **{name: value for name, value in defaults.items() if name not in os.environ}}
 
     def poll(self) -> int | None:
-        """Return 0 if every rank of this host ended so, 1 if one has failed, None before."""
+        """Return 0 if every rank of this host ended with 0, 1 if a rank has failed, else None."""
         self._take_ended()
         if self._failures:
             return 1 if time.monotonic() >= self._failed_s + _SETTLE_S else None
         return 0 if len(self._ended) == len(self._ranks) else None
 
     def cause(self, reported: Mapping[int, Cause]) -> Cause:
-        """Say why the ranks failed; call it after `poll` gave 1.
+        """Return why the ranks failed. Call it after `poll` returned 1.
 
         Args:
-            reported: What ranks said themselves before they ended.
+            reported: Causes by rank, which ranks reported before they ended.
         """
         lost = {self._ranks[local_rank] for local_rank in self._copies.lost}
         if all(rank in lost for rank, _ in self._failures):
@@ -94,11 +97,11 @@ class GivenRanks:
         return self._folder.root(self._failures, reported)
 
     def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed; call it after `poll` gave 0."""
+        """Return why a stop callback of a rank failed, None if none failed. Call it after `poll` returned 0."""
         return self._folder.failure_at_stop()
 
     def kill(self) -> None:
-        """End the ranks; idempotent. What they have started goes with the copies."""
+        """End the ranks. Idempotent. The processes that they started end with the copies."""
         self._copies.kill()
         deadline_s = time.monotonic() + _KILL_TIMEOUT_S
         while len(self._ended) < len(self._ranks) and time.monotonic() < deadline_s:

@@ -1,9 +1,10 @@
-"""What started this launcher, where that was another launcher: ``mpirun``, or a ``torchrun`` per group.
+"""Finds out whether another launcher started this one: ``mpirun``, or a ``torchrun`` per group.
 
-Platforms that can do so start a training script in several copies per host. A launcher that is started that way works
-once per host: see `hetero.launch.ranks.leader` for what the other copies do. What a copy is, its environment says. Of
-``mpirun`` that is Open MPI's; the platform's own variables are no use there, since ``mpirun`` hands those of its first
-host to all the others.
+Platforms with such launchers start several copies of the entry point on each host. Only one copy does the host's work.
+See `hetero.launch.ranks.leader` for the other copies.
+
+The environment of a copy identifies it. Under ``mpirun``, Open MPI's variables do. The platform's own variables do not,
+because ``mpirun`` copies those of its first host to all other hosts.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _TORCH_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    """This process among those that another launcher made."""
+    """The place of this process among those that another launcher made."""
 
     name: str
-    """``mpirun`` or ``torchrun``."""
+    """Name of the other launcher, ``mpirun`` or ``torchrun``."""
     run: str
-    """Tells apart runs of it on one host, one after the other."""
+    """Identifies a run of the other launcher among consecutive runs on one host."""
     rank: int
     world_size: int
     local_rank: int
-    """This copy's place among those of its host."""
+    """Index of this copy among those of its host."""
     num_local: int
-    """Copies on this host."""
+    """Number of copies on this host."""
 
     @property
     def leads(self) -> bool:
@@ -55,15 +56,15 @@ class Outer:
 
     @property
     def gives_ranks(self) -> bool:
-        """Whether its processes are the ranks of the job: those of MPI cannot be made anew."""
+        """Whether the processes must be the ranks of the job, because hetero cannot make new ranks of MPI."""
         return self.name == "mpirun"
 
 
 def outer_launcher(environ: Mapping[str, str]) -> Outer | None:
-    """Return what the environment says about another launcher; None if it says nothing.
+    """Return this process's place in another launcher from the environment, None if there is no other launcher.
 
     Raises:
-        ConfigError: If it contradicts itself.
+        ConfigError: If the variables contradict each other.
     """
     if "OMPI_COMM_WORLD_LOCAL_RANK" in environ:
         run = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
@@ -77,13 +78,13 @@ def outer_launcher(environ: Mapping[str, str]) -> Outer | None:
 
 
 def take_variables(environ: MutableMapping[str, str], outer: Outer) -> dict[str, str]:
-    """Remove from an environment what the other launcher said to this process alone, and return it.
+    """Remove the variables that the other launcher set for this process alone from an environment, and return them.
 
-    Every process that a launcher starts would take it for its own: a process of MPI that another one of its rank
-    follows waits for ever, and a second torchrun would count one thread per rank.
+    Otherwise all children would inherit them. A process of MPI would wait for ever if another process of its rank
+    followed it, and a second torchrun would keep one thread per rank.
     """
     names = [name for name in environ if _is_its(name, outer)]
-    # torchrun sets it where it starts several processes and nobody else has.
+    # torchrun sets this variable if it starts several processes and the variable is not set.
     if outer.name == "torchrun" and outer.num_local > 1 and environ.get("OMP_NUM_THREADS") == "1":
         names.append("OMP_NUM_THREADS")
     return {name: environ.pop(name) for name in names}

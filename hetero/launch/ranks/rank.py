@@ -1,11 +1,10 @@
-"""Wraps one rank: connects it to its launcher, runs the user's script, tells the truth about its end.
+"""Wraps one rank: connects it to its launcher, runs the user's script, and reports how it ended.
 
-Usage, by `torch.distributed.run` or `hetero.launch.ranks.tf_agent`:
-``python -m hetero.launch.ranks.rank SCRIPT ARGUMENTS...``, where SCRIPT may be ``-m MODULE``
+An agent or a follower runs it as ``python -m hetero.launch.ranks.rank SCRIPT ARGUMENTS...``. SCRIPT may be
+``-m MODULE``.
 
-The rank reports an exception to the launcher *before* its process ends. Only
-then do its peers see their collectives break, so their errors arrive later
-and are not taken for the root cause.
+A rank reports an exception to the launcher *before* its process ends. The collectives of other ranks break only when
+the process ends. Their errors therefore arrive later and are not taken for the root cause.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from hetero.system.memory import keep_freed_memory
 from hetero.system.process import die_with_parent
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
-"""Environment: prefix of the FIFOs that the launcher reads; the local rank is appended."""
+"""Environment variable with the path prefix of the FIFOs that the launcher reads. The local rank is appended to it."""
 END_PREFIX = "end-"
-"""Of the file beside the FIFOs in which a rank says why it fails; the local rank is appended."""
+"""Name prefix of the note in which a rank writes why it failed. The note lies beside the FIFOs. The local rank is
+appended to the prefix."""
 PARENT_VARIABLE = "HETERO_PARENT_PID"
 _MAX_DETAIL_CHARS = 32_768
 _OF_OTHER_RANKS = (
@@ -42,21 +42,27 @@ _OF_OTHER_RANKS = (
     "coordinationservice",
     "unknown iteration client id",
 )
-"""What TensorFlow's errors say, in small letters, if a rank that runs on has lost another one: in a collective (by
-whatever code, with the text of what broke it), in a call to its server, or through the service that watches all. The
-last is what a new dispatcher of tf.data.service says to clients of the one before; the launcher tells of that."""
+"""Parts of TensorFlow's error messages, in lower case, in a rank that lost another rank.
+
+The first is from a collective: its error may have any code, and has the text of what broke it. The second is from a
+call to the other rank's server. The next two are from the service that watches all ranks. The last is the reply of a
+new dispatcher of tf.data.service to clients of the previous one, and the launcher reports that failure."""
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the script that the arguments name as ``__main__``, with the rest as its arguments."""
+    """Run a script as ``__main__`` and return the exit code. After a failure of the script, end this process instead.
+
+    Args:
+        arguments: The script, or ``-m`` and a module, then the script's arguments.
+    """
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     keep_freed_memory()
     _redirect_output()
-    # SIGTERM keeps its default action. A request to stop reaches the launcher, which has all ranks
-    # agree on a last step; torch's agent, or ours, sends the signal when another rank has died, and torch's
-    # would wait 30 s for one that ignored it. Processes that the script starts would inherit that, too.
+    # SIGTERM keeps its default action. A request to stop goes to the launcher, which makes all ranks agree on a last
+    # step. The agent sends SIGTERM when another rank has died, and torch's agent would wait 30 s for a rank that
+    # ignores the signal. Processes that the script starts would also inherit an ignored signal.
     from hetero.audit import ledger
     from hetero.control.rank import session as sessions
 
@@ -68,15 +74,16 @@ def main(arguments: Sequence[str]) -> int:
         return int(error.exit_code)
     if session is not None:
         session.take_late_stops()
-        # What torch's own agent would say, if it was the one who restarts.
+        # torch's own agent sets this variable when it restarts ranks. Here the launcher restarts them.
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(session.generation)
     failure = _run(list(arguments))
-    ledger.close_current()  # also where this process does not wait for its own end
+    ledger.close_current()  # needed because `os._exit` below runs no exit handlers
     if failure is not None:
         _write_down(failure)
     elif session is not None and session.stop_failure is not None:
         failure = _Failure(session.stop_failure.summary, session.stop_failure.detail)
-        # The launcher reads it when all ranks have ended: a failure that is reported ends the callbacks of others.
+        # The launcher reads the note after all ranks have ended. A report would end the job now, and interrupt the stop
+        # callbacks of other ranks.
         if _write_down(failure):
             failure = None
     if session is not None:
@@ -87,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     if failure is None:
         _name_threads()
         return 0
-    # Threads of a broken process group may never end: do not wait for them.
+    # Do not wait for threads of a broken process group, because they may never end.
     os._exit(int(failure.exit_code))
 
 
@@ -100,7 +107,7 @@ class _Failure:
 
 
 def _run(arguments: list[str]) -> _Failure | None:
-    """Run the script; return what failed, or None."""
+    """Run the script and return its failure, or None."""
     is_module = arguments[0] == "-m"
     script = arguments[1] if is_module else arguments[0]
     sys.argv = arguments[1:] if is_module else arguments
@@ -129,7 +136,7 @@ def _run(arguments: list[str]) -> _Failure | None:
 
 
 def _hidden_in(error: BaseException) -> HeteroError | None:
-    """Return what failed behind a framework's exception, if this session knows it."""
+    """Return the error that a framework's exception hides, if the session knows it."""
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
@@ -138,7 +145,7 @@ def _hidden_in(error: BaseException) -> HeteroError | None:
 
 
 def _stop() -> _Failure | None:
-    """End as the loaders of a job that is to stop do."""
+    """End the session as a loader does when the job is to stop. Return a failure if the exit status is not 0."""
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
@@ -150,7 +157,7 @@ def _stop() -> _Failure | None:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Return whether the ranks' connection broke: then another rank failed, and knows why."""
+    """Return whether the error means that a connection between ranks broke, so the root cause is in another rank."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)
     from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
@@ -171,7 +178,7 @@ def _exit_failure(code: object) -> _Failure | None:
 
 
 def _show_traceback() -> str:
-    """Print the current exception without this wrapper's own frames; return the text."""
+    """Print the current exception without the frames of this wrapper, and return the text."""
     kind, error, trace = sys.exc_info()
     frames = trace
     while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
@@ -195,7 +202,7 @@ def _redirect_output() -> None:
 
 
 def _name_threads() -> None:
-    """Say which threads of the script this process has to wait for."""
+    """Log the threads of the script that this process has to wait for."""
     names = [thread.name for thread in threading.enumerate() if not thread.daemon]
     names.remove(threading.current_thread().name)
     if names:
@@ -203,7 +210,10 @@ def _name_threads() -> None:
 
 
 def _write_down(failure: _Failure) -> bool:
-    """Leave the launcher a note of why this rank fails: an exit status alone may be anybody's. True if it is there."""
+    """Write a note for the launcher on why this rank fails, and return whether that succeeded.
+
+    An exit status alone is not enough, because other programs use the same numbers.
+    """
     prefix = os.environ.get(LOG_VARIABLE)
     if prefix is None:
         return False

@@ -1,4 +1,4 @@
-"""What the launcher shares with the ranks of its host: FIFOs for their output, and notes of why they fail."""
+"""The folder that the launcher shares with the ranks of its host. It has FIFOs for their output, and failure notes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["RankFolder", "first_to_fail"]
 
 
 class RankFolder:
-    """The FIFOs and notes of the ranks of one host, of one generation.
+    """The FIFOs and failure notes of one generation of a host's ranks.
 
     Args:
-        path: The folder to make; its parent is private to this launcher.
+        path: The folder to make. Its parent is private to this launcher.
         ranks: The ranks of this host, in the order of their local ranks.
         host: This host's name, for causes.
-        relay: Takes the ranks' output, one source per rank.
+        relay: Receives the ranks' output, one source per rank.
     """
 
     def __init__(self, path: Path, ranks: Sequence[int], *, host: str, relay: LineRelay) -> None:
@@ -39,28 +39,28 @@ class RankFolder:
         for local_rank, rank in enumerate(ranks):
             fifo = f"{self.log_prefix}{local_rank}"
             os.mkfifo(fifo, 0o600)
-            # Read and write: opening does not wait for the rank, and its end is no end of file.
+            # Open it for reading and writing: then the call does not wait for the rank, and there is no end of file.
             log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             relay.add(f"rank {rank}", log)
             self._logs.append(log)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a rank of this folder."""
+        """Variables that give a rank the place of this folder."""
         return {LOG_VARIABLE: self.log_prefix}
 
     def close(self) -> None:
-        """Relay what ranks have written last; idempotent."""
+        """Close the FIFOs after the last output of the ranks is relayed. Idempotent."""
         for log in self._logs:
             self._relay.discard(log)
         self._logs.clear()
 
     def root(self, failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> Cause:
-        """Say why ranks failed.
+        """Return the root cause of failed ranks, from a report, a note or an exit status.
 
         Args:
             failures: (rank, exit status) in order of time, at least one.
-            reported: What ranks said themselves before they ended.
+            reported: Causes by rank, which ranks reported before they ended.
         """
         rank, exit_status = first_to_fail(failures, reported)
         if rank in reported and not is_crash(exit_status):
@@ -71,13 +71,13 @@ class RankFolder:
         return self.describe(f"rank {rank}", exit_status)
 
     def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, for ranks that have all ended with 0."""
+        """Return why a stop callback of a rank failed, None if none failed. All ranks must have ended with 0."""
         notes = (self._note(rank) for rank in self._ranks)
         return next((note for note in notes if note is not None), None)
 
     def describe(self, name: str, exit_status: int) -> Cause:
-        """Return the end of a process, which said nothing about it itself, as a cause."""
-        # No code of ours, whatever its number: a rank of ours that fails reports it, or leaves a note.
+        """Return the cause for the end of a process, from its exit status and its last output."""
+        # The status is not one of hetero's exit codes, because a rank that uses these leaves a report or a note.
         words = (
             describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
         )
@@ -92,7 +92,7 @@ class RankFolder:
         )
 
     def _note(self, rank: int) -> Cause | None:
-        """Return why a rank of this host says that it fails."""
+        """Return the cause in the note of a rank of this host, None if there is no valid note."""
         try:
             local_rank = self._ranks.index(rank)
             note = json.loads((self.path / f"{END_PREFIX}{local_rank}").read_text(encoding="utf-8"))
@@ -109,15 +109,20 @@ class RankFolder:
 
 
 def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> tuple[int, int]:
-    """Return the failure that most likely brought about the others.
+    """Return the failure that most likely caused the others.
 
-    One that crashed, then one that ended without a word, one that reported its exception, one that was ended by a
-    signal which others' failures cause too, one whose exception is an echo, and last one that torch's agent ended by
-    SIGTERM because of the others.
+    This is the order of preference:
+
+    - The rank crashed.
+    - The rank ended with a status and without a report.
+    - The rank reported its exception.
+    - A signal ended the rank, and failures of other ranks may have caused that signal.
+    - The rank reported an exception that is an echo of another rank's failure.
+    - The rank ended by SIGTERM without a report, because torch's agent sends SIGTERM after the failure of another rank.
 
     Args:
         failures: (rank, exit status) in order of time, at least one.
-        reported: What ranks said themselves before they ended.
+        reported: Causes by rank, which ranks reported before they ended.
     """
 
     def place(failure: tuple[int, int]) -> int:

@@ -32,7 +32,7 @@ from hetero.system.scripts import script_words
 __all__ = ["RankProcesses", "RanksOptions", "free_port"]
 
 _AGENT_NAMES = {"torch": "torchrun", "tensorflow": "rank starter"}
-"""How messages call the process that starts the ranks."""
+"""Names of the process that starts the ranks, for messages."""
 _KILL_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -40,44 +40,44 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksOptions:
-    """What `RankProcesses` needs to know."""
+    """Options of the ranks of one trainer host."""
 
     script: str
-    """Its path, or the name of a module."""
+    """Path of the script, or name of a module."""
     script_args: Sequence[str]
     framework: str
-    """What they train with."""
+    """Training framework of the ranks, ``torch`` or ``tensorflow``."""
     num_hosts: int
-    """Trainer hosts of the job."""
+    """Number of trainer hosts of the job."""
     host_index: int
-    """This one's place among them, in natural order."""
+    """Index of this host among the trainer hosts, in natural order."""
     meeting_points: Sequence[tuple[str, int]]
-    """Where ranks meet: address and first free port of the first trainer host, or with tensorflow of each in order."""
+    """Address and first free port of each host where ranks meet. With tensorflow these are all trainer hosts in order,
+    with torch the first one, with mpirun the host of rank 0."""
     own_address: str
     num_ranks: int
-    """Ranks on this host."""
+    """Number of ranks on this host."""
     num_cpus: int
-    """CPUs that the ranks share."""
+    """Number of CPUs that the ranks share."""
     num_gpus: int
-    """GPUs of this host."""
+    """Number of GPUs of this host."""
     environment: Mapping[str, str]
-    """Added to this process's own."""
+    """Variables that are added to this process's environment."""
     is_module: bool = False
     """Whether the script is the name of a module."""
     generation: int = 0
-    """Restarts of the trainer group before."""
+    """Number of earlier restarts of the trainer group."""
 
 
 class RankProcesses:
-    """Start, watch and end the ranks of this host.
+    """Starts, watches and ends the ranks of this host.
 
-    Create it on the main thread: the parent-death signal fires when the thread
-    that started the child ends.
+    Create it on the main thread, because the parent-death signal fires when the thread that started the child ends.
 
     Args:
-        options: What to run.
+        options: Options of the ranks.
         host: This host's name, for causes.
-        relay: Takes the ranks' output, one source per rank.
+        relay: Receives the ranks' output, one source per rank, and that of the agent.
         run_dir: Private folder of this launcher.
     """
 
@@ -93,7 +93,7 @@ class RankProcesses:
         self._process = start_child(
             [sys.executable, "-m", *self._agent_command(), *script, *options.script_args],
             env={
-                # Without it torch's agent gives every rank one thread and warns about that.
+                # Without this variable torch's agent gives every rank one thread and logs a warning.
                 "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
                 **os.environ,
                 **options.environment,
@@ -105,7 +105,7 @@ class RankProcesses:
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops the ranks in order
+            start_new_session=True,  # Ctrl-C reaches only the launcher, which stops the ranks in order
         )
         os.close(write_end)
 
@@ -114,7 +114,7 @@ class RankProcesses:
         return _AGENT_NAMES[self._options.framework]
 
     def _agent_command(self) -> list[str]:
-        """Return the module that starts the ranks, and what it is told, but for the script."""
+        """Return the agent's module and its arguments, without the script."""
         options = self._options
         if options.framework == "tensorflow":
             ranks = PlainRanks(
@@ -136,14 +136,14 @@ class RankProcesses:
             f"--local-addr={options.own_address}",
             "--max-restarts=0",
             "--monitor-interval=0.1",
-            f"--log-dir={self._result_file.parent / 'torchrun'}",  # its own default outlives the job
+            f"--log-dir={self._result_file.parent / 'torchrun'}",  # torchrun's default folder would outlive the job
             "--module",
             "hetero.launch.ranks.rank",
         ]
 
     @property
     def pid(self) -> int:
-        """Process id of what starts the ranks, the agent: torch's, or ours."""
+        """Process id of the agent, torch's or hetero's, which starts the ranks."""
         return self._process.pid
 
     def poll(self) -> int | None:
@@ -151,10 +151,10 @@ class RankProcesses:
         return self._process.poll()
 
     def cause(self, reported: Mapping[int, Cause]) -> Cause:
-        """Say why the ranks failed; call it after `poll` gave a status other than 0.
+        """Return why the ranks failed. Call it after `poll` returned a status other than 0.
 
         Args:
-            reported: What ranks said themselves before they ended.
+            reported: Causes by rank, which ranks reported before they ended.
         """
         failures = self._failures()
         if not failures:
@@ -162,13 +162,13 @@ class RankProcesses:
         return self._folder.root(failures, reported)
 
     def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed; call it after `poll` gave 0."""
+        """Return why a stop callback of a rank failed, None if none failed. Call it after `poll` returned 0."""
         return self._folder.failure_at_stop()
 
     def kill(self) -> None:
-        """End the agent, the ranks and everything that they started; idempotent.
+        """Kill the agent, the ranks and everything that they started. Idempotent.
 
-        What cannot be killed, because it waits for a device, say, is named in the log after 5 s, and left.
+        A process that cannot be killed, for example because it waits for a device, is logged after 5 s and left alone.
         """
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -179,7 +179,7 @@ class RankProcesses:
         while left := self._living():
             kill_all(left)
             others = [process for process in left if process.pid != self._process.pid]
-            psutil.wait_procs(others, timeout=0.05)  # of the agent it would take the exit status
+            psutil.wait_procs(others, timeout=0.05)  # it would take the agent's exit status
             if time.monotonic() > deadline_s:
                 names = ", ".join(map(self._name_of, left))
                 logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
@@ -187,7 +187,10 @@ class RankProcesses:
         self._folder.close()
 
     def _living(self) -> list[psutil.Process]:
-        """Return what lives of the agent, the ranks and their children, told by the environment that they inherit."""
+        """Return the living processes among the agent, the ranks and their children.
+
+        The ranks and their children are identified by `LOG_VARIABLE`, which they inherit.
+        """
         found = []
         agent_pid = self._process.pid if self._process.poll() is None else None
         for process in psutil.Process().children(recursive=True):
@@ -200,7 +203,7 @@ class RankProcesses:
         return found
 
     def _name_of(self, process: psutil.Process) -> str:
-        """Return which process it is, and its state: in disk-sleep it waits for a device."""
+        """Return a process's id, name and state, for messages. In the state disk-sleep it waits for a device."""
         with contextlib.suppress(psutil.Error):
             name = self._agent_name if process.pid == self._process.pid else process.name()
             return f"process {process.pid} ({name}, {process.status()})"
@@ -215,15 +218,16 @@ class RankProcesses:
 
 
 def free_port(count: int = 1) -> int:
-    """Return the first of ports in a row that nobody listens on, for ranks to bind seconds later, on all addresses.
+    """Return the first of several consecutive ports that are free on all addresses. Ranks bind them seconds later.
 
-    If possible not of those that the system gives to outgoing connections meanwhile.
+    If possible, the ports are outside of the range that the system uses for outgoing connections, because it might use
+    them before the ranks do.
 
     Args:
-        count: How many, >= 1.
+        count: Number of ports, at least 1.
 
     Raises:
-        PortError: If there are none.
+        PortError: If there are no such ports.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     num_others = first_ephemeral - 1024 - (count - 1)
@@ -239,7 +243,7 @@ def free_port(count: int = 1) -> int:
 
 
 def _bind(probes: contextlib.ExitStack, port: int) -> int:
-    """Bind a port, 0 for any, until the stack is left; return it."""
+    """Bind a port until the stack is left, and return it. Port 0 binds any free port."""
     probe = probes.enter_context(socket.socket())
     probe.bind(("", port))
     return int(probe.getsockname()[1])

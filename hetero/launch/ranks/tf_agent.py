@@ -1,7 +1,7 @@
-"""Starts the ranks of one host as a child of the launcher, without torch, and writes down how they ended.
+"""Agent that starts the ranks of one host without torch, and writes to a file how they failed.
 
-What `hetero.launch.ranks.torchrun_agent` is where they train with torch. Usage:
-``python -m hetero.launch.ranks.tf_agent RESULT_FILE RANKS SCRIPT ARGUMENTS...``, where RANKS are `PlainRanks` in JSON.
+It is a child of the launcher, like `hetero.launch.ranks.torchrun_agent` for ranks that train with torch. Usage:
+``python -m hetero.launch.ranks.tf_agent RESULT_FILE RANKS SCRIPT ARGUMENTS...``. RANKS is a `PlainRanks` in JSON.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["PlainRanks", "main"]
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 _SETTLE_S = 0.3
-"""From the first failure until the other ranks are ended: what broke its connections may close its GPU first, and then
-end."""
+"""Seconds from the first failure until the agent ends the other ranks. A rank that fails may break its connections
+before it ends, because it closes its GPU in between. Its failure must still be recorded."""
 _TERM_GRACE_S = 3.0
-"""From SIGTERM, which ranks leave at its default action, to SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL. Ranks keep SIGTERM's default action."""
 _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 
@@ -37,40 +37,42 @@ _Failure = dict[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRanks:
-    """The ranks of one host, and where those of all hosts meet."""
+    """The ranks of one host, and the meeting points of all ranks."""
 
     meeting_points: tuple[tuple[str, int], ...]
-    """Of each trainer host, in natural order: its address, and the first of as many free ports as it has ranks."""
+    """Address and first port of each trainer host, in natural order. Each rank of a host has one of consecutive free
+    ports."""
     host_index: int
-    """This host's place among them."""
+    """Index of this host in ``meeting_points``."""
     num_ranks: int
-    """Of each host."""
+    """Number of ranks on each host."""
     num_gpus: int
-    """Of this host."""
+    """Number of GPUs of this host."""
 
     def to_json(self) -> str:
-        """Return what `from_json` reads."""
+        """Return the JSON text that `from_json` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> PlainRanks:
-        """Return what `to_json` has written."""
+        """Return the ranks that `to_json` has written."""
         fields = json.loads(text)
         points = tuple((address, port) for address, port in fields.pop("meeting_points"))
         return cls(meeting_points=points, **fields)
 
     def rank(self, local_rank: int) -> int:
-        """Return the place of a rank of this host among all."""
+        """Return the global rank of a local rank of this host."""
         return self.host_index * self.num_ranks + local_rank
 
     def environment(self, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return what is added to an environment for one rank.
+        """Return the variables to add to an environment for one rank.
 
-        ``MASTER_ADDR`` and ``MASTER_PORT`` are the first rank's in ``TF_CONFIG``: for whom TensorFlow is not.
+        ``MASTER_ADDR`` and ``MASTER_PORT`` are the address of rank 0 in ``TF_CONFIG``. They are for scripts that do not
+        use TensorFlow's own communication.
 
         Args:
-            local_rank: Its place on this host.
-            environ: The environment; says which GPUs may be used.
+            local_rank: Local rank on this host.
+            environ: The environment. Its ``CUDA_VISIBLE_DEVICES`` limits the GPUs.
         """
         workers = [
             join_address(address, first_port + number)
@@ -93,7 +95,10 @@ class PlainRanks:
         return added if gpus is None else {**added, GPU_VARIABLE: gpus}
 
     def _gpus(self, local_rank: int, stated: str | None) -> str | None:
-        """Return a rank's share of the GPUs that may be used: TensorFlow takes the memory of all that it sees."""
+        """Return a rank's share of the usable GPUs, because TensorFlow takes the memory of all GPUs that it sees.
+
+        Return None if the rank may see all of them: it is the only rank, or there are fewer GPUs than ranks.
+        """
         usable = [str(number) for number in range(self.num_gpus)] if stated is None else stated.split(",")
         share = len(usable) // self.num_ranks
         if self.num_ranks == 1 or share == 0:
@@ -102,7 +107,7 @@ class PlainRanks:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the ranks; return 0 if every one of this host ended with 0."""
+    """Run the ranks of this host. Return 0 if all ended with 0, else write the failures to a file and return 1."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     result_file, text, *script = arguments
     ranks = PlainRanks.from_json(text)
@@ -114,12 +119,12 @@ def main(arguments: Sequence[str]) -> int:
     }
     failures: list[_Failure] = []
     while running and not failures:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # until one of them has ended
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # wait until a rank has ended
         failures = _take_ended(running)
     if not failures:
         return 0
     failures += _wait_for_ends(running, _SETTLE_S)
-    # Those that end from here on say nothing about the cause: they are ended.
+    # Record no later failures, because from here on this agent ends the ranks.
     Path(result_file).write_text(json.dumps(failures), encoding="utf-8")
     for process in running.values():
         process.terminate()
@@ -134,12 +139,12 @@ def _start(script: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(
         [sys.executable, "-m", "hetero.launch.ranks.rank", *script],
         env=environ,
-        start_new_session=True,  # as torch's agent does: a signal to a rank's own group ends nobody else
+        start_new_session=True,  # as in torch's agent: a signal to a rank's group then reaches no other rank
     )
 
 
 def _wait_for_ends(running: dict[int, subprocess.Popen[bytes]], timeout_s: float) -> list[_Failure]:
-    """Wait until no rank runs any more, or the time is over; return the failures meanwhile, in order of time."""
+    """Wait until all ranks have ended or the time is over. Return the failures in this time, in order of time."""
     failures: list[_Failure] = []
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -150,7 +155,7 @@ def _wait_for_ends(running: dict[int, subprocess.Popen[bytes]], timeout_s: float
 
 
 def _take_ended(running: dict[int, subprocess.Popen[bytes]]) -> list[_Failure]:
-    """Take the ranks that have ended out of those that run; return those of them that failed."""
+    """Remove ranks that have ended from ``running``, and return the failures among them."""
     ended = {rank: process for rank, process in running.items() if process.poll() is not None}
     for rank in ended:
         del running[rank]

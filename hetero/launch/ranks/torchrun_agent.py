@@ -1,6 +1,6 @@
-"""Runs `torch.distributed.run` as a child of the launcher and writes down how ranks ended.
+"""Agent that runs `torch.distributed.run` as a child of the launcher, and writes to a file how ranks failed.
 
-A module of its own process, so that the launcher never imports torch. Usage:
+It is a separate process because the launcher must not import torch. Usage:
 ``python -m hetero.launch.ranks.torchrun_agent RESULT_FILE TORCHRUN_ARGUMENTS...``
 """
 
@@ -17,7 +17,7 @@ PARENT_VARIABLE = "HETERO_PARENT_PID"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent; return 0 if every rank of this host ended with 0."""
+    """Run torch's agent. Return 0 if all ranks of this host ended with 0, else write the failures and return 1."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     result_file, *agent_arguments = arguments
     # The ranks are children of this process; they must not outlive it either.
@@ -42,4 +42,4 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # the launcher waits for this end, and torch needs half a second to take itself down
+    os._exit(status)  # a normal exit would take torch half a second, and the launcher waits
