@@ -5,7 +5,7 @@ There are three sources. All have the schema of the platform's file:
 - ``<base>/input/config/resourceconfig.json``. The base is ``SAGEMAKER_BASE_DIR``, or ``/opt/ml``.
 - The ``SM_*`` variables, only if that file does not exist. Under ``mpirun`` every rank has the variables of the first
   host.
-- ``--cluster-file F --host NAME`` for any other cluster. This file may leave out ``current_host`` and
+- The file of ``--cluster-file F --host NAME`` for any other cluster. It may leave out ``current_host`` and
   ``instance_type``.
 
 Hosts are always in natural order (``algo-2`` before ``algo-10``). The sources do not guarantee an order. Ranks follow

@@ -1,4 +1,4 @@
-"""Validation of an untrusted cluster description. Every error names the key path, and most say what to do."""
+"""Validation of an untrusted cluster description. An error in its content names the key path and what is expected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Group: TypeAlias = tuple[str, str, list[str]]
 
 
 class Document:
-    """Typed access to an untrusted document. Every error names the key path."""
+    """Typed access to an untrusted document. Every error names the key path, what was found and what is expected."""
 
     def __init__(self, document: Mapping[str, object], source: str) -> None:
         self.document = document

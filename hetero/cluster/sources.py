@@ -82,8 +82,8 @@ def parse_cluster(
         document: The decoded JSON object. `hetero.cluster` describes the schema.
         source: Where the document comes from, for messages.
         current_host: A name that replaces the document's ``current_host``.
-        own_names: Names of this machine. The first one that is a host of the cluster is used if there is neither
-            ``current_host`` nor the document's key.
+        own_names: Names of this machine. If neither the argument nor the document gives a ``current_host``, the first
+            of these names that is a host of the cluster is used.
         roles: Overrides, as in `read_cluster`.
 
     Raises:
@@ -149,7 +149,7 @@ def _own_names() -> tuple[str, str]:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether the file exists, or its status cannot be read. Reading the file then raises the error."""
+    """Return whether the file exists. If that cannot be checked, return True, because reading it raises the error."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
