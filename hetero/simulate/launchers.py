@@ -241,7 +241,7 @@ def _describe_exit(status: int) -> str:
 def _handles(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal.
 
-    Process 1 of a container gets only signals that it has a handler for, except SIGKILL and SIGSTOP.
+    Process 1 of a container gets only signals that it has a handler for, except kills from outside the container.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")

@@ -55,7 +55,7 @@ def write_tree(
     """Write the tree of one host.
 
     Args:
-        base_dir: The folder that corresponds to ``/opt/ml`` on the platform. Its subfolders must not exist yet.
+        base_dir: The folder that corresponds to ``/opt/ml`` on the platform. It must not exist yet.
         resource_config: Content of ``resourceconfig.json``.
         hyperparameters: Content of ``hyperparameters.json``.
         channels: The inputs of this host.

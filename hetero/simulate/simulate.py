@@ -166,6 +166,7 @@ def run_hosts(
         for host in hosts:
             _clear(host.root, output_dir)
         commands = [set_up(host) for host in hosts]
+        # Prepare what all hosts share: addresses, token and certificates.
         work_dir = stack.enter_context(private_folder("hetero-simulate-"))
         hosts_file = work_dir / "hosts"
         hosts_file.write_text("".join(f"{host.address} {host.name}\n" for host in hosts), encoding="ascii")
@@ -183,6 +184,7 @@ def run_hosts(
             environment["HETERO_TLS_DIR"] = str(work_dir / "tls")
         if StatusLine().is_live:
             environment[INTERVAL_VARIABLE] = "1"
+        # Start all hosts and wait for their end.
         launchers = stack.enter_context(Launchers(hosts, kill_after_s=kill_after_s))
         for host, command in zip(hosts, commands, strict=True):
             whole = dataclasses.replace(command, environment={**environment, **command.environment})
@@ -193,7 +195,7 @@ def run_hosts(
 
 
 def check_num_hosts(count: int) -> None:
-    """Raise `ConfigError` if there are more hosts than addresses in one block."""
+    """Raise `ConfigError` if a simulated job cannot have this number of hosts. Their addresses are in one block."""
     if count > _MAX_HOSTS:
         raise ConfigError(f"{count} hosts; a simulated job has at most {_MAX_HOSTS}")
 
@@ -245,7 +247,7 @@ def locked_folder(path: Path) -> Iterator[None]:
 
 
 def _lock_block(port: int) -> tuple[socket.socket, str]:
-    """Reserve a block of loopback addresses for this run and return the lock and the block's first three numbers.
+    """Reserve a block of loopback addresses, and return the lock and the block's prefix, for example ``127.31.0``.
 
     The lock is a datagram socket on the block's first address. It leaves no file behind, and the kernel closes it when
     the process ends.
