@@ -42,7 +42,7 @@ class Addresses:
         return self._known.get(host)
 
     def of(self, host: str) -> str:
-        """Return the last known address of a host. If there is none, resolve the name and wait until that succeeds.
+        """Return the last known address of a host. If it is unknown, resolve the name and wait until that succeeds.
 
         Raises:
             ClusterError: If the name is not resolved within the start timeout.

@@ -38,8 +38,8 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
     Args:
         main: `hetero.cli.main`.
         arguments: Arguments of this process.
-        folder: Folder of the entry point. It becomes the current folder if it has the script that the hyperparameters
-            or the environment name, and the current folder has not.
+        folder: Folder of the entry point. It becomes the current folder if the script lies there and not in the current
+            folder. The hyperparameters or the environment name the script.
     """
     base = base_dir(os.environ)
     parameters = read_hyperparameters(base) or {}
@@ -55,7 +55,7 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
 
 
 def _named(parameters: Mapping[str, Any], option: str) -> str:
-    """Return the value of an option in the hyperparameters or else the environment. Empty if neither has it."""
+    """Return the value of an option from the hyperparameters, or else from the environment. Empty if neither has it."""
     return _plain(_decoded(parameters.get(f"hetero_{option}", os.environ.get(f"HETERO_{option.upper()}", ""))))
 
 
@@ -81,7 +81,7 @@ def command(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def read_hyperparameters(base: Path) -> dict[str, Any] | None:
-    """Return the job's hyperparameters, or None if there is no readable file.
+    """Return the job's hyperparameters, or None if their file cannot be read.
 
     For a damaged file, return only an empty script name. `hetero.config.resolve_options` then reports the damage.
     """

@@ -75,7 +75,7 @@ def shown_detail(cause: Cause, host: str) -> list[str]:
 
 
 def stated_code(text: str) -> int | None:
-    """Return the first exit code of a failure in a text (``HET-31 ...``), None if the text has no such code.
+    """Return the first exit code of a failure in a text (``HET-31 ...``), or None.
 
     Args:
         text: The text of a failure file, or the part of it that a platform shows.

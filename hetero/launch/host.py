@@ -91,8 +91,7 @@ class Host:
             the ranks itself.
 
     Raises:
-        AuthenticationError: If the token or the certificate cannot be read or used, or if a token is required and the
-            job has none.
+        AuthenticationError: If the token or the certificate cannot be read or used, or if a required token is missing.
         ConfigError: If the folder for temporary files cannot keep files private to this user.
         PortError: If the control port cannot be bound.
         ClusterError: If the name of this host is not resolved within the start timeout.
@@ -121,7 +120,7 @@ class Host:
         if framework_of(options) == "tensorflow":
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
-        """Time of the request to stop this host, in monotonic seconds. None if there was no request."""
+        """Time of the request to stop this host, in monotonic seconds. None before such a request."""
         self.endpoints_were_ready = False
         """Whether all endpoints of this host have served at the same time at least once."""
         self.trainers_came = False
@@ -339,7 +338,7 @@ class Host:
         """Follow a restart of the trainer group, if one was decided since the last call.
 
         Raises:
-            RestartError: If there was one and this host has ranks.
+            RestartError: If a restart was decided and this host has ranks.
         """
         with self.hub.membership() as membership:
             own = membership.own
@@ -381,7 +380,7 @@ class Host:
     def fail(self, cause: Cause) -> NoReturn:
         """Report a failure of this host and wait for the arbiter's decision.
 
-        If there is no decision within the lease and five seconds, ``cause`` is the root cause.
+        If the arbiter does not decide within the lease and five seconds, ``cause`` is the root cause.
 
         Raises:
             JobEndsError: With the root cause.

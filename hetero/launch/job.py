@@ -21,7 +21,7 @@ def job_id(environ: Mapping[str, str], cluster: ClusterSpec) -> str:
 
 
 def _name_in_environment(environ: Mapping[str, str]) -> str:
-    """Return the job's name in the training toolkit's ``SM_TRAINING_ENV``, empty if it has none.
+    """Return the job's name from the training toolkit's ``SM_TRAINING_ENV``, empty if it is not there.
 
     Under mpirun this is the only name of the job on all hosts except the first.
     """

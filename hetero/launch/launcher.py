@@ -76,6 +76,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
         facts = platform_variables(cluster)
         os.environ.update({name: fact for name, fact in facts.items() if name in os.environ})
     name = meeting_name(outer, job_id=job_id(os.environ, cluster), host=cluster.current_host, base_dir=base_dir)
+    # Under mpirun the copy with local rank 0 forks. The child leads, and the parent follows.
     forked_pid = os.fork() if outer.leads and outer.gives_ranks else None
     if forked_pid == 0:
         os.setsid()  # leave the process group, because mpirun sends its signals there

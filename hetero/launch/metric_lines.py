@@ -69,7 +69,7 @@ def result_metrics(report: Report) -> dict[str, float]:
 
 
 def _longest(summaries_json: Iterable[bytes]) -> StepSummary | None:
-    """Return a rank's summary of the loader that took most time, None if there is no valid summary."""
+    """Return a rank's summary of the loader that took most time, or None without a valid summary."""
     found = []
     for part in summaries_json:
         try:

@@ -42,7 +42,7 @@ class Placement:
     usage_scope: str
     """Scope of the host's resource use: ``host``, or ``tree`` (this process tree) if hosts share a machine."""
     data_service: str = ""
-    """Service that data hosts run, ``grpc`` or ``tf``. Empty if there are no data hosts."""
+    """Service that data hosts run, ``grpc`` or ``tf``. Empty in a job without data hosts."""
     has_tf_dispatcher: bool = False
     """Whether one of the servers is the dispatcher of tf.data.service, which runs on the first data host."""
     tf_workers: Mapping[str, int] = field(default_factory=dict)

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 _SPOT_S = 5.0
 """Seconds that a data host waits after SIGTERM to learn whether the whole job is to stop."""
 _TOLD_AT = 0.9
-"""Fraction of the stop grace after which a failed stop callback is reported, even if ranks of other hosts still run. At
-the end of the grace another failure is reported, that ranks did not end, and it would hide the first one."""
+"""Fraction of the stop grace. When it is over, a failed stop callback is reported even if ranks of other hosts still
+run. At the end of the grace the job fails because ranks did not end, and that failure would hide the callback's."""
 
 
 _NO_TORCH = (
@@ -257,7 +257,7 @@ def _run_ranks(host: Host) -> None:
     finally:
         ranks.kill()
     if host.is_first_trainer:
-        _show_progress(host)  # the steps since the last progress line; in a short job these are all steps
+        _show_progress(host)  # in a short job this is the first progress line
     logger.info("ranks are done")
 
 

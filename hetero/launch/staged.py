@@ -44,7 +44,7 @@ def job_token(environ: Mapping[str, str], code_dir: Path, *, is_required: bool) 
 
 
 def staged_token(code_dir: Path) -> Token | None:
-    """Return the token in the job's code, None if the code has no token file.
+    """Return the token in the job's code, None if its file is missing.
 
     Raises:
         AuthenticationError: If the file cannot be read or does not hold a token.

@@ -28,10 +28,10 @@ class Watchdog:
     timer of `faulthandler` then writes the stacks to standard error instead.
 
     After three leases, or when the time of `expect_end` is over, the watchdog ends this process. Parent-death signals
-    then end the processes that it started. Time in which this whole process was suspended does not count.
+    then end the processes that it started. Time during which this whole process was suspended does not count.
 
     Args:
-        lease_s: Seconds without a tick after which the main loop counts as stuck.
+        lease_s: Seconds without a tick until the main loop counts as stuck.
         status: Returns the exit status of a stuck launcher. It must not take a lock that the main loop may hold.
         exit_process: Ends this process at once with a status.
         clock: Returns monotonic seconds.

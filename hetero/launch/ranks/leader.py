@@ -54,7 +54,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def meeting_name(outer: Outer, *, job_id: str, host: str, base_dir: Path) -> str:
-    """Return the socket name for the copies of one run on one host. The host is part of it for simulated hosts."""
+    """Return the socket name for the copies of one run on one host.
+
+    The host's name is part of it, because simulated hosts share a machine.
+    """
     text = json.dumps([outer.name, outer.run, job_id, host, str(base_dir), os.geteuid()])
     return f"\0hetero-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
@@ -141,7 +144,7 @@ class Copies:
 
     def finish(self, code: int) -> None:
         """Request that every follower ends with an exit code. Waits up to five seconds for missing copies."""
-        self._was_stopped = True  # a later request to stop must not signal this process, which has no handler now
+        self._was_stopped = True  # a later request to stop must not signal this process: its handlers are gone
         deadline_s = time.monotonic() + _LATE_S
         while not self.are_there and time.monotonic() < deadline_s:
             self.poll()
@@ -255,7 +258,7 @@ class Follower:
             self._has_told = True
 
     def _let_leader_end(self) -> None:
-        """Wait up to five seconds until a leader that is this process's child has ended, before it would be killed."""
+        """Wait up to five seconds for the end of a leader that is this process's child. After that it is killed."""
         if self._leader_pid is not None:
             wait_gone([self._leader_pid], timeout_s=_LATE_S)
 

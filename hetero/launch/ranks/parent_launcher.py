@@ -61,7 +61,7 @@ class Outer:
 
 
 def outer_launcher(environ: Mapping[str, str]) -> Outer | None:
-    """Return this process's place in another launcher from the environment, None if there is no other launcher.
+    """Return this process's place among those of another launcher, None if another launcher did not start it.
 
     Raises:
         ConfigError: If the variables contradict each other.

@@ -31,8 +31,7 @@ from hetero.system.process import die_with_parent
 LOG_VARIABLE = "HETERO_RANK_LOG"
 """Environment variable with the path prefix of the FIFOs that the launcher reads. The local rank is appended to it."""
 END_PREFIX = "end-"
-"""Name prefix of the note in which a rank writes why it failed. The note lies beside the FIFOs. The local rank is
-appended to the prefix."""
+"""Name prefix of a rank's failure note, which lies beside the FIFOs. The local rank is appended to it."""
 PARENT_VARIABLE = "HETERO_PARENT_PID"
 _MAX_DETAIL_CHARS = 32_768
 _OF_OTHER_RANKS = (
@@ -44,15 +43,15 @@ _OF_OTHER_RANKS = (
 )
 """Parts of TensorFlow's error messages, in lower case, in a rank that lost another rank.
 
-The first is from a collective: its error may have any code, and has the text of what broke it. The second is from a
-call to the other rank's server. The next two are from the service that watches all ranks. The last is the reply of a
-new dispatcher of tf.data.service to clients of the previous one, and the launcher reports that failure."""
+The first is from a collective. Such an error may have any code, and contains the message of the original error. The
+second is from a call to the other rank's server. The next two are from the service that watches all ranks. The last is
+the reply of a new dispatcher of tf.data.service to clients of the previous one. The launcher reports that failure."""
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a script as ``__main__`` and return the exit code. After a failure of the script, end this process instead.
+    """Run a script as ``__main__`` and return the exit code. If the script fails, end this process immediately.
 
     Args:
         arguments: The script, or ``-m`` and a module, then the script's arguments.
@@ -145,7 +144,7 @@ def _hidden_in(error: BaseException) -> HeteroError | None:
 
 
 def _stop() -> _Failure | None:
-    """End the session as a loader does when the job is to stop. Return a failure if the exit status is not 0."""
+    """End the session as a loader does when the job is to stop, and return a failure or None."""
     from hetero.control.rank import session as sessions
 
     session = sessions.current()

@@ -39,14 +39,14 @@ class RankFolder:
         for local_rank, rank in enumerate(ranks):
             fifo = f"{self.log_prefix}{local_rank}"
             os.mkfifo(fifo, 0o600)
-            # Open it for reading and writing: then the call does not wait for the rank, and there is no end of file.
+            # With read and write access the call does not wait for the rank, and the rank's end is not an end of file.
             log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             relay.add(f"rank {rank}", log)
             self._logs.append(log)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that give a rank the place of this folder."""
+        """Environment variables that tell a rank where this folder is."""
         return {LOG_VARIABLE: self.log_prefix}
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class RankFolder:
         )
 
     def _note(self, rank: int) -> Cause | None:
-        """Return the cause in the note of a rank of this host, None if there is no valid note."""
+        """Return the cause in the note of a rank of this host, or None without a valid note."""
         try:
             local_rank = self._ranks.index(rank)
             note = json.loads((self.path / f"{END_PREFIX}{local_rank}").read_text(encoding="utf-8"))
@@ -114,7 +114,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
     This is the order of preference:
 
     - The rank crashed.
-    - The rank ended with a status and without a report.
+    - The rank exited with a status, without a report.
     - The rank reported its exception.
     - A signal ended the rank, and failures of other ranks may have caused that signal.
     - The rank reported an exception that is an echo of another rank's failure.

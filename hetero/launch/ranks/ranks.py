@@ -179,7 +179,7 @@ class RankProcesses:
         while left := self._living():
             kill_all(left)
             others = [process for process in left if process.pid != self._process.pid]
-            psutil.wait_procs(others, timeout=0.05)  # it would take the agent's exit status
+            psutil.wait_procs(others, timeout=0.05)  # without the agent, whose exit status it would take
             if time.monotonic() > deadline_s:
                 names = ", ".join(map(self._name_of, left))
                 logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
@@ -227,7 +227,7 @@ def free_port(count: int = 1) -> int:
         count: Number of ports, at least 1.
 
     Raises:
-        PortError: If there are no such ports.
+        PortError: If the system has too few free ports in a row.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     num_others = first_ephemeral - 1024 - (count - 1)

@@ -40,8 +40,7 @@ class PlainRanks:
     """The ranks of one host, and the meeting points of all ranks."""
 
     meeting_points: tuple[tuple[str, int], ...]
-    """Address and first port of each trainer host, in natural order. Each rank of a host has one of consecutive free
-    ports."""
+    """Address and first port of each trainer host, in natural order. The ranks of a host have consecutive ports."""
     host_index: int
     """Index of this host in ``meeting_points``."""
     num_ranks: int
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     result_file, text, *script = arguments
     ranks = PlainRanks.from_json(text)
-    # The ranks are children of this process; they must not outlive it either.
+    # The ranks are children of this process and must not outlive it either.
     environ = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
     running = {
         ranks.rank(local_rank): _start(script, {**environ, **ranks.environment(local_rank, environ)})

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     """Run torch's agent. Return 0 if all ranks of this host ended with 0, else write the failures and return 1."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     result_file, *agent_arguments = arguments
-    # The ranks are children of this process; they must not outlive it either.
+    # The ranks are children of this process and must not outlive it either.
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
