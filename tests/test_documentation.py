@@ -31,7 +31,7 @@ def commands() -> list[str]:
 def titles(page: Path) -> set[str]:
     """Return what may stand behind the # of a link to the page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("code", ExitCode)

@@ -87,10 +87,14 @@ class Trainer(transformers.Trainer):
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader of the validation data set; prepared, so that padding is not counted."""
+        """Return the loader of a validation data set; prepared, so that padding is not counted."""
+        if eval_dataset is None:
+            eval_dataset = self.eval_dataset
+        elif isinstance(eval_dataset, str):  # the Trainer has several, by name
+            eval_dataset = self.eval_dataset[eval_dataset]
         return self.accelerator.prepare(
             DataLoader(
-                self.eval_dataset,
+                eval_dataset,
                 batch_size=self.args.per_device_eval_batch_size,
                 name="validation",
             )

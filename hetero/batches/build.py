@@ -38,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 _NOTHING = nullcontext()
 _overlaps = Overlaps()
+_NEVER_CALLED = (
+    "data set {!r}: its set_epoch() is never called, because the script has only the name of the data set. What "
+    "differs between epochs comes from the global random generators, or from on_seed(key)"
+)
 
 
 class BuiltDataset:
@@ -111,6 +115,8 @@ class BuiltDataset:
             info_seed=BUILD_KEY >> 1,
         )
         built.warnings = _overlaps.add(spec, dataset)
+        if callable(getattr(dataset, "set_epoch", None)):
+            built.warnings += (_NEVER_CALLED.format(spec.name),)
         return built
 
     @classmethod

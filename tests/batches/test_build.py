@@ -186,3 +186,12 @@ def test_built_dataset_survives_pickling() -> None:
     built = pickle.loads(pickle.dumps(BuiltDataset.from_object(Seeded())))
     fetch(built, request((3,)))
     assert len(built.dataset.keys) == 2
+
+
+def test_build_a_data_set_with_an_epoch_of_its_own_warns() -> None:
+    class Epochs(list[int]):
+        def set_epoch(self, epoch: int) -> None:
+            raise AssertionError("nobody calls it")
+
+    (warning,) = build(dataset(name="epochs")(lambda: Epochs([1]))()).warnings
+    assert warning.startswith("data set 'epochs': its set_epoch() is never called")
