@@ -1,4 +1,4 @@
-"""What a loader's arguments mean for where it fetches, and what it refuses."""
+"""Checks of a loader's arguments, which depend on where the loader fetches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_f
 
 
 def check_subject(subject: Any) -> None:
-    """Refuse what this loader cannot fetch from.
+    """Reject a data set that this loader cannot fetch from.
 
     Raises:
-        ConfigError: It is an IterableDataset, a factory that was not called, something made of what a factory
-            returned, or an object where endpoints need a name.
+        ConfigError: If it is an IterableDataset, a factory that was not called, one of torch's wrappers around a
+            factory's return value, or an object in a job whose endpoints need a registered name.
     """
     if isinstance(subject, DatasetFactory):
         raise ConfigError(
@@ -53,7 +53,7 @@ def check_subject(subject: Any) -> None:
 
 
 def _spec_inside(subject: Any) -> DatasetSpec | None:
-    """Return the spec that one of torch's wrappers was made of, None if there is none."""
+    """Return the spec inside one of torch's wrappers, or None."""
     if isinstance(subject, torch.utils.data.Subset):
         inner = [subject.dataset]
     elif isinstance(subject, torch.utils.data.ConcatDataset | torch.utils.data.StackDataset):
@@ -68,10 +68,10 @@ def _spec_of(part: Any) -> DatasetSpec | None:
 
 
 def check_order(order: str) -> str:
-    """Return whose permutation an epoch is.
+    """Return the name of the order if it is valid.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: If it is not ``"hetero"`` or ``"torch"``.
     """
     if order not in ("hetero", "torch"):
         raise ConfigError(f"order is {order!r:.80}, expected 'hetero' or 'torch'")
@@ -82,7 +82,7 @@ def check_shard(shard: tuple[int, int] | None) -> Shard | None:
     """Return the shard that a script passed.
 
     Raises:
-        ConfigError: It is not a rank and a world size.
+        ConfigError: If it is not a valid rank and world size.
     """
     if shard is None:
         return None
@@ -96,15 +96,15 @@ def check_shard(shard: tuple[int, int] | None) -> Shard | None:
 def check_functions(
     subject: Any, collate_fn: Callable[[Any], Any] | None, worker_init_fn: Callable[[int], object] | None
 ) -> None:
-    """Refuse functions that endpoints do not have: they know those of the decorator, by name.
+    """Reject functions that endpoints do not have, because endpoints only know the functions given to the decorator.
 
     Args:
         subject: The data set.
-        collate_fn: As `user_collate_fn` returns it.
-        worker_init_fn: The user's.
+        collate_fn: Return value of `user_collate_fn`.
+        worker_init_fn: The user's function.
 
     Raises:
-        ConfigError: The decorator has not the same.
+        ConfigError: If the decorator has a different function, or does not have one.
     """
     if not is_remote() or not isinstance(subject, DatasetSpec):
         return
@@ -122,16 +122,16 @@ def check_functions(
 
 
 def user_collate_fn(collate_fn: Callable[[Any], Any] | None, *, makes_batches: bool) -> Callable[[Any], Any] | None:
-    """Return None for the function that None stands for: one for batches, another one for single samples."""
+    """Return the user's function, or None for torch's default, which differs between batches and single samples."""
     default = torch.utils.data.default_collate if makes_batches else torch.utils.data.default_convert
     return None if collate_fn is default else collate_fn
 
 
 def effective_seed(seed: int, generator: torch.Generator | None) -> int:
-    """Return the seed of order and draws.
+    """Return the seed of the order and of all random draws.
 
     Raises:
-        ConfigError: If ``seed`` is no signed 64-bit integer, or both were passed.
+        ConfigError: If ``seed`` is not a signed 64-bit integer, or if both arguments were passed.
     """
     check_seed(seed)
     if generator is None:

@@ -15,23 +15,24 @@ __all__ = ["PLAIN_TYPES", "copy_leaves"]
 
 PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 _CHANGEABLE = (list, dict, UserDict, UserList, deque)
-"""Containers whose shallow copy has items of its own; that of another class may share what holds them."""
+"""Containers whose shallow copy can be changed without changing the original. Copies of other classes may share
+items."""
 _WHOLE = (str, bytes, bytearray, memoryview, range, tuple)
-"""Sequences that hold no tensors; and classes such as torch.Size, which are made by torch alone."""
+"""Sequences that are returned uncopied: they hold no tensors, or only torch makes them (torch.Size, a tuple)."""
 
 
 def copy_leaves(value: Any) -> Any:
     """Return a batch whose tensors and arrays are copies.
 
     Args:
-        value: Mappings, sequences, namedtuples and dataclasses, which come back as new ones of the same type, of
-            tensors and arrays. Any other object is returned as it is, and so is a tensor that cannot be copied, and a
-            container of the user's that lets nobody change it and cannot be made from its items.
+        value: A nest of mappings, sequences, namedtuples and dataclasses, with tensors and arrays inside. The
+            containers come back as new ones of the same type. Any other object is returned as it is. So is a tensor
+            that cannot be copied, and a user's container that can neither be changed nor be made from its items.
     """
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value)
     if isinstance(value, np.ndarray):
-        return value.copy(order="K")  # as from a data host
+        return value.copy(order="K")  # keeps the memory layout, as a batch from a data host does
     if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return tuple.__new__(type(value), [copy_leaves(item) for item in value])
     if isinstance(value, list | Mapping) or (isinstance(value, Sequence) and not isinstance(value, _WHOLE)):
@@ -45,7 +46,7 @@ def copy_leaves(value: Any) -> Any:
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy that is no part of the tensor's graph if the tensor begins one: torch sends no other one."""
+    """Return a copy. The copy of a leaf that requires grad is a leaf again, because torch can send only leaves."""
     try:
         if not (tensor.requires_grad and tensor.is_leaf):
             return tensor.clone()
@@ -65,18 +66,18 @@ def _copy_container(container: Any) -> Any:
             return copied
         if not copies:
             return container
-        # As torch's own collation makes a container of a class that it does not know.
+        # torch's own collation makes a container of an unknown class in the same way.
         whole: Any = dict(container) if is_mapping else list(container)
         for key, item in copies:
             whole[key] = item
         made = type(container)(whole)
         return made if type(made) is type(container) and len(made) == len(container) else container
-    except Exception:  # noqa: BLE001 - a class of the user's, which may raise anything
+    except Exception:  # noqa: BLE001 - a user's class, which may raise anything
         return container
 
 
 def _changed_copy(container: Any, items: list[tuple[Any, Any]]) -> Any:
-    """Return a shallow copy with other items, None if the class refuses to be changed."""
+    """Return a shallow copy with these items replaced. Return None if the class does not allow changes."""
     try:
         copied = copy.copy(container)
         for key, item in items:

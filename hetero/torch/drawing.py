@@ -1,4 +1,4 @@
-"""The order of a user's sampler: drawn lazily, reproducibly, with occurrences counted."""
+"""The order of a user's sampler. It is drawn lazily and reproducibly, and occurrences of indices are counted."""
 
 from __future__ import annotations
 
@@ -32,30 +32,29 @@ _TORCHS_SAMPLERS = (
     torch.utils.data.WeightedRandomSampler,
     torch.utils.data.distributed.DistributedSampler,
 )
-_MAX_COUNTED_INDEX = 2**31  # beyond it, a dictionary: 4 bytes for every index up to the largest would be too much
+# Larger indices are counted in a dictionary, because the array takes 4 bytes for every index up to the largest.
+_MAX_COUNTED_INDEX = 2**31
 
 
 class SamplerOrder:
-    """Batches from a user's sampler or batch sampler, as it is: sharding is its own business.
+    """Batches from a user's sampler or batch sampler, without any sharding.
 
-    Drawing is reproducible from (seed, epoch) for samplers that use the global
-    generators, or a `torch.Generator` in their ``generator`` attribute, whose
-    initial seed then counts too: all are seeded at the start of every epoch, and
-    are as the user left them outside of the draw.
+    Drawing is reproducible from (seed, epoch) for samplers that use the global generators, or a `torch.Generator` in
+    their ``generator`` attribute. The initial seed of that generator counts too. All these generators are seeded at the
+    start of every epoch. Outside of the draws they are as the user left them.
 
-    The epoch of a sampler with ``set_epoch`` is the script's, as with torch's loader. A pass does not change it.
-    The script sets it, on the sampler or on the loader, and so does a loaded state.
+    The script sets the epoch of a sampler with ``set_epoch``, on the sampler or on the loader, as with torch's loader.
+    A loaded state sets it too. A pass does not change it.
 
-    A sampler with ``state_dict`` and ``load_state_dict`` may keep its place from
-    one pass to the next. How far it was drawn ahead of what was delivered does not
-    count: after a pass that was left early it is put where it would be if only
-    the batches delivered had been drawn, as by torch's loader without workers.
+    A sampler with ``state_dict`` and ``load_state_dict`` may continue from its position in the next pass. How far it
+    was drawn ahead of the delivered batches does not count. After a pass that was left early, the sampler is put where
+    it would be if only the delivered batches had been drawn. torch's loader without workers has the same effect.
 
     Args:
         sampler: Yields indices, or lists of indices if ``is_batch_sampler``.
         is_batch_sampler: Whether one element is a whole batch.
-        batch_size: Of the batches made of a plain sampler's indices, >= 1.
-        drop_last: Whether a plain sampler's incomplete last batch is left out.
+        batch_size: Size of the batches made from a plain sampler's indices, >= 1.
+        drop_last: Whether to leave out an incomplete last batch of a plain sampler.
         seed: Signed 64-bit.
     """
 
@@ -71,19 +70,19 @@ class SamplerOrder:
         self._parts: tuple[Any, ...] = (sampler,) if inner is None else (sampler, inner)
         self._generator_seeds = [_generator_seed(part) for part in self._parts]
         self.epoch: int | None = None
-        """Of the sampler, as it was set last; None: it was not set, as far as can be seen."""
+        """The epoch that was last set on the sampler. None if no setting was seen."""
         self._marked: set[int] = set()
-        """Those of the parts, by id, whose ``epoch`` is a `_KnownEpoch` until it is set again."""
+        """Ids of the parts whose ``epoch`` is a `_KnownEpoch` until it is set again."""
         self._left: _Left | None = None
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
         )
 
     def num_batches(self) -> int:
-        """Return the batches of an epoch.
+        """Return the number of batches of an epoch.
 
         Raises:
-            TypeError: If the sampler has no length.
+            TypeError: If the sampler does not have a length.
         """
         length = len(self.sampler)  # type: ignore[arg-type]
         if self.is_batch_sampler:
@@ -91,7 +90,7 @@ class SamplerOrder:
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
     def epoch_set_by_user(self) -> int | None:
-        """Return the epoch that was set on the sampler itself since `set_epoch` or the last pass began, else None."""
+        """Return the epoch that the script set on the sampler since `set_epoch` or the last pass began, else None."""
         for part in self._settable():
             epoch = getattr(part, "epoch", None)
             if type(epoch) is int and (id(part) in self._marked or epoch != (self.epoch or 0)):
@@ -99,9 +98,12 @@ class SamplerOrder:
         return None
 
     def note_epoch(self, epoch: int | None) -> None:
-        """Note the epoch that the sampler has. One that is set after this is noticed, even if it is the same."""
+        """Record the epoch that the sampler has.
+
+        `epoch_set_by_user` notices a later setting, even of the same epoch.
+        """
         self.epoch = epoch
-        if self.is_stateful:  # its state may hold the mark, which torch.load would refuse
+        if self.is_stateful:  # its state may hold the mark, which torch.load would reject
             return
         for part in self._settable():
             if type(getattr(part, "epoch", None)) is int:
@@ -110,7 +112,7 @@ class SamplerOrder:
                     self._marked.add(id(part))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of every part that has ``set_epoch``, which may draw."""
+        """Set the epoch of every part that has ``set_epoch``. The part's method may draw random numbers."""
         settable = self._settable()
         if settable:
             with self._own_generators(epoch).swapped_in():
@@ -122,25 +124,28 @@ class SamplerOrder:
         return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
 
     def delivered(self, planned: PlannedBatch) -> None:
-        """Note that the user has received a batch of the latest pass, the next one in order."""
+        """Record that the user has received the next batch of the latest pass."""
         if self._left is not None:
             self._left.states = (self._left.states[-1], planned.sampler_state)
 
     def completed(self) -> None:
-        """Note that the latest pass was delivered to its end."""
+        """Record that the latest pass was delivered to its end."""
         if self._left is not None:
             self._left.is_completed = True
 
     def left(self) -> tuple[int, object] | None:
-        """Return what `restore_left` takes, None before the first pass and for samplers without a state."""
+        """Return the arguments of `restore_left`.
+
+        Return None before the first pass and for samplers without a state.
+        """
         return None if self._left is None else (self._left.epoch, self._left.states[0])
 
     def restore_left(self, epoch: int, state: object) -> None:
         """Put the sampler where it was after an earlier pass, before the next one begins.
 
         Args:
-            epoch: Of that pass.
-            state: The sampler's before the batch of it that was delivered last.
+            epoch: The epoch of that pass.
+            state: The sampler's state before the last delivered batch of that pass.
         """
         self._left = _Left(epoch, (state,))
 
@@ -150,18 +155,21 @@ class SamplerOrder:
         """Yield the batches of an epoch from the ``start``-th on.
 
         Args:
-            epoch: Seeds the draw.
-            start: Batches to pass over; they are drawn and thrown away, unless there is a ``state``.
-            state: What the sampler's ``state_dict()`` returned before batch ``start``.
-            num_drawn: Indices drawn up to there.
+            epoch: Seeds the draw, together with the seed.
+            start: Batches to skip. They are drawn and discarded unless a ``state`` is given.
+            state: Return value of the sampler's ``state_dict()`` before batch ``start``.
+            num_drawn: Number of indices drawn before batch ``start``.
         """
         for part, generator_seed in zip(self._parts, self._generator_seeds, strict=True):
             if generator_seed is None and isinstance(getattr(part, "generator", None), torch.Generator):
-                part.generator = None  # accelerate's; without it the order is the same on every rank too
+                # accelerate has set this generator. The order is the same on every rank without it too.
+                part.generator = None
+        # Put the sampler at the right position, and keep that position for the next pass.
         if state is None and self._left is not None and not self._left.is_completed:
             self._put_back(self._left)
         if self.is_stateful:
             self._left = _Left(epoch, (self._snapshot() if state is None else state,), self.epoch)
+        # Draw batch by batch, each time under this epoch's own generator states.
         own = self._own_generators(epoch)
         with own.swapped_in():
             elements = self._iterate(state)
@@ -178,7 +186,8 @@ class SamplerOrder:
             if isinstance(planned, PlannedBatch):
                 occurrences, rank = planned.occurrences, planned.rank
             elif self.is_stateful:
-                # How often an index came before is unknown after a resume in O(1); how many came before is known.
+                # After a resume in O(1) it is unknown how often an index came before. Only the number of indices drawn
+                # before is known.
                 occurrences = np.arange(num_drawn, num_drawn + len(indices)).astype(np.uint32)
             else:
                 occurrences = counter.count(indices)
@@ -187,11 +196,11 @@ class SamplerOrder:
                 yield PlannedBatch(position, indices, occurrences, rank, snapshot, num_drawn)
 
     def _put_back(self, left: _Left) -> None:
-        """Leave the sampler as if it had drawn only what was delivered of the pass before.
+        """Put the sampler where it would be if only the delivered batches of the pass before had been drawn.
 
-        Loading the state after the last batch would not do: some samplers take a loaded state for where the next
-        iteration starts, though without it they start at the beginning. So that batch is drawn again; the first one
-        of the pass if none was delivered.
+        It is not enough to load the state after the last delivered batch. Some samplers start their next iteration at a
+        loaded state, although they would otherwise start at the beginning. Therefore the state before that batch is
+        loaded, and the batch is drawn again. If no batch was delivered, the first one of the pass is drawn again.
         """
         current = self.epoch
         if left.sampler_epoch not in (None, current):
@@ -199,7 +208,7 @@ class SamplerOrder:
         with self._own_generators(left.epoch).swapped_in():
             elements = self._iterate(left.states[0])
             self._draw(elements)
-            is_last = self._draw(elements) is None  # which completes the pass
+            is_last = self._draw(elements) is None  # drawing past the last batch completes the pass
             del elements
             if not is_last:
                 self._draw(self._iterate(left.states[0]))
@@ -207,17 +216,17 @@ class SamplerOrder:
             self.set_epoch(current)
 
     def _iterate(self, state: object) -> Iterator[Any]:
-        """Return an iterator over the sampler, from a state if it is not None."""
+        """Return an iterator over the sampler. Load the state first if it is not None."""
         if state is not None:
             self.sampler.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
         return iter(self.sampler)
 
     def _snapshot(self) -> object:
-        """Return the state of the sampler, None if it has none; a copy: it may be what the sampler goes on changing."""
+        """Return a copy of the sampler's state, which the sampler may change later. Return None for a stateless one."""
         return copy.deepcopy(self.sampler.state_dict()) if self.is_stateful else None  # type: ignore[attr-defined]
 
     def _own_generators(self, epoch: int) -> _OwnGenerators:
-        """Return those of an epoch, not seeded yet."""
+        """Return the generators of an epoch, not seeded yet."""
         key = _draw_key(self.seed, epoch)
         more = [
             (generator, (key ^ seed) % 2**63)
@@ -237,13 +246,13 @@ class SamplerOrder:
 def torch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Return the order of one epoch that torch's samplers draw from a seed.
 
-    It is that of ``DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``; in epoch 0 also that of a
-    ``RandomSampler`` whose generator has this seed. Touches no other generator.
+    The order is that of ``DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``. In epoch 0 it is also that of a
+    ``RandomSampler`` whose generator has this seed. Other generators are not changed.
 
     Args:
         num_samples: Samples in the data set, >= 0.
-        seed: Signed 64-bit.
-        epoch: >= 0.
+        seed: Signed 64-bit seed.
+        epoch: Epoch, >= 0.
     """
     generator = torch.Generator()
     generator.manual_seed(seed + epoch)
@@ -251,14 +260,14 @@ def torch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray
 
 
 class OccurrenceCounter:
-    """Count how often each index came before; vectorised for integers."""
+    """Counter of how often each index came before, vectorised for integers."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(0, dtype=np.uint32)  # of integers in [0, _MAX_COUNTED_INDEX)
-        self._others: Counter[Any] = Counter()  # of all other indices
+        self._counts = np.zeros(0, dtype=np.uint32)  # counts of integers in [0, _MAX_COUNTED_INDEX)
+        self._others: Counter[Any] = Counter()  # counts of all other indices
 
     def count(self, indices: Indices) -> npt.NDArray[np.uint32] | None:
-        """Return the occurrences of these indices before, within this batch included; None if all are 0."""
+        """Return how often each index came before, also within this batch. Return None if all counts are 0."""
         plain: Sequence[Index]
         if isinstance(indices, np.ndarray):
             plain = integers = indices.tolist()
@@ -272,7 +281,7 @@ class OccurrenceCounter:
             key: Any
             counts, key = self._others, index
             if isinstance(index, int):
-                key = int(index)  # a bool would be a mask
+                key = int(index)  # a bool would index an array as a mask
                 if 0 <= index < _MAX_COUNTED_INDEX:
                     self._reserve(index)
                     counts = self._counts
@@ -292,8 +301,10 @@ class OccurrenceCounter:
     def _count_array(self, indices: npt.NDArray[np.int64], plain: list[int]) -> npt.NDArray[np.uint32] | None:
         self._reserve(max(plain))
         if len(set(plain)) == len(plain) and not np.count_nonzero(self._counts[indices]):
-            self._counts[indices] = 1  # nothing repeats, as with most samplers: 11 us instead of 26 for 64 indices
+            # Most samplers do not repeat indices. This shortcut takes 11 us instead of 26 for 64 indices.
+            self._counts[indices] = 1
             return None
+        # Sort equal indices together, and number the occurrences within each group.
         order = np.argsort(indices, kind="stable")
         ordered = indices[order]
         is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
@@ -307,7 +318,7 @@ class OccurrenceCounter:
 
 
 class _KnownEpoch(int):
-    """The ``epoch`` of a sampler that a pass began with. Setting it again, even to the same number, leaves an int."""
+    """Mark in a sampler's ``epoch`` at the beginning of a pass. A later setting replaces it with a plain int."""
 
 
 @dataclass
@@ -316,21 +327,23 @@ class _Left:
 
     epoch: int
     states: tuple[object, ...]
-    """The sampler's before the batch delivered last, and after it; that of the beginning alone if there is none."""
+    """The sampler's states before and after the last delivered batch, or only the state at the beginning of the
+    pass."""
     sampler_epoch: int | None = None
-    """What was set on the sampler before that pass, if that is known."""
+    """The epoch that was set on the sampler before that pass, if known."""
     is_completed: bool = False
-    """Whether nothing was left of it: the sampler is where it belongs."""
+    """Whether the pass was delivered to its end. The sampler is then in the right position already."""
 
 
 class _OwnGenerators:
-    """States of generators that belong to one draw, kept between its pieces.
+    """Generator states of one epoch's draw, kept from one batch to the next.
 
     Args:
-        key: Seeds the global generators.
-        only_torch: Whether of these only torch's is drawn from. Of the 140 us that the exchange of all three takes for
-            every batch, NumPy's takes 112: its state is copied number by number.
-        more: Other generators, and what seeds them.
+        key: Seed of the global generators.
+        only_torch: Whether torch's is the only global generator in use. The other two are then not exchanged. For all
+            three, the exchange takes 140 us per batch. NumPy's takes 112 us of this, because its state is copied number
+            by number.
+        more: Other generators and their seeds.
     """
 
     def __init__(self, key: int, *, only_torch: bool, more: Sequence[tuple[torch.Generator, int]]) -> None:
@@ -342,9 +355,9 @@ class _OwnGenerators:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Make these states current inside, and the trainer's again after."""
+        """Make these states current inside the context, and restore the trainer's states afterwards."""
         with nullcontext() if self._only_torch else preserved_generators():
-            # A generator's state includes its seed, so what initial_seed() says is the user's again too.
+            # A generator's state includes its seed, so initial_seed() returns the user's seed again, too.
             users = [generator.get_state() for generator, _ in self._torch]
             try:
                 self._make_current()
@@ -371,7 +384,10 @@ class _OwnGenerators:
 
 
 def _draws_from_torch_only(sampler: object) -> bool:
-    """Whether it is one of torch's own samplers; a subclass may draw from anything."""
+    """Return whether the sampler is one of torch's own.
+
+    A subclass does not count, because it may draw from anything.
+    """
     if type(sampler) is torch.utils.data.BatchSampler:
         return _draws_from_torch_only(sampler.sampler)
     return type(sampler) in _TORCHS_SAMPLERS

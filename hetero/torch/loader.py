@@ -1,4 +1,4 @@
-"""`DataLoader`: torch's, with batches from endpoints where the job has some."""
+"""`DataLoader`: a subclass of torch's, whose batches come from endpoints if the job has them."""
 
 from __future__ import annotations
 
@@ -63,87 +63,95 @@ _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoa
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
-    """Deliver batches in order, exactly once, the same wherever they are computed.
+    """Deliver batches in order, exactly once, with contents that do not depend on where they are computed.
 
-    A ``torch.utils.data.DataLoader`` that takes its arguments. What differs most; docs/data.md has the whole list:
+    A subclass of ``torch.utils.data.DataLoader`` that takes the same arguments. These are the main differences.
+    docs/data.md has the whole list.
 
-    **Where.** In a job with endpoints batches come from them, else from torch's own
-    ``num_workers`` processes (0: this one, from whose random generators samples do not draw). Order and random
-    draws are the same, and so are the bytes where library versions and CPU capability are.
+    **Where.** In a job with endpoints, batches come from the endpoints. In any other job they come from torch's own
+    ``num_workers`` processes, or from this process if ``num_workers`` is 0. Samples never draw from the random
+    generators of this process. Order and random draws do not depend on where batches are computed. The bytes do not
+    either if library versions and CPU capability are the same.
 
-    **Order.** The order of an epoch depends on ``seed`` and the epoch only. The first pass is epoch 0 and every
-    pass, completed or left early, is followed by the next epoch; `set_epoch` chooses another one. A pass begins with
-    its first batch: ``iter(loader)`` alone only draws from the generator what torch's loader draws. Iterators are
-    independent of each other.
+    **Order.** The order of an epoch depends only on ``seed`` and the epoch. The first pass is epoch 0. Each later pass
+    is the next epoch, whether the pass before was completed or left early. `set_epoch` chooses another epoch. A pass
+    begins with its first batch. ``iter(loader)`` alone only draws from the generator what torch's loader draws.
+    Iterators are independent of each other.
 
     **Ranks.** With a process group of ``torch.distributed``, global batch k is elements [k R B, (k + 1) R B) of the
-    epoch's order, and rank r takes every R-th of them, so no DistributedSampler is needed. Without a process group
-    pass ``shard``; else every rank gets all samples, and a warning says so. A ``sampler`` or ``batch_sampler`` of
-    the user's is drawn on every rank as it is, under generators seeded from (seed, epoch), the same on every rank;
-    a generator in its ``generator`` attribute is seeded anew for each epoch, and left as it was. A sampler that keeps
-    its place (it has ``state_dict`` and ``load_state_dict``) goes on from what was delivered, also after a pass that
-    was left early.
+    epoch's order, where R is the world size and B the batch size. Rank r takes every R-th of these elements, starting
+    at the r-th, so a DistributedSampler is not needed. Without a process group, pass ``shard``. Otherwise every rank
+    gets all samples, and the loader logs a warning.
 
-    **Tools.** accelerate, Lightning and Hugging Face's Trainer rebuild loaders. What they make of this one delivers
-    batches that are fetched and prefetched here (next to an Accelerator `num_workers` and its like read as if there
-    were none). Lightning's ranks get the batches described above. accelerate's get what it deals out of torch's loader:
-    the same global batches, of which rank r gets the r-th ``batch_size`` consecutive elements, and a last one that is
-    filled up to its full size. ``gather_for_metrics`` therefore returns every sample once, in order. To resume
-    under accelerate, load the state into this loader, or use ``skip_first_batches``.
+    Every rank draws the whole of a user's ``sampler`` or ``batch_sampler``. The generators are seeded from (seed,
+    epoch) for this, so the draws are the same on every rank. A generator in the sampler's ``generator`` attribute is
+    seeded anew for each epoch, and restored after each draw. A stateful sampler (one with ``state_dict`` and
+    ``load_state_dict``) continues after the last delivered batch, also if a pass was left early.
 
-    **Samples that raise.** By default a `DatasetError` that is of the exception's type too is raised here, with
-    traceback, index and host. With ``on_sample_error="skip"`` the next sample of the same batch that works stands in
-    (after the last comes the first): it is in the batch twice, computed anew from the same seed, so the same bit for
-    bit; with ``seeding="batch"`` it has draws of its own. Batch sizes and step counts stay equal on all ranks, and
-    bytes do not depend on where a batch is computed, as long as a sample raises on all hosts or on none.
-    Skips are in the report and, 10 lines in 10 s at most, in the log. Still raised are: a batch of which no sample
-    works, more than ``max_skips`` of them, an index outside of the data set, what collation raises, and a batch that
-    three times ended the process that computed it (out of memory, a crash in native code).
+    **Tools.** accelerate, Lightning and Hugging Face's Trainer rebuild loaders. A loader that they build from this one
+    delivers batches that this loader fetches and prefetches. Next to an Accelerator, `num_workers` and related
+    attributes therefore read as if there were no workers. Lightning's ranks get the batches described above. Ranks
+    under accelerate get the batches that accelerate makes from torch's loader. The global batches are the same, but
+    rank r gets the r-th run of ``batch_size`` consecutive elements, and the last global batch is filled up to its full
+    size. ``gather_for_metrics`` therefore returns every sample once, in order. To resume under accelerate, load the
+    state into this loader, or use ``skip_first_batches``.
 
-    **State.** `state_dict` counts the batches that the user received, not those in flight; of skips it
-    says nothing: a resumed loader repeats none, and counts from 0.
+    **Samples that raise.** By default the loader raises a `DatasetError` that is also an instance of the exception's
+    type, with traceback, index and host. With ``on_sample_error="skip"`` the loader substitutes the next sample of the
+    same batch that works. After the last sample it tries the first. The substitute is then in the batch twice. It is
+    computed again from the same seed, so both copies are the same bit for bit. With ``seeding="batch"`` the second copy
+    has different random draws. Batch sizes and step counts stay equal on all ranks. The bytes of a batch do not depend
+    on where it is computed, provided that a sample raises either on all hosts or on none. Skips are in the report and
+    in the log, with at most 10 log lines in 10 s.
+
+    The loader still raises for these: a batch without any working sample, more than ``max_skips`` skips, an index
+    outside of the data set, an exception in collation, and a batch that ended three times the process that computed it
+    (out of memory, a crash in native code).
+
+    **State.** `state_dict` counts the batches that the user received, not those in flight. It does not contain skips. A
+    resumed loader does not repeat earlier skips, and counts new ones from 0.
 
     Args:
-        dataset: What a function decorated with ``@hetero.dataset`` returned, or a map-style
-            data set object, which can be served in this process only.
-        batch_size: Per rank; None for single samples.
-        shuffle: Permute the samples of every epoch.
+        dataset: The return value of a function decorated with ``@hetero.dataset``, or a map-style data set object. An
+            object can be served in this process only.
+        batch_size: Samples per batch on each rank. None delivers single samples.
+        shuffle: Whether to permute the samples of every epoch.
         sampler: Yields indices: integers, floats, bool, str, bytes, None, or tuples and lists of these.
         batch_sampler: Yields lists of indices.
-        num_workers: Local processes; without effect where batches come from endpoints.
-        collate_fn: As torch's. For a registered data set it belongs into ``@hetero.dataset(collate_fn=...)``:
-            endpoints take it from there.
-        pin_memory: As torch's, silently without effect where there is no accelerator.
-        drop_last: Drop the last incomplete global batch.
+        num_workers: Local processes. Ignored if batches come from endpoints.
+        collate_fn: As in torch. For a registered data set, pass it to the decorator,
+            ``@hetero.dataset(collate_fn=...)``, because endpoints take it from there.
+        pin_memory: As in torch. Silently ignored if there is no accelerator.
+        drop_last: Whether to drop the last global batch if it is incomplete.
         timeout: Seconds to wait for a local worker.
-        worker_init_fn: As torch's; for a registered data set see ``collate_fn``. Every sample is seeded anew after it,
-            so a seed that it sets has no effect on samples.
-        multiprocessing_context: As torch's.
-        generator: Its initial seed is the ``seed``.
+        worker_init_fn: As in torch. For a registered data set, see ``collate_fn``. Every sample is seeded anew
+            afterwards, so a seed that this function sets does not affect samples.
+        multiprocessing_context: As in torch.
+        generator: Its initial seed is used as ``seed``.
         prefetch_factor: Batches in flight per active endpoint, or per local worker.
-        persistent_workers: As torch's.
-        pin_memory_device: Without effect: memory is pinned for the current accelerator.
-        in_order: Without effect: batches are always in order.
-        seed: Signed 64-bit.
-        padding: With ``drop_last=False``, repeat at most world size - 1 samples so that all ranks get equally many.
-            False gives uneven ends, for validation without collectives.
-        name: For reports, at most 200 printable characters; the data set's name by default.
+        persistent_workers: As in torch.
+        pin_memory_device: Ignored, because memory is pinned for the current accelerator.
+        in_order: Ignored, because batches are always in order.
+        seed: Signed 64-bit seed of the order and of all random draws.
+        padding: With ``drop_last=False``, whether to repeat at most world size - 1 samples to give all ranks the same
+            number. False lets ranks end at different batches, for validation without collectives.
+        name: Name in reports, at most 200 printable characters. The default is the data set's name.
         order: ``"torch"`` shuffles as ``DistributedSampler(seed=seed)`` does after ``set_epoch``, on any number of
-            ranks; ``"hetero"`` as all earlier versions did.
-        shard: This process's rank and the world size, where there is no process group (Horovod, MPI), or where the
-            ranks that share the samples are not those of the process group. (0, 1): all samples.
-        snapshot_every_n_steps: Without effect, for scripts that used torchdata's StatefulDataLoader: every state is
-            exact.
-        compression: Of batches on their way from endpoints, bit for bit the same afterwards: ``"lz4"`` or ``"zstd"``,
-            which need ``hetero[compression]`` on every host. For networks slower than the codec; without effect where
-            fetching is local. A data host without the package sends as it is, with a warning.
+            ranks. ``"hetero"`` shuffles as all earlier versions of hetero did.
+        shard: This process's rank and the world size. Needed without a process group (Horovod, MPI), or if the ranks
+            that share the samples are not those of the process group. (0, 1) gives this rank all samples.
+        snapshot_every_n_steps: Ignored, because every state is exact. Accepted for scripts that used torchdata's
+            StatefulDataLoader.
+        compression: Compression of batches on their way from endpoints: ``"lz4"`` or ``"zstd"``. It is lossless and
+            needs ``hetero[compression]`` on every host. It helps on networks that are slower than the codec. Ignored if
+            fetching is local. A data host without the package sends batches uncompressed and logs a warning.
         on_sample_error: ``"raise"``, or ``"skip"``, which needs batches.
-        max_skips: With ``"skip"``, how many this loader bears on this rank over its life; a sample that always raises
-            counts in every epoch. More raise a DatasetError that lists them.
+        max_skips: With ``"skip"``, how many skips this loader allows on this rank over its life. A sample that always
+            raises counts again in every epoch. One more skip raises a DatasetError that lists the skips.
 
     Raises:
         ConfigError: If arguments contradict each other or cannot work in this job.
-        ValueError: As torch's.
+        ValueError: As in torch.
     """
 
     def __init__(
@@ -176,6 +184,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shard: tuple[int, int] | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
+        # Unwrap the views that a tool passes when it rebuilds a loader.
         if is_remote():
             answer_lengths()
         subject = unwrap_dataset(dataset)
@@ -185,6 +194,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             sampler, batch_sampler = batch_sampler.sampler, None
         if isinstance(sampler, SamplerView):
             shuffle, sampler = sampler.shuffle, None
+        # Check the arguments that hetero restricts.
         check_subject(subject)
         makes_batches = batch_size is not None or batch_sampler is not None
         user_function = user_collate_fn(collate_fn, makes_batches=makes_batches)
@@ -193,6 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_compression(compression)
         policy = check_sample_errors(on_sample_error, max_skips, makes_batches=makes_batches)
         pin_memory = pin_memory and accelerator_is_available()
+        # Build the pipeline, which plans and fetches the batches.
         local = LocalDataset(subject, collate_fn=user_function, worker_init_fn=worker_init_fn)
         key = effective_seed(seed, generator)
         user_sampler = sampler if batch_sampler is None else batch_sampler
@@ -231,7 +242,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ),
         )
         view = DatasetView(local, pipeline)
-        # torch checks the arguments; of what it makes of them only the samplers are replaced.
+        # torch checks the arguments and sets the attributes. Only its samplers are replaced below.
         own_order = user_sampler is None
         super().__init__(
             view,
@@ -264,7 +275,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if shown["batch_sampler"] is not None and batch_sampler is None:
             shown["batch_sampler"] = BatchSamplerView.of_loader(pipeline, shown["sampler"])
         shown["collate_fn"] = CollateView(shown["collate_fn"])
-        # Under the names of the arguments: Lightning rebuilds from attributes.
+        # These attributes have the names of the arguments because Lightning rebuilds a loader from its attributes.
         self.seed = seed
         self.padding = padding
         self.name = name
@@ -278,16 +289,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._is_made = True
 
     def __iter__(self) -> Pass:  # type: ignore[override]
-        """Return an iterator over the next epoch; it begins with its first batch."""
+        """Return an iterator over the next epoch. The pass begins when its first batch is requested."""
         self._draw_as_torch()
         return Pass(self._pipeline)
 
     def _draw_as_torch(self) -> None:
-        """Draw from the generator what torch's loader draws here: what the script draws next is the same with both.
+        """Draw from the generator what torch's loader draws here, so the script's next draws are the same with both.
 
-        That is the base seed of the workers and, where torch would make a RandomSampler, the seed of that. The rest of
-        an epoch, after `load_state_dict`, draws nothing: the epoch's beginning did, and a script that puts back the
-        generator too goes on with the numbers that it would have drawn.
+        torch draws the base seed of the workers and, where it would make a RandomSampler, the seed of that sampler. The
+        rest of an epoch, after `load_state_dict`, draws nothing because the beginning of the epoch already did. A
+        script that also restores the generator therefore continues with the numbers that it would have drawn.
         """
         keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
         had_workers, self._has_workers = keeps_workers and self._has_workers, keeps_workers
@@ -296,13 +307,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not had_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         options = self._pipeline.options
-        # With order="torch" the order is that of a sampler with a seed of its own.
+        # order="torch" follows a DistributedSampler, which has its own seed and does not draw one.
         is_drawn = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
         if is_drawn and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # torch's loader takes some of these later, too. Here they have gone to other places, and would do nothing.
+        # torch's loader accepts some of these changes. Here the pipeline already has the values, so a change would have
+        # no effect.
         if name in _ARGUMENTS and self.__dict__.get("_is_made") and not is_asked_by_tool():
             raise ConfigError(
                 f"{name} of a hetero DataLoader cannot be changed; pass it when the loader is made\n"
@@ -311,7 +323,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         super().__setattr__(name, value)
 
     def _as_asked(self, name: str) -> Any:
-        """Return what the user passed, or torch made of it; to a tool that rebuilds loaders, the view."""
+        """Return the user's argument or torch's default for it. Return the view to a tool that rebuilds loaders."""
         is_shown = not self.__dict__.get("_is_made") or is_asked_by_tool(depth=3)
         return self.__dict__[name] if is_shown else self._of_user[name]
 
@@ -326,7 +338,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def sampler(self) -> Any:
-        """The sampler that was passed; without one, this loader's order over the samples of this rank."""
+        """The sampler that was passed, or a view of this loader's own order over the samples of this rank."""
         return self._as_asked("sampler")
 
     @sampler.setter
@@ -335,16 +347,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler that was passed; without one, torch's over `sampler`, and None with ``batch_size=None``.
+        """The batch sampler that was passed, or torch's over `sampler`. None with ``batch_size=None``.
 
-        accelerate is shown one whose batches are fetched as this loader fetches them.
+        accelerate gets a batch sampler whose batches this loader fetches itself.
         """
         shown = self.__dict__["batch_sampler"]
         reader = sys._getframe(1)
         is_made = self.__dict__.get("_is_made", False)
         if shown is None or not is_made or reader.f_globals.get("__name__") != "accelerate.data_loader":
             return self._as_asked("batch_sampler")
-        # skip_first_batches of a loader that was not prepared: nothing shards its batches afterwards.
+        # skip_first_batches of an unprepared loader: accelerate does not shard its batches afterwards.
         shards = reader.f_code.co_name != "skip_first_batches"
         user_sampler = self.__dict__["sampler"] if isinstance(shown, BatchSamplerView) else shown
         return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=shards)
@@ -355,7 +367,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def collate_fn(self) -> Any:
-        """The function that makes batches: that was passed, is registered with the data set, or torch's."""
+        """The function that makes batches: the one passed, the one registered with the data set, or torch's default."""
         return self._as_asked("collate_fn")
 
     @collate_fn.setter
@@ -363,33 +375,33 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.__dict__["collate_fn"] = value
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank.
+        """Return the number of batches of an epoch on this rank.
 
         Raises:
-            TypeError: If the user's sampler has no length.
+            TypeError: If the user's sampler does not have a length.
         """
         return self._pipeline.num_batches()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; passes after it go on from there.
+        """Set the epoch of the next pass. Later passes count on from it.
 
-        After `load_state_dict`, the state's own epoch continues where the state was taken, any other starts at its
-        beginning. Forwarded to a user's sampler.
+        After `load_state_dict`, the epoch of the state continues where the state was taken. Any other epoch starts at
+        its beginning. The call is forwarded to a user's sampler.
 
         Raises:
-            ConfigError: If ``epoch`` is no integer of at least 0.
+            ConfigError: If ``epoch`` is not an integer of at least 0.
         """
         self._pipeline.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the place of this loader: the same on every rank, plain values, under 1 KiB but for a sampler's state.
+        """Return the position of this loader as plain values, the same on every rank.
 
-        Valid at any time, inside the loop too, and for any world size with the same
-        ``batch_size`` x world size. With two iterators alive it is that of the one begun last.
-        The state of a user's sampler that has a ``state_dict`` is part of it.
+        The state is smaller than 1 KiB, except that the state of a user's sampler with a ``state_dict`` comes on top.
+        It may be taken at any time, also inside the loop. It can be loaded with any world size that keeps
+        ``batch_size`` x world size. If two iterators are alive, it is the position of the pass that began last.
 
         Raises:
-            ConfigError: If batches are taken through a loader that a tool rebuilt from this one.
+            ConfigError: If batches are consumed through a loader that a tool rebuilt from this one.
         """
         if self._pipeline.consumed_elsewhere:
             raise ConfigError(
@@ -400,24 +412,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._pipeline.state().to_dict()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Continue with the batch after the last one delivered when the state was taken.
+        """Continue with the batch after the last one that was delivered when the state was taken.
 
-        A state taken after the loop continues with the next epoch. One taken in the loop's last step first gives an
-        empty pass, what is left of its epoch. Living iterators are not affected.
+        A state taken after the loop continues with the next epoch. A state taken in the loop's last step first gives an
+        empty pass, which is the rest of its epoch. Iterators that exist already are not affected.
 
         Raises:
-            ConfigError: If it is no state, or of another seed, data set length, order or global batch.
+            ConfigError: If the argument is not a state, or has another seed, data set length, order or global batch.
         """
         self._pipeline.load_state(state_dict)
 
     @property
     def step_timer(self) -> StepTimer:
-        """Measures step time and data wait."""
+        """Timer that measures step time and data wait."""
         return self._pipeline.timer
 
     @property
     def num_workers(self) -> int:
-        """As torch's; 0 where a loader rebuilt from this one must not start workers of its own."""
+        """As in torch. 0 if a loader rebuilt from this one must not start workers."""
         return 0 if fetches_for_rebuilt() else self.__dict__["num_workers"]
 
     @num_workers.setter
@@ -426,7 +438,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def prefetch_factor(self) -> int | None:
-        """As torch's; None where `num_workers` is 0."""
+        """As in torch. None where `num_workers` reads 0 for a rebuilt loader."""
         return None if fetches_for_rebuilt() else self.__dict__["prefetch_factor"]
 
     @prefetch_factor.setter
@@ -435,7 +447,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def persistent_workers(self) -> bool:
-        """As torch's; False where `num_workers` is 0."""
+        """As in torch. False where `num_workers` reads 0 for a rebuilt loader."""
         return False if fetches_for_rebuilt() else self.__dict__["persistent_workers"]
 
     @persistent_workers.setter
@@ -444,7 +456,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def timeout(self) -> float:
-        """As torch's; 0 where `num_workers` is 0."""
+        """As in torch. 0 where `num_workers` reads 0 for a rebuilt loader."""
         return 0 if fetches_for_rebuilt() else self.__dict__["timeout"]
 
     @timeout.setter
@@ -453,11 +465,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def multiprocessing_context(self) -> Any:
-        """As torch's; None where `num_workers` is 0."""
+        """As in torch. None where `num_workers` reads 0 for a rebuilt loader."""
         return None if fetches_for_rebuilt() else super().multiprocessing_context
 
     @multiprocessing_context.setter
     def multiprocessing_context(self, value: Any) -> None:
-        # torch checks it against num_workers, which may be shown as 0.
+        # torch's setter checks the value against num_workers, which may read 0 here.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
         stored.fset(self, None if fetches_for_rebuilt() else value)

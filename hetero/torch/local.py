@@ -1,4 +1,4 @@
-"""Local fetching: the same pure function in this process or in torch's own worker processes."""
+"""Local fetching. The same pure function computes batches in this process or in torch's own worker processes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class LocalDataset:
-    """A data set that answers requests here; it travels to torch's workers.
+    """A data set that answers requests on this host. It is sent to torch's workers.
 
     Args:
-        subject: A spec, built where it is needed, or the user's own data set object.
-        collate_fn: Instead of the factory's, if not None.
-        worker_init_fn: Instead of the factory's, if not None.
+        subject: A spec, which is built in each process that needs it, or the user's own data set object.
+        collate_fn: Replaces the factory's function if not None.
+        worker_init_fn: Replaces the factory's function if not None.
     """
 
     def __init__(
@@ -56,34 +56,35 @@ class LocalDataset:
         self._worker_init_fn = worker_init_fn
         self._start_failure: _Failure | _Mismatch | None = None
         self.globals: dict[str, GlobalValue] = {}
-        """Those that the data set's code reads, in the process that starts workers which import the script anew."""
+        """Globals that the data set's code reads, as the process that starts the workers has them. Set only for workers
+        that import the script anew."""
         self.num_ahead = 0
-        """Batches that torch's workers have ready at once; 0 where a worker need not look whether they fit."""
+        """Batches that torch's workers have ready at once. 0 if a worker need not check whether they fit."""
 
     def __len__(self) -> int:
-        """Return the length of the data set: of the one built here, or else what its spec says.
+        """Return the length of the data set built here, or else the length that its spec gives.
 
         Raises:
-            TypeError: If it has none.
+            TypeError: If the data set does not have a length.
         """
         is_built = isinstance(self.subject, DatasetSpec) and "built" in self.__dict__
         return len(self.built if is_built else self.subject)
 
     @functools.cached_property
     def built(self) -> BuiltDataset:
-        """The data set, built at the first use in this process."""
+        """The data set, built on first use in this process."""
         if not isinstance(self.subject, DatasetSpec):
             return BuiltDataset.from_object(self.subject, collate_fn=self._collate_fn)
         built = build(self.subject)
         built.log_warnings()
-        with suppress(Exception):  # of the user's, and raised again where the length is needed
+        with suppress(Exception):  # the user's __len__ raises again where the length is needed
             note_length(self.subject, len(built))
         if self._collate_fn is not None:
             built.collate_fn = self._collate_fn
         return built
 
     def start_worker(self, worker_index: int) -> None:
-        """Make this process, one of torch's workers, a worker of the data set too.
+        """Make this torch worker process a worker of the data set, too.
 
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
@@ -93,9 +94,9 @@ class LocalDataset:
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
 
     def start_own_worker(self, worker_index: int) -> None:
-        """Do the same for `LocalFetcher`; a failure is kept, to be returned for every batch."""
+        """Do the same as `start_worker` for `LocalFetcher`. A failure is kept and returned for every batch."""
         try:
-            if self.globals:  # before any code of the data set runs, which may fill caches
+            if self.globals:  # compared before the data set's code runs, because that may fill caches
                 reader, name, there = (
                     self.globals_reader(),
                     type_name(type(self.subject)),
@@ -110,15 +111,15 @@ class LocalDataset:
             self._start_failure = _Mismatch(str(exc))
 
     def globals_reader(self) -> GlobalsReader:
-        """Return what reads the globals that the data set's code reads in this process."""
+        """Return a reader of the globals that the data set's code uses in this process."""
         root = get_factory(self.subject.name) if isinstance(self.subject, DatasetSpec) else self.subject
         return GlobalsReader(root, self._collate_fn, self._worker_init_fn)
 
     def fetch(self, request: BatchRequest, *, on_skips: Callable[[Skips], object] | None = None) -> Any:
-        """Compute a batch; leave the generators and the thread count of this process as they were.
+        """Compute a batch, and leave the generators and the thread count of this process as they were.
 
-        Its tensors and arrays are its own, as if it had come from another process: one written to is not the
-        data set's, and one that the data set fills again does not change.
+        The batch does not share memory with the data set, as if it had come from another process. Writing to the batch
+        does not change the data set. The batch does not change when the data set reuses its buffers.
 
         Raises:
             DatasetError: If the user's code raises.
@@ -127,7 +128,10 @@ class LocalDataset:
             return self._fetch_own(request, on_skips)
 
     def __getitem__(self, request: BatchRequest) -> Any:
-        """Compute a batch for torch's loader; in a worker a failure is returned, to be raised whole."""
+        """Compute a batch for torch's loader.
+
+        A worker returns a failure instead of raising it, because torch would reduce a raised exception to a string.
+        """
         told: list[Skips] = []
         info = torch.utils.data.get_worker_info()
         if info is None:
@@ -136,13 +140,13 @@ class LocalDataset:
         if self._start_failure is not None:
             return self._start_failure
         try:
-            # In a worker too: torch sends from another thread, and tensors by sharing their memory.
+            # A worker copies, too: torch sends from another thread, and sends tensors by sharing their memory.
             batch = self._fetch_own(request, told.append)
         except DatasetError as exc:
             want = used_up(str(exc))
             return _Failure(exc.record) if want is None else _NoRoom(want)
         want = want_of_room(batch, self.num_ahead, info.num_workers)
-        self.num_ahead = 0  # one batch tells
+        self.num_ahead = 0  # checking one batch is enough
         if want is not None:
             return _NoRoom(want)
         return _WithSkips(batch, told[0]) if told else batch
@@ -150,7 +154,7 @@ class LocalDataset:
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
         batch = fetch(self.built, request, on_skips=on_skips)
         if self.built.warnings and not self.built.worker_index:
-            self.built.log_warnings()  # of what the first batch has shown
+            self.built.log_warnings()  # the first batch may have added some
         return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 
     def warn_if_only_local(self, batch: Any) -> None:
@@ -166,24 +170,24 @@ class LocalDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What torch's own loader is asked for; its meanings."""
+    """Options of torch's own loader, with the same meanings."""
 
     num_workers: int = 0
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     pin_memory: bool = False
     timeout: float = 0.0
-    """Seconds, 0: none."""
+    """Seconds to wait for a worker. 0 waits without a limit."""
     multiprocessing_context: BaseContext | str | None = None
 
 
 class LocalFetcher:
-    """Fetches through ``torch.utils.data.DataLoader``: its processes, pinning and timeout.
+    """Fetcher that uses the processes, pinning and timeout of ``torch.utils.data.DataLoader``.
 
     Args:
         dataset: Answers the requests.
-        options: For torch's loader.
-        on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
+        options: Options of torch's loader.
+        on_skips: Called with the skipped samples of a batch just before that batch is delivered.
     """
 
     def __init__(
@@ -201,20 +205,20 @@ class LocalFetcher:
         self._is_checked = False
 
     def open(self, requests: Iterator[BatchRequest]) -> LocalBatches:
-        """Return the batches of ``requests`` in order; closing the iterator ends or frees the workers.
+        """Return the batches of ``requests`` in order. Closing the iterator ends or frees the workers.
 
-        Nothing is started, or taken, before the first batch is asked for.
+        Workers are started, and requests consumed, only when the first batch is requested.
         """
         return LocalBatches(self, requests)
 
     def begin(self, requests: Iterator[BatchRequest]) -> tuple[_Slot, Iterator[Any]]:
-        """Start on ``requests``: return what is to be freed at the end, and torch's iterator."""
+        """Start to fetch ``requests``. Return the slot to free at the end, and torch's iterator."""
         if self._options.persistent_workers and not self._slot.taken:
             slot = self._slot
             if self._persistent is None:
                 self._persistent = self._loader(slot, persistent=True)
             loader = self._persistent
-        else:  # workers of its own for a second iterator beside a living one
+        else:  # new workers: they are not persistent, or a living iterator uses the persistent ones
             slot = _Slot()
             loader = self._loader(slot, persistent=False)
         slot.taken = True
@@ -226,12 +230,12 @@ class LocalFetcher:
             raise
 
     def unwrap(self, answer: Any) -> Any:
-        """Return the batch in what a worker sent.
+        """Return the batch in a worker's answer.
 
         Raises:
-            DatasetError: More samples were skipped than are allowed.
-            ResourcesError: Shared memory is too small.
-            DatasetMismatchError: A global has another value in the worker than here.
+            DatasetError: If more samples were skipped than are allowed.
+            ResourcesError: If shared memory is too small.
+            DatasetMismatchError: If a global has another value in the worker than here.
         """
         if isinstance(answer, _Mismatch):
             raise DatasetMismatchError(answer.text)
@@ -247,20 +251,20 @@ class LocalFetcher:
         return batch
 
     def _look_ahead(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
-        """Note how many batches will wait for the trainer at once; return the same requests."""
+        """Record how many batches will wait for the trainer at once. Return the same requests."""
         options = self._options
         if not options.num_workers:
             return requests
-        # As many as torch is about to take anyway.
+        # torch is about to take this number of requests anyway.
         ahead = list(itertools.islice(requests, options.num_workers * (options.prefetch_factor or 2)))
-        # Where memory is pinned, a thread takes each batch out of shared memory as soon as it comes.
+        # With pinned memory, a thread takes each batch out of shared memory as soon as it arrives.
         self._dataset.num_ahead = min(len(ahead), 1) if options.pin_memory else len(ahead)
         return itertools.chain(ahead, requests)
 
     def _loader(self, slot: _Slot, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
         if options.num_workers and _forks(options):
-            _ = self._dataset.built  # once, and shared with the workers
+            _ = self._dataset.built  # built once, and shared with the forked workers
         elif options.num_workers and _compares_globals():
             self._dataset.globals = self._dataset.globals_reader().read()
         return torch.utils.data.DataLoader(
@@ -273,7 +277,7 @@ class LocalFetcher:
             timeout=options.timeout if options.num_workers else 0,
             worker_init_fn=self._dataset.start_own_worker if options.num_workers else None,
             multiprocessing_context=options.multiprocessing_context,
-            # Its own: torch would draw a base seed from the trainer's.
+            # Without this generator torch would draw a base seed from the trainer's.
             generator=torch.Generator(),
             prefetch_factor=options.prefetch_factor if options.num_workers else None,
             persistent_workers=persistent,
@@ -281,11 +285,11 @@ class LocalFetcher:
 
 
 class LocalBatches(Iterator[Any]):
-    """The batches of one pass, in order. After one that raised comes the next one.
+    """The batches of one pass, in order. A batch that raised is followed by the next batch.
 
     Args:
         fetcher: Starts and ends the workers.
-        requests: What to fetch.
+        requests: The batches to fetch.
     """
 
     def __init__(self, fetcher: LocalFetcher, requests: Iterator[BatchRequest]) -> None:
@@ -297,17 +301,18 @@ class LocalBatches(Iterator[Any]):
         """Whether another batch may come."""
 
     def __next__(self) -> Any:
-        """Return the next batch; blocks.
+        """Return the next batch. Block until it has arrived.
 
         Raises:
             StopIteration: At the end, and after `close`.
-            DatasetError: The user's code raised for this batch.
-            ResourcesError: Shared memory is too small for the batches that workers have ready.
+            DatasetError: If the user's code raised for this batch.
+            ResourcesError: If shared memory is too small for the batches that workers have ready.
         """
         if not self.is_open:
             raise StopIteration
         failure: Exception
-        is_planned = True  # the batch that failed, if one did
+        is_planned = True  # False if the sampler raised before it gave a batch
+        # Get the worker's answer. A failure of one batch ends up in `failure`, any other exception closes the pass.
         try:
             if self._answers is None:
                 self._slot, self._answers = self._fetcher.begin(iter(self._plan))
@@ -327,16 +332,17 @@ class LocalBatches(Iterator[Any]):
         except BaseException:
             self.close()
             raise
+        # Raise the failure. It ends the pass if it concerns the sampler or the whole data set.
         stage = getattr(getattr(failure, "record", None), "stage", "")
         if not is_planned or stage in ("build", "describe"):
-            self.close()  # it is not one batch's
+            self.close()
         try:
             raise failure from failure.__cause__
         finally:
             del failure  # its traceback holds this frame, and the script's
 
     def close(self) -> None:
-        """End the workers, or free them for the next pass; idempotent."""
+        """End the workers, or free them for the next pass. Idempotent."""
         self.is_open = False
         self._answers = None
         slot, self._slot = self._slot, None
@@ -348,9 +354,9 @@ class LocalBatches(Iterator[Any]):
 
 
 class _Plan:
-    """The requests of a pass. What planning them raises is kept until its turn comes, because torch asks ahead.
+    """The requests of a pass. An exception in planning is kept until its turn comes, because torch requests ahead.
 
-    Apart from `LocalBatches`: torch's iterator holds it, and must not hold the pass.
+    This class is separate from `LocalBatches` because torch's iterator holds it and must not hold the pass.
     """
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
@@ -360,12 +366,12 @@ class _Plan:
     def __iter__(self) -> Iterator[BatchRequest]:
         try:
             yield from self._requests
-        except Exception as error:  # noqa: BLE001 - the sampler's
+        except Exception as error:  # noqa: BLE001 - the user's sampler may raise anything
             self.failure = error
 
 
 class _Slot:
-    """What torch's loader takes for its sampler: the requests of the current pass."""
+    """The requests of the current pass, passed to torch's loader as its sampler."""
 
     def __init__(self) -> None:
         self.requests: Iterator[BatchRequest] = iter(())
@@ -377,40 +383,40 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A `DatasetError` on its way from a worker: torch would make one string of it."""
+    """A `DatasetError` on its way from a worker. torch would reduce the exception itself to one string."""
 
     record: object
 
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """That the data set is another in a worker, on its way from there."""
+    """A worker's report that its data set differs from the one here."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _NoRoom:
-    """That batches do not fit into shared memory, on its way from a worker."""
+    """A worker's report that batches do not fit into shared memory."""
 
     text: str
 
 
 class _WithSkips(NamedTuple):
-    """A batch in which samples stand in for others; a tuple, so that torch finds what to pin in it."""
+    """A batch with substituted samples. It is a tuple because torch looks for tensors to pin inside tuples."""
 
     batch: Any
     skips: Skips
 
 
 def accelerator_is_available() -> bool:
-    """Whether there is a device to pin memory for."""
+    """Return whether there is a device to pin memory for."""
     accelerator = getattr(torch, "accelerator", None)  # torch >= 2.6
     return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
 
 
 def builds_here(options: WorkerOptions) -> bool:
-    """Return whether this process builds the data set that it fetches from, or that its workers are forked with."""
+    """Return whether this process builds the data set, to fetch from it or to fork workers with it."""
     return not options.num_workers or _forks(options)
 
 
@@ -431,7 +437,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def has_same_code(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions are the same, or one line of a script that was imported under two names."""
+    """Return whether two functions are the same, or are the same line of a script imported under two names."""
     if one is other:
         return True
     if not (inspect.isfunction(one) and inspect.isfunction(other)):

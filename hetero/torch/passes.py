@@ -1,4 +1,4 @@
-"""One pass over a loader: its requests, its deliveries, its end."""
+"""One pass over a loader, from its requests and deliveries to its end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 class _Feed:
-    """The requests of one pass, and what is known of those in flight.
+    """The requests of one pass, and the planned batches in flight.
 
-    Apart from `Pass`: the reader holds its requests, and must not hold the pass, or a pass that
+    This class is separate from `Pass` because the reader holds its requests. If the reader held the pass, a pass that
     the script drops would not end before the next garbage collection.
     """
 
@@ -47,14 +47,14 @@ class _Feed:
             yield pipeline.request(planned, self._start.epoch)
 
     def delivered(self, batch: Any) -> int:
-        """Note that the next batch is being delivered; return its number of samples."""
+        """Record that the next batch is being delivered. Return its number of samples."""
         planned = self._in_flight.popleft()
         auditing.enter(self._pipeline, planned, self._start.epoch, batch)
         self._passed(planned)
         return len(planned.indices)
 
     def lost(self) -> None:
-        """Note that the next batch raised: the pass, and a state that is taken of it, go on after it."""
+        """Record that the next batch raised. The pass, and a state taken of it, continue after that batch."""
         planned = self._in_flight.popleft()
         self._num_lost += 1
         self._passed(planned)
@@ -73,7 +73,7 @@ class _Feed:
         self._pipeline.note_delivered(self._number, planned)
 
     def exhausted(self) -> None:
-        """Note the end of the epoch: without padding a rank may get there with a batch less than others."""
+        """Record the end of the epoch. Without padding, a rank may get there with one batch less than others."""
         if self._num_lost:
             logger.warning(
                 "loader %s: epoch %d ended without %d batches, which raised",
@@ -88,11 +88,11 @@ class _Feed:
 
 
 class Pass(Iterator[Any]):
-    """One pass over a loader. Dropping or closing it gives up what is in flight.
+    """One pass over a loader. Dropping or closing it discards the batches in flight.
 
-    After a batch that raised the next call returns the one after it, as torch's loader does. Where nothing can come
-    after an exception (the endpoints are gone, the sampler raised), every further call raises it again: a loop that
-    logs and goes on must not take it for the end of the epoch.
+    After a batch that raised, the next call returns the following batch, as with torch's loader. If the pass cannot
+    continue after an exception (the endpoints are gone, the sampler raised), every further call raises it again. A loop
+    that logs exceptions and continues therefore cannot mistake the failure for the end of the epoch.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -103,16 +103,16 @@ class Pass(Iterator[Any]):
         self._is_over = False
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank, as ``len(loader)``."""
+        """Return the number of batches of an epoch on this rank, as ``len(loader)``."""
         return self._pipeline.num_batches()
 
     def __next__(self) -> Any:
-        """Return the next batch; blocks until it is there.
+        """Return the next batch. Block until it has arrived.
 
         Raises:
             ConfigError: If the script is only being imported.
-            DatasetError: If the user's code raises; it is of the type of the user's exception, too.
-            SystemExit: If the job was asked to stop; the stop callbacks ran.
+            DatasetError: If the user's code raises. The error is also an instance of the user's exception type.
+            SystemExit: If the job was asked to stop. The stop callbacks have run by then.
         """
         if self._failure is not None:
             raise self._failure
@@ -148,14 +148,15 @@ class Pass(Iterator[Any]):
 
     def _fail(self, error: BaseException) -> None:
         self.close()
-        try:  # without its frames: they hold this pass, and what the training function holds
+        # Keep a copy without the frames, because they hold this pass and the variables of the training function.
+        try:
             self._failure = copy.copy(error).with_traceback(None)
             self._failure.__cause__ = error.__cause__
-        except Exception:  # noqa: BLE001 - an exception of the user's that cannot be copied
+        except Exception:  # noqa: BLE001 - a user's exception that cannot be copied
             self._failure = error
 
     def close(self) -> None:
-        """Give up what is in flight; idempotent."""
+        """Discard the batches in flight. Idempotent."""
         if self._is_over:
             return
         self._is_over = True
@@ -166,6 +167,6 @@ class Pass(Iterator[Any]):
             close()
 
     def __del__(self) -> None:
-        # The reader goes with this reference, and closes itself; the collector, which may be
-        # what runs this, must not wait for its locks.
+        # Dropping this reference also drops the reader, which closes itself. It is not closed here because the garbage
+        # collector may run this method, and must not wait for the reader's locks.
         self._pipeline.end_timing(self._feed)

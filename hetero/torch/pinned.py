@@ -1,4 +1,4 @@
-"""Pinned memory for batches: an accelerator copies from it without another copy."""
+"""Pinned memory for batches. An accelerator can copy from it directly, without an intermediate copy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["allocate_pinned"]
 
 
 def allocate_pinned(nbytes: int) -> memoryview:
-    """Return pinned memory for a batch; it lives as long as the last tensor over it.
+    """Return pinned memory for a batch, which is freed with the last tensor that uses it.
 
     Raises:
-        RuntimeError: If there is none, as torch says it.
+        RuntimeError: If torch cannot allocate pinned memory.
     """
     pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     return memoryview(pinned.numpy())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What lies behind a loader: data set, order, place in it, and where batches come from."""
+"""The parts of one PyTorch loader: data set, order, position in it, and source of its batches."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _RANK_BLIND = (
 class Pipeline(LoaderPipeline):
     """The parts of one loader, shared with the views that tools rebuild loaders from.
 
-    Picklable: what lives (timer, workers, connections) stays behind.
+    A pipeline is picklable. Its live objects (timer, workers, connections) are not pickled.
 
     Args:
         subject: A spec, or the user's data set object.
-        options: What was asked for.
-        sampler_order: The user's sampler; None for the loader's own order.
+        options: The loader's options.
+        sampler_order: The order of the user's sampler. None for the loader's own order.
         local: Answers requests in this process.
-        workers: How to fetch: locally, and of endpoints how far ahead and into which memory.
+        workers: Options of local fetching. For endpoints, only the prefetch factor and memory pinning apply.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class Pipeline(LoaderPipeline):
         self.local = local
         self.workers = workers
         self.consumed_elsewhere = False
-        """Whether the latest pass was a view's, whose place this side cannot know."""
+        """Whether the latest pass was a view's. The loader cannot know the position of such a pass."""
         self.view_pass: ViewPass | None = None
-        """The latest pass over the batches of all ranks; accelerate may ask it for more after its end."""
+        """The latest pass over the batches of all ranks. accelerate may request more batches from it after its end."""
         self.stride: int | None = None
-        """What part of the views' batches the tool on top of them takes: every n-th, once known."""
+        """Step n of a tool that consumes every n-th batch of a view. None until known."""
         self._has_warned = False
         self._fetcher: LocalFetcher | None = None
 
     @property
     def has_own_order(self) -> bool:
-        """Whether there is no sampler of the user's."""
+        """Whether the loader uses its own order instead of a user's sampler."""
         return self.sampler_order is None
 
     @property
@@ -89,7 +89,7 @@ class Pipeline(LoaderPipeline):
         return self.workers.num_workers > 0
 
     def shard(self) -> Shard:
-        """Return this process's place among those that share an epoch: as passed, else the process group's."""
+        """Return this process's rank and world size: those passed to the loader, else those of the process group."""
         if self.options.shard is not None:
             return self.options.shard
         distributed = torch.distributed
@@ -99,26 +99,26 @@ class Pipeline(LoaderPipeline):
 
     @property
     def permute(self) -> Permute | None:
-        """Draws the permutation of an epoch; None: as hetero does."""
+        """Function that draws the permutation of an epoch. None for hetero's own."""
         return torch_permutation if self.options.order == "torch" else None
 
     def num_samples(self) -> int:
-        """Return the length of the data set; of the very one that is fetched from, where this process builds it."""
+        """Return the length of the data set, taken from the built object itself if this process builds it."""
         if is_remote() or not builds_here(self.workers):
             return len(self.subject)
         _ = self.local.built
         return len(self.local)
 
     def fingerprint(self) -> str | None:
-        """Return what tells the data set's content, None if this process cannot tell without building it."""
+        """Return a fingerprint of the data set's content. Return None if this process would have to build it first."""
         if is_remote() and isinstance(self.subject, DatasetSpec):
-            from hetero.loaders import remote  # the data plane, of no use locally
+            from hetero.loaders import remote  # imports the data plane, which local jobs do not need
 
             return remote.fingerprint(self.subject)
         return describe(self.local.built).fingerprint if "built" in self.local.__dict__ else None
 
     def num_batches(self) -> int:
-        """Return the batches of an epoch on this rank."""
+        """Return the number of batches of an epoch on this rank."""
         return super().num_batches() if self.sampler_order is None else self.sampler_order.num_batches()
 
     def plan(self, start: Start) -> Iterator[PlannedBatch]:
@@ -129,13 +129,16 @@ class Pipeline(LoaderPipeline):
         return self.order().batches(start.epoch, self.shard(), start=start.batches)
 
     def plan_of_all_ranks(self, start: Start) -> Iterator[PlannedBatch]:
-        """Yield the batches of all ranks in turn, for a tool that shards them; a user's sampler's as they come."""
+        """Yield the batches of all ranks in turn, for a tool that shards them.
+
+        The batches of a user's sampler are yielded as the sampler gives them.
+        """
         if self.sampler_order is not None:
             return self._plan_sampler(self.sampler_order, start)
         return self.order().whole_batches(start.epoch, self.shard().world_size, start=start.batches)
 
     def set_epoch(self, epoch: int, *, by_tool: bool = False) -> None:
-        """Choose the epoch of the next pass, here and in the user's sampler."""
+        """Set the epoch of the next pass, in the loader and in the user's sampler."""
         resumed = self.progress.resumed
         if by_tool:
             self.progress.set_epoch_by_tool(epoch)
@@ -146,13 +149,14 @@ class Pipeline(LoaderPipeline):
             self.sampler_order.set_epoch(self.progress.next_start().epoch)
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
-        """Begin a pass: return its number, where it starts, and its batches."""
+        """Begin a pass. Return its number, its start, and its batches."""
         if self.sampler_order is not None:
             self._take_epoch_of(self.sampler_order)
         number, start = self.progress.begin()
         if self.sampler_order is None:
             return number, *self._begin_own_order(start, plan)
         planned = plan(start)
+        # A loaded state may be at the end of its epoch. The pass is then the next epoch.
         if start.may_skip and start.batches:
             first = next(planned, None)
             if first is None:
@@ -163,12 +167,13 @@ class Pipeline(LoaderPipeline):
         return number, start, planned
 
     def _take_epoch_of(self, order: SamplerOrder) -> None:
-        """Let an epoch that the script has set on its sampler choose the pass; without one a loaded state's is set."""
+        """Use the epoch that the script has set on its sampler for this pass, else set a loaded state's epoch on it."""
         found, resumed = order.epoch_set_by_user(), self.progress.resumed
         if resumed is not None and not self.progress.is_epoch_named:
             if found is None and resumed.sampler_epoch is not None:
                 order.set_epoch(resumed.sampler_epoch)
-            elif found is not None and found == resumed.sampler_epoch != resumed.epoch:  # set once, before all passes
+            elif found is not None and found == resumed.sampler_epoch != resumed.epoch:
+                # The script sets the epoch only once, before all passes. The state's epoch stays valid.
                 found = None
                 order.note_epoch(resumed.sampler_epoch)
         if found is not None:
@@ -179,7 +184,8 @@ class Pipeline(LoaderPipeline):
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
     ) -> tuple[Start, Iterator[PlannedBatch]]:
         self._warn_of_no_shards()
-        if start.batches and self.is_through(start):  # all ranks: without padding one may be through before others
+        # is_through is about all ranks, because without padding one rank may be at the end before others.
+        if start.batches and self.is_through(start):
             if not start.may_skip:
                 return start, iter(())
             start = self.progress.skip_to_next_epoch()
@@ -193,18 +199,18 @@ class Pipeline(LoaderPipeline):
         return replace(start, num_samples=num_samples), plan(start)
 
     def note_delivered(self, number: int, planned: PlannedBatch) -> None:
-        """Tell the user's sampler that the next batch of a pass was delivered."""
+        """Record in the user's sampler order that the next batch of a pass was delivered."""
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.delivered(planned)
 
     def note_completed(self, number: int) -> None:
-        """Note, and tell the user's sampler, that a pass was delivered to its end."""
+        """Record that a pass was delivered to its end, also in the user's sampler order."""
         self.progress.complete(number)
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()
 
     def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
-        """Return the batches of ``requests``, in order, prefetched from where this loader fetches.
+        """Return the batches of ``requests``, in order, prefetched from endpoints or fetched locally.
 
         Raises:
             ConfigError: If this process is a child of a rank, which cannot fetch from the endpoints of the job.
@@ -212,7 +218,7 @@ class Pipeline(LoaderPipeline):
         check_not_child_of_rank()
         session = control.current()
         if session is not None and session.remote:
-            from hetero.loaders import remote  # the data plane, of no use locally
+            from hetero.loaders import remote  # imports the data plane, which local jobs do not need
             from hetero.torch.pinned import allocate_pinned
 
             return remote.open_reader(
@@ -228,7 +234,7 @@ class Pipeline(LoaderPipeline):
         return self._fetcher.open(requests)
 
     def state(self) -> LoaderState:
-        """Return the place of this loader; the sampler's own state included."""
+        """Return the position of this loader, including the sampler's own state."""
         position = self.progress.position()
         facts = self.facts()
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
@@ -242,7 +248,8 @@ class Pipeline(LoaderPipeline):
             num_drawn=position.num_drawn if stateful else 0,
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             sampler_epoch=None if self.sampler_order is None else self.sampler_order.epoch,
-            # Without padding one rank's pass may have ended while another is in its last step; states are the same.
+            # Without padding, one rank's pass may have ended while another rank is in its last step. The states of all
+            # ranks must be the same.
             completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
             order=facts.order,
             seed=facts.seed,
@@ -257,7 +264,7 @@ class Pipeline(LoaderPipeline):
         """Continue from a state with the next pass.
 
         Raises:
-            ConfigError: If it is no state, or of another loader.
+            ConfigError: If the value is not a state, or is the state of a different loader.
         """
         state = LoaderState.from_dict(value)
         here = self.facts()
@@ -272,7 +279,7 @@ class Pipeline(LoaderPipeline):
         return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None, "view_pass": None}
 
     def facts(self) -> LoaderState:
-        """Return a state of this loader at no place in particular."""
+        """Return a state with this loader's constant parts. Its epoch and batches are 0."""
         if self.sampler_order is None:
             return super().facts()
         global_batch = (self.options.batch_size or 1) * self.shard().world_size
@@ -285,14 +292,14 @@ class Pipeline(LoaderPipeline):
         )
 
     def _at_its_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
-        """Return a state of a data set that has grown since, if the epoch that the state is of was over before."""
+        """Return the state with the data set's present length if its epoch was over before the data set grew."""
         may_have_grown = not isinstance(self.subject, DatasetSpec) and None not in (state.num_samples, here.num_samples)
         if may_have_grown and self.is_through(Start(state.epoch, state.batches, num_samples=state.num_samples)):
             return replace(state, num_samples=here.num_samples)
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Whether nothing is left of an epoch, or nobody can tell."""
+        """Return whether nothing is left of an epoch, or whether this cannot be known."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:
@@ -301,7 +308,7 @@ class Pipeline(LoaderPipeline):
             return True
 
     def _warn_of_no_shards(self) -> None:
-        """Say once that several ranks train on the same samples, because nothing tells which part is whose."""
+        """Log once that several ranks train on the same samples, because the ranks' parts are not defined."""
         num_ranks = shard_of_environment().world_size
         if num_ranks == 1 or self.shard().world_size > 1 or self.options.shard is not None or self._has_warned:
             return

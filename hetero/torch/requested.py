@@ -1,4 +1,4 @@
-"""Batches that travel through a tool's loader and come back to be fetched."""
+"""Batches whose indices pass through a tool's loader and come back to be fetched."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hetero.torch.pipeline import Pipeline
 
 __all__ = ["RequestedBatch", "ViewPass"]
 
-_MARGIN = 64  # batches kept behind the first that may still be wanted
+_MARGIN = 64  # batches that are kept behind the current one, in case a tool fetches them late
 
 
 class RequestedBatch(list[Any]):
-    """The indices of one batch as tools expect them, with what is needed to fetch it."""
+    """The indices of one batch as tools expect them, and the data needed to fetch it."""
 
     def __init__(
         self, planned: PlannedBatch, number: int, source: ViewPass | None, request: BatchRequest | None = None
@@ -33,14 +33,14 @@ class RequestedBatch(list[Any]):
         super().__init__(indices if isinstance(indices, tuple) else indices.tolist())
         self.planned = planned
         self.number = number
-        """Of this batch in what the batch sampler yields."""
+        """Number of this batch among those that the batch sampler yields."""
         self.source = source
-        """Who fetches it; None in a worker process."""
+        """Pass that fetches this batch. None in a worker process."""
         self._request = request
 
     @property
     def request(self) -> BatchRequest:
-        """What to fetch; made when it is asked for, since most batches of all ranks are other ranks'."""
+        """Request for this batch. It is made on first use, because most batches belong to other ranks."""
         if self._request is None:
             assert self.source is not None
             self._request = self.source.request(self.planned)
@@ -55,7 +55,7 @@ class RequestedBatch(list[Any]):
         return super().__getitem__(key)
 
     def __iadd__(self, others: Iterable[Any]) -> RequestedBatch:  # type: ignore[misc]
-        """Return the batch filled up with indices that came before, as accelerate's even_batches does."""
+        """Return the batch filled up with earlier indices, as accelerate's even_batches does."""
         filled = as_indices([*self, *others])
         occurrences = np.ones(len(filled), dtype=np.uint32)
         occurrences[: len(self)] = 0 if self.planned.occurrences is None else self.planned.occurrences
@@ -69,10 +69,10 @@ class RequestedBatch(list[Any]):
 
 
 class ViewPass:
-    """One pass over a view: hands out requests, and fetches those that come back.
+    """One pass over a view. It hands out requests, and fetches those that come back.
 
-    A tool may pass over batches and takes every n-th of the others; those after the
-    first that it fetches are prefetched on the assumption that it goes on like this.
+    A tool may skip batches at the beginning. It then consumes every n-th of the others. After the first fetched batch,
+    the pass prefetches on the assumption that the tool continues with the same n.
     """
 
     def __init__(self, pipeline: Pipeline, *, all_ranks: bool) -> None:
@@ -111,20 +111,20 @@ class ViewPass:
         return self._pipeline.request(planned, self._epoch)
 
     def filling(self, indices: Sequence[Any]) -> RequestedBatch:
-        """Return a batch of samples that came before, as accelerate's even_batches makes it for a rank without one."""
+        """Return a batch of earlier samples, as accelerate's even_batches makes it for a rank without a batch."""
         repeated = np.ones(len(indices), dtype=np.uint32)
         planned = PlannedBatch(self._last_position, as_indices(indices), repeated)
         return RequestedBatch(planned, self._num_planned, self)
 
     def leaves_process(self) -> None:
-        """Note that the tool has a process of its own fetch a batch."""
+        """Record that a process of the tool fetches a batch, which the ledger cannot see."""
         auditing.note_unseen(self._pipeline)
 
     def fetch(self, batch: RequestedBatch) -> Any:
-        """Return the batch; blocks.
+        """Return the batch. Block until it has arrived.
 
         Raises:
-            ConfigError: If it is another rank's.
+            ConfigError: If the batch belongs to another rank.
             DatasetError: If the user's code raises.
         """
         own_rank = self._pipeline.shard().rank
@@ -151,7 +151,7 @@ class ViewPass:
         auditing.enter(self._pipeline, batch.planned, self._epoch, fetched)
         timer.end_wait(len(batch))
         self._last = batch.number
-        if self._is_over:  # handed out late, by accelerate's even_batches=False
+        if self._is_over:  # accelerate with even_batches=False fetches its last batch after the end of the pass
             self._close_reader()
             self._pipeline.end_timing(self._timing)
         return fetched
@@ -165,7 +165,10 @@ class ViewPass:
             self._pipeline.stride = self._pipeline.shard().world_size if own_order else 1
 
     def _reader_at(self, batch: RequestedBatch) -> Iterator[Any]:
-        """Return the reader whose next batch is this one."""
+        """Return the reader whose next batch is this one.
+
+        Open a new reader if the tool did not continue as expected.
+        """
         was_filled_up = self._get(batch.number) is not batch
         if self._reader is None or batch.number != self._expected or was_filled_up:
             self._close_reader()
@@ -182,7 +185,7 @@ class ViewPass:
             following = self._get(following.number + stride)
 
     def _get(self, number: int) -> RequestedBatch | None:
-        """Return a batch by its number, planning up to there; None past the end."""
+        """Return a batch by its number. Plan batches up to it if necessary. Return None past the end."""
         while self._num_planned <= number:
             planned = next(self._planned, None)
             if planned is None:

@@ -1,6 +1,6 @@
-"""Whether /dev/shm has room for what torch's own workers put there: the tensors of batches on their way.
+"""Checks that /dev/shm has room for the tensors of batches that torch's own workers send through it.
 
-Where it has not, torch's worker dies of SIGBUS, or its sending thread does, and the batch never comes.
+Without room, torch's worker dies of SIGBUS, or its sending thread dies, and the batch never arrives.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _TORCHS_WORDS = ("unable to allocate shared memory", "No space left on device")
 
 
 def shared_bytes(batch: Any) -> tuple[int, int]:
-    """Return how many bytes of a batch go through shared memory, and how many of these are not there yet.
+    """Return how many bytes of a batch go through shared memory, and how many of them are not in it yet.
 
     Args:
-        batch: Dictionaries, lists, tuples and dataclasses of tensors; anything else is sent through a pipe.
+        batch: Dictionaries, lists, tuples and dataclasses of tensors. Anything else is sent through a pipe.
     """
     sizes: dict[int, int] = {}
     absent: dict[int, int] = {}
     waiting, seen = [batch], set()
     while waiting:
         value = waiting.pop()
-        if id(value) in seen:  # such as a parent that its children point at
+        if id(value) in seen:  # for example a parent that its children point to
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -53,14 +53,14 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
 
 
 def _storages(tensor: torch.Tensor) -> list[Any]:
-    """Return the memory of a tensor that is one piece of the processor's; nothing for any other one."""
+    """Return the storage of a dense CPU tensor. Return an empty list for any other tensor."""
     try:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return []
         storage = tensor.untyped_storage()
         storage.data_ptr()
         return [storage]
-    except Exception:  # noqa: BLE001 - an uninitialised parameter, or a class that has no memory
+    except Exception:  # noqa: BLE001 - an uninitialised parameter, or a class without memory
         return []
 
 
@@ -69,15 +69,15 @@ def _without_plain(values: Iterable[Any]) -> list[Any]:
 
 
 def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
-    """Say why this batch, or as many like it as wait for the trainer, do not fit; None if they may.
+    """Return why this batch, or the batches that wait for the trainer, do not fit. Return None if they may fit.
 
-    For those that wait, what counts is the size of all of shared memory, not what is free: the rest may belong to
-    somebody who lets go of it.
+    The waiting batches, estimated at the size of this one, are compared with the total size of shared memory. The free
+    part does not count for them, because another process may release what it holds.
 
     Args:
-        batch: In a worker, about to be sent.
-        num_ahead: Batches that are there at once while the trainer is in a step; 0 leaves them out.
-        num_workers: That make them.
+        batch: A worker's batch that is about to be sent.
+        num_ahead: Batches in shared memory at once while the trainer is in a step. 0 skips this comparison.
+        num_workers: Workers that make these batches.
     """
     num_bytes, num_absent = shared_bytes(batch)
     room, free = _room_and_free()
@@ -93,9 +93,9 @@ def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
 
 
 def used_up(exception: str) -> str | None:
-    """Say that there is no room if that is what an exception of torch's says; None if it is not.
+    """Return the error text if torch's exception reports that shared memory is full, else None.
 
-    torch's own collation makes tensors in shared memory in the first place.
+    torch's own collation raises such an exception because it makes its tensors in shared memory directly.
     """
     if not all(words in exception for words in _TORCHS_WORDS):
         return None

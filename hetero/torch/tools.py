@@ -1,4 +1,4 @@
-"""Which code reads a loader: the script, or a tool that rebuilds loaders."""
+"""Distinguishes the script from tools that rebuild loaders, when code reads a loader's attributes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _TOOLS = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_ligh
 
 
 def is_asked_by_tool(depth: int = 2) -> bool:
-    """Whether the code that reads or sets an attribute is that of a tool which rebuilds loaders.
+    """Return whether the code that reads or sets an attribute belongs to a tool that rebuilds loaders.
 
     Args:
-        depth: Calls between this function and that code, plus one.
+        depth: Number of calls between this function and that code, plus one.
     """
     module = sys._getframe(depth).f_globals.get("__name__", "")
     return module.partition(".")[0] in _TOOLS
 
 
 def fetches_for_rebuilt() -> bool:
-    """Whether a plain loader rebuilt from a hetero one is to leave prefetching to it.
+    """Return whether a plain loader rebuilt from a hetero loader must leave prefetching to the hetero loader.
 
-    With endpoints always. Next to an Accelerator too: it rebuilds every loader as torch's own, whose
-    workers would fetch where neither the step timer nor the stop callbacks see it.
+    This is always so with endpoints. It is also so next to an Accelerator, which rebuilds every loader as torch's own.
+    The workers of such a loader would fetch where the step timer and the stop callbacks cannot see it.
     """
     accelerate_state: Any = sys.modules.get("accelerate.state")
     return is_remote() or (accelerate_state is not None and bool(accelerate_state.PartialState._shared_state))

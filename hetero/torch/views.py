@@ -1,19 +1,16 @@
-"""What tools see of a loader: accelerate, Lightning and others rebuild loaders from its attributes.
+"""Views of a loader for tools. accelerate, Lightning and others rebuild loaders from its attributes.
 
-They read ``dataset``, ``batch_sampler``, ``sampler`` and ``collate_fn`` and make
-a new loader of these, often torch's own. So that this one too yields the right
-batches, prefetched,
+These tools read ``dataset``, ``batch_sampler``, ``sampler`` and ``collate_fn`` and make a new loader from them, often
+torch's own. The views make the new loader yield the right batches, prefetched:
 
 - ``batch_sampler`` yields lists of indices that carry their request,
-- ``dataset`` answers such a list with the whole batch, fetched as the loader
-  itself would have,
-- ``collate_fn`` lets a whole batch pass.
+- ``dataset`` answers such a list with the whole batch, fetched as the hetero loader itself would fetch it,
+- ``collate_fn`` returns a whole batch unchanged.
 
-accelerate shards a batch sampler by taking every R-th batch, so ``batch_sampler``
-yields the batches of all ranks in turn. ``sampler`` is a ``DistributedSampler``,
-which tells Lightning that sharding is done. Tools choose the epoch in several
-ways: on the sampler, on the batch sampler, or (accelerate, for a loader that
-passes over the first batches) on the data set. All of them reach the loader.
+accelerate shards a batch sampler by taking every R-th batch. Therefore ``batch_sampler`` yields the batches of all
+ranks in turn. ``sampler`` is a ``DistributedSampler``, which tells Lightning that sharding is done. Tools set the epoch
+on the sampler, on the batch sampler, or on the data set (accelerate, for a loader that skips the first batches). All
+three calls reach the hetero loader.
 """
 
 from __future__ import annotations
@@ -53,24 +50,24 @@ class FetchedBatch:
 
 
 class CollateView:
-    """The loader's ``collate_fn``; lets through what is a batch already."""
+    """The loader's ``collate_fn``. It returns a whole batch unchanged."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn
 
     def __call__(self, samples: Any) -> Any:
-        """Return the fetched batch, or collate samples that came another way."""
+        """Return the fetched batch, or collate samples that were not fetched as a batch."""
         return samples.batch if isinstance(samples, FetchedBatch) else self.collate_fn(samples)
 
 
 class DatasetView(torch.utils.data.Dataset[Any]):
-    """The loader's data set: answers requests, and otherwise behaves like the user's object or spec."""
+    """The loader's data set. It answers requests, and otherwise behaves like the user's object or spec."""
 
     def __init__(self, local: LocalDataset, pipeline: Pipeline) -> None:
         self.local = local
         self._skips = pipeline.skips
         self._pipeline: Pipeline | None = pipeline
-        """The loader's; None in a worker process of a tool's loader."""
+        """The loader's pipeline. None in a worker process of a tool's loader."""
         self._is_worker = False
 
     @property
@@ -99,7 +96,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         return [samples[index] for index in indices] if batched is None else batched(indices)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; forwarded to a data set object that wants to know it."""
+        """Set the epoch of the next pass. Forward it to a data set object that has ``set_epoch``."""
         if self._pipeline is not None:
             self._pipeline.set_epoch(epoch, by_tool=True)
         forward = None if isinstance(self.subject, DatasetSpec) else getattr(self.subject, "set_epoch", None)
@@ -130,7 +127,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         if info is not None and not self._is_worker:
             self.local.start_worker(info.id)
             self._is_worker = True
-        # In a worker of a tool's loader: each counts for itself, and only the log tells.
+        # A worker of a tool's loader counts its own skips, and reports them only in the log.
         return FetchedBatch(self.local.fetch(batch.request, on_skips=self._skips.note))
 
     def _samples(self) -> Any:
@@ -148,7 +145,7 @@ class SamplerView(DistributedSampler[Any]):
     """The loader's own order over the samples of this rank."""
 
     def __init__(self, pipeline: Pipeline, dataset: DatasetView) -> None:
-        # Not the base's __init__: it reads the process group, which may not be there yet.
+        # The base class's __init__ is not called, because it reads the process group, which may not exist yet.
         self.pipeline = pipeline
         self.dataset = dataset
         self.shuffle = pipeline.options.shuffle
@@ -171,11 +168,11 @@ class SamplerView(DistributedSampler[Any]):
         return self.pipeline.progress.next_start().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass."""
+        """Set the epoch of the next pass."""
         self.pipeline.set_epoch(epoch, by_tool=True)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's indices in order; where samples come single, with their requests."""
+        """Yield this rank's indices in order. A loader of single samples yields them with their requests."""
         if not self.pipeline.collate:
             yield from ViewPass(self.pipeline, all_ranks=False)
             return
@@ -187,14 +184,14 @@ class SamplerView(DistributedSampler[Any]):
 
 
 class UserSamplerView(torch.utils.data.Sampler[Any]):
-    """A user's sampler as accelerate sees it, which puts another in the place of a ``RandomSampler`` or seeds it."""
+    """Wrapper that hides a user's sampler from accelerate, which would replace a ``RandomSampler`` or seed it."""
 
     def __init__(self, pipeline: Pipeline, sampler: Any) -> None:
         self._pipeline = pipeline
         self._sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass."""
+        """Set the epoch of the next pass."""
         self._pipeline.set_epoch(epoch, by_tool=True)
 
     def __iter__(self) -> Iterator[Any]:
@@ -205,12 +202,12 @@ class UserSamplerView(torch.utils.data.Sampler[Any]):
 
 
 class BatchSamplerView(torch.utils.data.BatchSampler):
-    """The loader's batches; a loader's own yields those of all ranks, a rebuilt one those of this rank.
+    """The loader's batches: those of all ranks in the loader's own view, those of this rank in a rebuilt one.
 
     Args:
-        sampler: A `SamplerView`, or any other sampler, over which it works like torch's class.
-        batch_size: As torch's; may be None with a `SamplerView`, whose own is taken.
-        drop_last: As torch's.
+        sampler: A `SamplerView`, or any other sampler. Over another sampler this class works like torch's.
+        batch_size: As in torch. May be None with a `SamplerView`, which then gives the batch size.
+        drop_last: As in torch.
     """
 
     def __init__(self, sampler: Any, batch_size: int | None, drop_last: bool) -> None:
@@ -222,7 +219,7 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
                 raise ConfigError("a tool replaced the sampler of a hetero DataLoader without its batch size")
             batch_size = self.pipeline.options.batch_size
         if self.pipeline is not None and drop_last != self.pipeline.options.drop_last:
-            # Lightning predicts for every sample.
+            # Lightning changes drop_last to predict for every sample.
             self.pipeline = copy.copy(self.pipeline)
             self.pipeline.options = dataclasses.replace(self.pipeline.options, drop_last=drop_last)
         self._batch_size = batch_size
@@ -233,9 +230,9 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
         """Return the view that a loader shows.
 
         Args:
-            pipeline: The loader's.
+            pipeline: The loader's pipeline.
             sampler: A `SamplerView`, or the user's sampler or batch sampler.
-            all_ranks: Whether it yields the batches of all ranks, else those of this rank.
+            all_ranks: Whether the view yields the batches of all ranks, or only those of this rank.
         """
         batch_size, drop_last = pipeline.options.batch_size, pipeline.options.drop_last
         if pipeline.sampler_order is not None and pipeline.sampler_order.is_batch_sampler:
@@ -250,16 +247,16 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
-        """As torch's."""
+        """As in torch."""
         return self._batch_size
 
     @property
     def drop_last(self) -> bool:  # type: ignore[override]
-        """As torch's."""
+        """As in torch."""
         return self._drop_last
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass."""
+        """Set the epoch of the next pass."""
         if self.pipeline is not None:
             self.pipeline.set_epoch(epoch, by_tool=True)
 
@@ -279,10 +276,10 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
 
 
 def unwrap_dataset(dataset: Any) -> Any:
-    """Return the user's data set or spec from what may be a view of it."""
+    """Return the user's data set or spec, also if the argument is a view of it."""
     return dataset.subject if type(dataset) is DatasetView else dataset
 
 
 def unwrap_collate_fn(collate_fn: Any) -> Any:
-    """Return the user's function from what may be a view of it."""
+    """Return the user's function, also if the argument is a view of it."""
     return collate_fn.collate_fn if isinstance(collate_fn, CollateView) else collate_fn
