@@ -1,13 +1,14 @@
-"""What a loader is made of that no framework has a part in.
+"""The parts of a loader that do not depend on a framework.
 
-sampling.py   its own order: which samples make batch k of an epoch on a rank
-state.py      its place in it: epochs, batches delivered, and both as a checkpoint
-pipeline.py   what one loader is asked for; its data set, order, place and requests
-timing.py     its step timer
-crosscheck.py compares globals and first batches of endpoints with this process's own
-remote.py     this process's fleet of endpoints, and readers of it
-auditing.py   enters what is delivered into this rank's ledger
-checks.py     what arguments may be, whatever the framework
+sampling.py         the loader's own order: which samples make batch k of an epoch on a rank
+state.py            its position: epochs, batches delivered, and both as a checkpoint
+pipeline.py         options of one loader, and its data set, order, position and requests
+timing.py           its step timer
+crosscheck.py       compares globals and first batches of endpoints with this process's own
+remote.py           this process's fleet of endpoints, and its readers
+local_endpoints.py  endpoints that this process starts for itself
+auditing.py         enters delivered batches into this rank's ledger
+checks.py           checks of arguments that all frameworks share
 
-`hetero.torch` and `hetero.tf` are built on it; neither torch nor TensorFlow is imported here.
+`hetero.torch` and `hetero.tf` are built on this package. It imports neither torch nor TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""Enters what a loader delivers into this rank's ledger, if there is one."""
+"""Enters the batches that a loader delivers into this rank's ledger, if there is one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MAX_NAME_LENGTH = 200
 
 
 def enter(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch: Any) -> None:
-    """Enter a batch that is about to be delivered; costs a lookup where no ledger is asked for.
+    """Enter a batch that is about to be delivered. Without a ledger this costs only one lookup.
 
     Args:
-        pipeline: Of the loader.
-        planned: What was asked for.
-        epoch: Its epoch.
-        batch: What came, before it moves to a device.
+        pipeline: The loader's pipeline.
+        planned: The planned batch that was requested.
+        epoch: The epoch of the batch.
+        batch: The batch as it arrived, before it moves to a device.
     """
     entry = entry_of(pipeline, planned, epoch, batch)
     if entry is not None:
@@ -39,7 +39,7 @@ def enter(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch: An
 
 
 def entry_of(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch: Any) -> BatchEntry | None:
-    """Return what `add` takes, as `enter` would; None where no ledger is asked for, or it ends here."""
+    """Return the entry that `enter` would add. Return None without a ledger, or if the ledger ends with this batch."""
     ledger = _ledger(pipeline)
     if ledger is None:
         return None
@@ -52,14 +52,14 @@ def entry_of(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch:
             samples=samples_sum(planned.indices, planned.occurrences, leave_out_repeats=pipeline.has_own_order),
             content=digest(batch),
         )
-    except Exception as error:  # noqa: BLE001 - objects of the user's that do not let themselves be looked at
+    except Exception as error:  # noqa: BLE001 - a user's object may raise when it is read
         what = f"it ends before loader {pipeline.name}, epoch {epoch}, position {planned.position}"
         ledger.give_up(f"cannot take a batch: {type(error).__name__}: {error}", what)
         return None
 
 
 def add(pipeline: LoaderPipeline, entry: BatchEntry) -> None:
-    """Enter what `entry_of` returned."""
+    """Enter the return value of `entry_of`."""
     ledger = _ledger(pipeline)
     if ledger is None:
         return
@@ -69,7 +69,7 @@ def add(pipeline: LoaderPipeline, entry: BatchEntry) -> None:
 
 
 def note_unseen(pipeline: LoaderPipeline) -> None:
-    """Say that a tool has its own processes fetch batches, where no ledger sees them."""
+    """Record that processes of a tool fetch batches, which the ledger cannot see. The ledger then ends."""
     ledger = _ledger(pipeline)
     if ledger is not None:
         what = f"batches of loader {pipeline.name} are missing in it"
@@ -82,7 +82,7 @@ def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
 
 def _identify(pipeline: LoaderPipeline) -> Writer:
     session = control.current()
-    # Of the job, also where ranks share no epoch: each rank has a ledger.
+    # The job's ranks count, even if they do not share an epoch, because each rank has a ledger.
     shard = shard_of_environment()
     if shard.world_size == 1:
         shard = pipeline.shard()

@@ -1,4 +1,4 @@
-"""What a loader's arguments may be, whatever the framework."""
+"""Checks of a loader's arguments and process that all frameworks share."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SPAWNED_S = 2.0
-"""Until a new process has imported the script and knows whether it is a daemon."""
+"""Seconds until a new process has imported the script and knows whether it is a daemon."""
 
 
 def check_not_importing() -> None:
-    """Refuse batches to a script that is only being imported: it would train on data hosts and in loader processes.
+    """Reject batches in a script that is only being imported, because data hosts and loader processes would train.
 
     Raises:
-        ConfigError: It is; names the line.
+        ConfigError: If the script is only being imported. The message names the line.
     """
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
@@ -50,12 +50,12 @@ def check_not_importing() -> None:
 
 
 def check_not_child_of_rank() -> None:
-    """Refuse batches to a process that a rank of a job with endpoints has started.
+    """Reject batches in a process that a rank of a job with endpoints has started.
 
-    It has no connection to the launcher. It would make all batches itself, while the data hosts are idle.
+    Such a process is not connected to the launcher. It would make all batches itself while the data hosts are idle.
 
     Raises:
-        ConfigError: It is such a process.
+        ConfigError: If this is such a process.
     """
     if control.is_child_of_rank():
         raise ConfigError(
@@ -68,14 +68,14 @@ def check_not_child_of_rank() -> None:
 
 
 def warn_in_process_of_rank() -> None:
-    """Log, where a rank started this process as ``mp.spawn`` does, that it is no rank.
+    """Log a warning if a rank started this process as ``mp.spawn`` does, because this process is not a rank.
 
-    For when the loader is imported. Its first batch may be too late: with torchrun's environment
-    ``init_process_group`` waits for ever at a ``tcp://`` address, for a server that no process starts.
+    This is called when the loader is imported. The first batch may be too late. With torchrun's environment and a
+    ``tcp://`` address, ``init_process_group`` waits forever for a server that never starts.
     """
     is_spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
     if is_spawned and control.current() is None and os.environ.get(control.LAUNCHER_VARIABLE):
-        # The process learns what it is only after it has imported the script.
+        # The process knows whether it is a daemon only after it has imported the script.
         timer = threading.Timer(_SPAWNED_S, _warn_unless_daemon)
         timer.daemon = True
         timer.start()
@@ -83,7 +83,7 @@ def warn_in_process_of_rank() -> None:
 
 def _warn_unless_daemon() -> None:
     process = multiprocessing.current_process()
-    if not process.daemon:  # as torch's loader processes are
+    if not process.daemon:  # torch's loader processes are daemons
         logger.warning(
             "a rank of the job started this process (%s), which is no rank: init_process_group with a tcp:// address "
             "may wait here for ever, and batches of data hosts are for ranks only. Start every trainer as a rank "
@@ -93,10 +93,10 @@ def _warn_unless_daemon() -> None:
 
 
 def check_compression(compression: str | None) -> None:
-    """Refuse what is none, and one whose package is missing here if batches come from endpoints.
+    """Reject an unknown compression. Reject one without its package on this host if batches come from endpoints.
 
     Raises:
-        ConfigError: It is one of them.
+        ConfigError: In both cases.
     """
     compression_to_proto(compression)
     if compression is not None and is_remote():
@@ -104,17 +104,21 @@ def check_compression(compression: str | None) -> None:
 
 
 def check_prefetch_factor(prefetch_factor: int | None) -> None:
-    """Refuse what is no number of batches, also where none come from endpoints.
+    """Reject a prefetch factor that is not a number of batches, even if batches do not come from endpoints.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: If it is neither None nor an integer of at least 1.
     """
     if prefetch_factor is not None and (type(prefetch_factor) is not int or prefetch_factor < 1):
         raise ConfigError(f"prefetch_factor is {prefetch_factor!r}, expected an integer of at least 1")
 
 
 def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: bool) -> SampleErrorPolicy:
-    """Return the policy; refuse what is none, and to skip where there is no other sample."""
+    """Return the policy.
+
+    Raises:
+        ConfigError: If an argument is invalid, or if samples may be skipped but are not made into batches.
+    """
     if on_sample_error not in SAMPLE_ERROR_POLICIES:
         raise ConfigError(f"on_sample_error is {on_sample_error!r}, expected 'raise' or 'skip'")
     if type(max_skips) is not int or max_skips < 0:
@@ -128,10 +132,10 @@ def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: 
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what is no signed 64-bit integer.
+    """Reject a seed that is not a signed 64-bit integer.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: If it is not such an integer.
     """
     if type(seed) is not int or not -(2**63) <= seed < 2**63:
         raise ConfigError(f"seed is {seed!r}, expected a signed 64-bit integer")

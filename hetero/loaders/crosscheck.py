@@ -1,8 +1,8 @@
-"""Compares what endpoints use and deliver with what this process would use and make.
+"""Compares the globals and batches of endpoints with those of this process.
 
-Data hosts only import the script, so whatever ``main()`` changes is another there. Two things are compared at the
-beginning of a pass: the globals that the data set's code reads (`hetero.batches.globals`), and the loader's first
-batches, those of its purity check, where this process can build the data set.
+Data hosts only import the script, so changes that ``main()`` makes are missing there. Two things are compared at the
+beginning of a pass. The first is the globals that the data set's code reads (`hetero.batches.globals`). The second is
+the loader's first batches, those of its purity check, if this process can build the data set.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ from hetero.system.process import thread_limits
 __all__ = ["CheckedReader"]
 
 MAX_BUILD_S = 10.0
-"""A data set that took an endpoint longer is not built in the rank, whose training would wait for it."""
+"""Longest build time on an endpoint, in seconds. A slower data set is not built in the rank, because training would
+wait."""
 MAX_COMPARE_S = 20.0
-"""Time for the comparison of one loader's batches in a pass."""
+"""Seconds for the comparison of one loader's batches in a pass."""
 
 logger = logging.getLogger(__name__)
 
 _readers: dict[str, tuple[DatasetFactory, GlobalsReader]] = {}
-_skipped: set[DatasetSpec] = set()  # those whose batches are not compared, which was logged
+_skipped: set[DatasetSpec] = set()  # specs whose batches are not compared, for a reason that was logged
 
 
 class CheckedReader(Iterator[Any]):
-    """A reader whose data set, and first batches, are compared with this process's own. For one consuming thread.
+    """A reader that compares the data set and its first batches with this process's own. For one consuming thread.
 
     Args:
         fleet: The endpoints.
-        requests: What to fetch.
+        requests: The batches to fetch.
         open_reader: Makes the reader of these requests.
         compares_globals: Whether to compare the globals that the data set's code reads.
-        compares_batches: Whether to compute the batches of the purity check here too. They use the global generators
-            of this process, so not beside other threads that draw.
+        compares_batches: Whether to compute the batches of the purity check in this process too. This uses the
+            process's global generators, so it is unsafe while other threads draw from them.
 
     Raises:
-        DatasetMismatchError: A global that the data set's code reads has another value on an endpoint.
+        DatasetMismatchError: If a global that the data set's code reads has another value on an endpoint.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class CheckedReader(Iterator[Any]):
         self._twin = _Twin() if compares_batches else None
         self._num_delivered = 0
         self._reader = open_reader(iter(self._requests))
-        self._compare_or_close()  # the endpoints are known already if the length was asked for
+        self._compare_or_close()  # endpoints have described the data set already if its length was requested
 
     def __next__(self) -> Any:
-        """Return the next batch; blocks.
+        """Return the next batch. Block until it has arrived.
 
         Raises:
-            DatasetMismatchError: The data set is another in this process than on endpoints.
-            HeteroError: See `Reader`.
+            DatasetMismatchError: If the data set differs between this process and the endpoints.
+            HeteroError: As in `Reader`.
         """
         number = self._num_delivered
         self._num_delivered += 1
@@ -92,11 +93,12 @@ class CheckedReader(Iterator[Any]):
         except DatasetError:
             self._requests.marked.pop(number, None)
             if not number:
-                self._compare_or_close()  # perhaps a global is None on data hosts
+                self._compare_or_close()  # a global that differs on data hosts may be the cause, for example a None
             raise
         request = self._requests.marked.pop(number, None)
         if number and request is None:
             return batch
+        # Before delivery, check the globals at the first batch, and compare the batches of the purity check.
         try:
             if not number:
                 self._check_globals()
@@ -106,7 +108,7 @@ class CheckedReader(Iterator[Any]):
             self.close()
             raise
         if not self._requests.marked:
-            self._twin = self._twin and _Twin()  # lets go of the data set
+            self._twin = self._twin and _Twin()  # releases the built data set
         return batch
 
     @property
@@ -115,7 +117,7 @@ class CheckedReader(Iterator[Any]):
         return self._reader.is_open
 
     def close(self) -> None:
-        """Close the reader; idempotent, blocks as `Reader.close`."""
+        """Close the reader. Idempotent. Blocks like `Reader.close`."""
         self._twin = None
         self._reader.close()
 
@@ -137,7 +139,7 @@ class CheckedReader(Iterator[Any]):
             return self._fleet.want(spec)
 
     def _check_globals(self) -> None:
-        """Compare with every endpoint that has described the data set so far."""
+        """Compare the globals with every endpoint that has described the data set so far."""
         spec = self._requests.spec
         if spec is None or not self._compares_globals:
             return
@@ -153,22 +155,22 @@ class CheckedReader(Iterator[Any]):
 
 
 class _Requests:
-    """The requests of one pass, those noted that are to be compared.
+    """The requests of one pass. It records the requests whose batches must be compared.
 
-    Apart from `CheckedReader`: the reader holds it, and must not hold what holds the reader.
+    This class is separate from `CheckedReader` because the reader holds it, and must not hold its own owner.
     """
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
         self._requests = requests
         self._num_taken = 0
         self.spec: DatasetSpec | None = None
-        """Of the first request."""
+        """Spec of the first request."""
         self.marked: dict[int, BatchRequest] = {}
-        """Requests of the purity check that are not delivered yet, by number in the pass."""
+        """Undelivered requests of the purity check, by number in the pass."""
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in self._requests:
-            if self.spec is None:  # not `or`: a spec has a length, which would be asked for
+            if self.spec is None:  # not `or`, which would request the spec's length
                 self.spec = request.spec
             if request.verify:
                 self.marked[self._num_taken] = request
@@ -184,14 +186,15 @@ class _Twin:
         self._left_s = MAX_COMPARE_S
 
     def compare(self, fleet: Fleet, agreement: Agreement, request: BatchRequest, batch: Any) -> None:
-        """Compute a batch here too.
+        """Compute a batch in this process too, and compare it with the delivered one.
 
         Raises:
-            DatasetMismatchError: It differs from what an endpoint delivered.
+            DatasetMismatchError: If it differs from the batch that an endpoint delivered.
         """
         spec = request.spec
         if spec in _skipped or request.on_sample_error != "raise":  # samples may be missing on one host only
             return
+        # Compute the batch, unless there is a reason against it.
         begin_s = time.monotonic()
         try:
             with preserved_generators(), single_threaded():
@@ -199,10 +202,10 @@ class _Twin:
                 own = None if reason else self._fetch(request, begin_s + self._left_s)
                 environment = describe_environment()
             if not reason:
-                own = unflatten(*flatten(own, fleet.limits))  # with the types of what has travelled
+                own = unflatten(*flatten(own, fleet.limits))  # with the types that a batch from an endpoint has
         except Cancelled:
             reason = f"computing them takes longer than {MAX_COMPARE_S:g} s"
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, and a host that needs no data
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, also on a host without the data
             reason = f"here: {error}".partition("\n")[0]
         self._left_s -= time.monotonic() - begin_s
         if reason:
@@ -211,6 +214,7 @@ class _Twin:
                 "first batches of data set %s are not compared with ones computed in the rank: %s", spec, reason
             )
             return
+        # Compare. A difference with another possible cause than the script is only logged.
         difference = compare(batch, own)
         if difference is None or (_computes_with_threads() and _is_rounding(batch, own)):
             return
@@ -234,7 +238,7 @@ class _Twin:
         )
 
     def _build(self, agreement: Agreement, spec: DatasetSpec) -> str:
-        """Build the data set if it is not built yet; return why not, or an empty text."""
+        """Build the data set if it is not built yet. Return the reason if it cannot be built, else an empty text."""
         if self._built is not None:
             return ""
         if agreement.build_s > MAX_BUILD_S:
@@ -245,7 +249,7 @@ class _Twin:
         expected = agreement.reference
         if expected is not None and built.num_samples != expected.num_samples:
             return f"it has {built.num_samples} samples here and {expected.num_samples} there"
-        # Worker info as on endpoints. worker_init_fn is not called: it may change this process.
+        # Worker info is set as on endpoints. worker_init_fn is not called because it may change this process.
         built.num_workers = 1
         self._built = built
         return ""
@@ -260,7 +264,7 @@ class _Twin:
 
 
 def _find_doubt(agreement: Agreement, spec: DatasetSpec, environment: dict[str, str]) -> str:
-    """Return why a difference may be no fault of the script; empty if nothing says so."""
+    """Return why a difference may have another cause than the script. Return an empty text without such a reason."""
     for endpoint, description in sorted(dict(agreement.descriptions).items()):
         for name in sorted(environment.keys() & description.environment.keys()):
             here, there = environment[name], description.environment[name]
@@ -272,12 +276,15 @@ def _find_doubt(agreement: Agreement, spec: DatasetSpec, environment: dict[str, 
 
 
 def _computes_with_threads() -> bool:
-    """Whether NumPy's libraries use several threads here: endpoints use one, and sums depend on the number."""
+    """Return whether NumPy's libraries may use several threads here.
+
+    Endpoints use one, and sums depend on the number.
+    """
     return any(os.environ.get(name) != value for name, value in thread_limits().items())
 
 
 def _is_rounding(one: Any, other: Any) -> bool:
-    """Return whether two batches differ in the last bits of floating point numbers only."""
+    """Return whether two batches differ only in the last bits of floating point numbers."""
     tree, leaves = flatten(one)
     other_tree, other_leaves = flatten(other)
     if tree != other_tree or len(leaves) != len(other_leaves):

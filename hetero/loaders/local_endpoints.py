@@ -1,4 +1,4 @@
-"""This process's own endpoints, for jobs without any: the same engine as on data hosts, on this machine."""
+"""Endpoints that this process starts for itself in jobs without any. The engine is the same as on data hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ __all__ = ["LocalEndpoints", "local_endpoints", "script_path"]
 _HOST = "local"
 _ADDRESS = "127.0.0.1"
 _START_TIMEOUT_S = 600.0
-"""Each process imports the script, and TensorFlow with it if the script does so at its top level."""
+"""Seconds until all endpoints must be ready. Each imports the script, and TensorFlow if the script does at top
+level."""
 _LOG_AFTER_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -30,18 +31,18 @@ _started: dict[tuple[int, int], LocalEndpoints] = {}
 
 
 class LocalEndpoints:
-    """Endpoints that end with this process. Ready when made; blocks until then.
+    """Endpoints that end with this process. The constructor blocks until they are ready.
 
-    Only this process knows their token. They are fresh processes of the script, not forks of this one: TensorFlow's
-    threads do not survive a fork.
+    Only this process knows their token. They are fresh processes of the script instead of forks of this one, because
+    TensorFlow's threads do not survive a fork.
 
     Args:
-        num_endpoints: Processes, at least 1.
+        num_endpoints: Number of processes, at least 1.
 
     Raises:
-        ConfigError: There is no script, or it registers no data set.
-        ChildFailedError: The script cannot be imported.
-        EndpointUnavailableError: That takes longer than ten minutes.
+        ConfigError: If this process does not run a script, or the script does not register a data set.
+        ChildFailedError: If the script cannot be imported.
+        EndpointUnavailableError: If the endpoints are not ready within ten minutes.
     """
 
     def __init__(self, num_endpoints: int) -> None:
@@ -63,6 +64,7 @@ class LocalEndpoints:
             in_own_session=False,
             log_level="WARNING",
         )
+        # Start the processes, and wait until all of them have imported the script.
         self._pool = EndpointPool(options, directory.replace, _show)
         self._fleet: Fleet | None = None
         self._is_closed = False
@@ -86,27 +88,27 @@ class LocalEndpoints:
 
     @property
     def fleet(self) -> Fleet:
-        """What readers fetch from."""
+        """Fleet that readers fetch from."""
         assert self._fleet is not None
         return self._fleet
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of those that live."""
+        """Process ids of the living endpoints."""
         return self._pool.pids
 
     def check(self, _is_starved: bool) -> None:
-        """Raise why there will be no more batches; a reader calls this while it waits.
+        """Raise the failure that prevents further batches, if there is one. A reader calls this while it waits.
 
         Raises:
-            HeteroError: Endpoints ended more often than they are started again.
+            HeteroError: If endpoints ended more often than they are started again.
         """
         failure = self._pool.failure
         if failure is not None and not self._pool.records:
             raise failure
 
     def close(self) -> None:
-        """End the processes; idempotent."""
+        """End the processes. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -118,7 +120,7 @@ class LocalEndpoints:
 
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
-    """Return this process's endpoints, started at the first use; data sets that want equally many share them."""
+    """Return this process's endpoints, started on first use. Data sets that want the same number share them."""
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:
@@ -130,7 +132,7 @@ def script_path() -> str:
     """Return the script that this process runs, which registers the data sets.
 
     Raises:
-        ConfigError: There is none: an interactive session, say.
+        ConfigError: If this process does not run a script, for example in an interactive session.
     """
     path = getattr(sys.modules["__main__"], "__file__", None)
     if path is None:
@@ -142,7 +144,7 @@ def script_path() -> str:
 
 
 def _module_name(script: str) -> str | None:
-    """Return the name of the module that the script is if this process runs it by ``python -m``."""
+    """Return the script's module name if this process runs it with ``python -m``, else None."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None or spec.origin is None or str(Path(spec.origin).resolve()) != script:
         return None

@@ -1,4 +1,4 @@
-"""What lies behind a loader of any framework: data set, order, place in it, requests."""
+"""The parts of one loader of any framework: data set, order, position in it, and requests."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ __all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "sh
 
 logger = logging.getLogger(__name__)
 
-_OBJECT_SPEC = DatasetSpec("object")  # what a request names where the data set is an object at hand
+_OBJECT_SPEC = DatasetSpec("object")  # spec in the requests of a local data set object
 _num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks of this process, by loader
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """What a loader of any framework is asked for; who takes it from the script has checked it."""
+    """Options of a loader of any framework. The framework's loader class has checked them."""
 
     batch_size: int | None
-    """Per rank; None for single samples, and where a user's batch sampler decides."""
+    """Samples per batch on each rank. None for single samples, and if a user's batch sampler decides."""
     shuffle: bool = False
-    """Permute the samples of every epoch."""
+    """Whether to permute the samples of every epoch."""
     drop_last: bool = False
-    """Leave out the last incomplete global batch."""
+    """Whether to leave out the last global batch if it is incomplete."""
     padding: bool = True
-    """Whether ranks get equally many samples."""
+    """Whether all ranks get the same number of samples."""
     seed: int = 0
-    """Signed 64-bit."""
+    """Signed 64-bit seed."""
     compression: str | None = None
-    """Of batches from endpoints; None: none."""
+    """Compression of batches from endpoints. None for uncompressed batches."""
     on_sample_error: SampleErrorPolicy = "raise"
-    """Whether others of a batch stand in for samples that raise."""
+    """Whether to substitute other samples of the batch for samples that raise."""
     max_skips: int = DEFAULT_MAX_SKIPS
-    """How many of these are borne, at least 0."""
+    """Number of skipped samples that are allowed, at least 0."""
     name: str | None = None
-    """For reports; None: the data set's."""
+    """Name in reports. None for the data set's name."""
     order: str = "hetero"
-    """Whose permutation of an epoch, where shuffled: ``hetero``, or ``torch`` for that of torch's samplers."""
+    """Permutation of a shuffled epoch: ``hetero``, or ``torch`` for that of torch's samplers."""
     shard: Shard | None = None
-    """This process's place among those that share an epoch; None: what the framework's process group says."""
+    """This process's rank and world size in the epoch. None for those of the framework's process group."""
 
 
 class LoaderPipeline(LoaderTiming):
-    """The parts of one loader that are the same for every framework. Those of a framework subclass it.
+    """The parts of one loader that are the same for every framework. Each framework has a subclass.
 
     Args:
         subject: A spec, or the user's data set object.
-        options: What was asked for.
+        options: The loader's options.
 
     Raises:
-        ConfigError: If batches come from endpoints and are larger than a request can ask for.
+        ConfigError: If batches come from endpoints and have more samples than a request can name.
     """
 
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
@@ -77,16 +77,16 @@ class LoaderPipeline(LoaderTiming):
         self.options = options
         self.skips = SkipLog(self.name, dataset, max_skips=options.max_skips)
         self.traffic = Traffic(options.compression)
-        """What batches from endpoints took."""
+        """Counts the bytes of batches from endpoints."""
         self.progress = Progress()
         self.audited_as: LoaderFacts | None = None
-        """What the ledger knows this loader by; made with its first entry."""
+        """Facts that identify this loader in the ledger. Made with the first entry."""
         self._num_requested = 0
         self._is_told_empty = False
 
     @property
     def has_own_order(self) -> bool:
-        """Whether the order is the loader's own, and not that of a user's sampler."""
+        """Whether the loader uses its own order instead of a user's sampler."""
         return True
 
     @property
@@ -100,11 +100,11 @@ class LoaderPipeline(LoaderTiming):
         return False
 
     def num_samples(self) -> int:
-        """Return the length of the data set; may ask for it."""
+        """Return the length of the data set. This may request it from endpoints."""
         raise NotImplementedError
 
     def fingerprint(self) -> str | None:
-        """Return what tells the data set's content, None if this process cannot tell without building it."""
+        """Return a fingerprint of the data set's content. Return None if this process would have to build it first."""
         raise NotImplementedError
 
     def shard(self) -> Shard:
@@ -113,14 +113,14 @@ class LoaderPipeline(LoaderTiming):
 
     @property
     def permute(self) -> Permute | None:
-        """Draws the permutation of an epoch; None: as hetero does."""
+        """Function that draws the permutation of an epoch. None for hetero's own."""
         return None
 
     def order(self) -> BuiltInOrder:
-        """Return the loader's own order; asks for the length of the data set.
+        """Return the loader's own order. This needs the length of the data set.
 
         Raises:
-            ConfigError: There is nothing to shuffle, as torch has it.
+            ConfigError: If an empty data set must be shuffled, which torch rejects too.
         """
         options = self.options
         num_samples = self.num_samples()
@@ -148,29 +148,29 @@ class LoaderPipeline(LoaderTiming):
             logger.warning("%s: loader %s has no batches", what, self.name)
 
     def num_batches(self) -> int:
-        """Return the batches of an epoch on this rank."""
+        """Return the number of batches of an epoch on this rank."""
         return self.order().num_batches(self.shard())
 
     def num_global_batches(self, start: Start) -> int:
-        """Return the global batches of an epoch, of the data set's length when it began."""
+        """Return the number of global batches of an epoch, for the data set's length when the epoch began."""
         order = self.order()
         if start.num_samples is not None:
             order = dataclasses.replace(order, num_samples=start.num_samples)
         return order.num_global_batches(self.shard().world_size)
 
     def is_through(self, start: Start) -> bool:
-        """Whether nothing is left of an epoch in the loader's own order, on any rank."""
+        """Return whether nothing is left of an epoch in the loader's own order, on any rank."""
         return start.batches >= self.num_global_batches(start)
 
     def is_over(self, start: Start) -> bool:
-        """Whether nothing is left of an epoch, or nobody can tell."""
+        """Return whether nothing is left of an epoch, or whether this cannot be known."""
         return self.is_through(start)
 
     def warn_of_rest(self, resumed: Start | None) -> None:
-        """Say so if the epoch that was chosen just now leaves out the rest of a loaded one.
+        """Log a warning if the epoch that was just chosen leaves out the rest of a loaded epoch.
 
         Args:
-            resumed: Where a loaded state had the next pass begin before; None: there was none.
+            resumed: Start of the next pass according to a loaded state, before the epoch was chosen. None without one.
         """
         if resumed is None or self.progress.next_start().epoch != resumed.epoch + 1 or self.is_over(resumed):
             return
@@ -183,7 +183,7 @@ class LoaderPipeline(LoaderTiming):
         )
 
     def facts(self) -> LoaderState:
-        """Return a state of this loader at no place in particular."""
+        """Return a state with this loader's constant parts. Its epoch and batches are 0."""
         return LoaderState(
             epoch=0,
             batches=0,
@@ -212,9 +212,9 @@ class LoaderPipeline(LoaderTiming):
         )
 
     def _wants_purity_check(self) -> bool:
-        """Whether the next request belongs to the first ones of this loader, which are computed twice.
+        """Return whether the next request is one of this loader's first, which are computed twice.
 
-        A loader that the script makes anew for every epoch counts as one.
+        A loader that the script makes anew for every epoch counts as one loader.
         """
         session = control.current()
         if session is None or session.rank != 0:
@@ -234,7 +234,7 @@ class LoaderPipeline(LoaderTiming):
 
 
 def _check_batch_size(batch_size: int) -> None:
-    """Refuse more samples than a request can ask for; log a warning where fetching is local."""
+    """Reject more samples than a request can name. Only log a warning if fetching is local."""
     limits = Limits()
     if batch_size > limits.max_indices:
         if is_remote():
@@ -243,7 +243,7 @@ def _check_batch_size(batch_size: int) -> None:
 
 
 def shard_of_environment() -> Shard:
-    """Return this process's rank and world size: the launcher's session's, else those of torchrun, else of mpirun."""
+    """Return this process's rank and world size, from the launcher's session, else from torchrun, else from mpirun."""
     session = control.current()
     if session is not None:
         return Shard(session.rank, session.world_size)
@@ -255,13 +255,13 @@ def shard_of_environment() -> Shard:
 
 
 def is_remote() -> bool:
-    """Whether batches come from endpoints in this job."""
+    """Return whether batches come from endpoints in this job."""
     session = control.current()
     return session is not None and session.remote
 
 
 def answer_lengths() -> None:
-    """Have the endpoints answer ``len(spec)``: this host needs no data."""
+    """Make endpoints answer ``len(spec)``, so this host does not need the data."""
     from hetero.loaders import remote
 
     set_describer(remote.num_samples)

@@ -1,4 +1,4 @@
-"""Fetching from endpoints: one fleet per process, one reader per pass."""
+"""Fetching from endpoints, with one fleet per process and one reader per pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _fleet: tuple[int, RankSession, Fleet] | None = None
 
 
 def fleet_for(session: RankSession) -> Fleet:
-    """Return this process's fleet, made at the first use."""
+    """Return this process's fleet, which is made on first use."""
     global _fleet
     with _lock:
         if _fleet is None or _fleet[:2] != (os.getpid(), session):
@@ -46,10 +46,10 @@ def fleet_for(session: RankSession) -> Fleet:
 
 
 def num_samples(spec: DatasetSpec) -> int:
-    """Return the length of a data set as its endpoints describe it; blocks, cached.
+    """Return the length of a data set as its endpoints describe it. Blocks. The answer is cached.
 
     Raises:
-        TypeError: If it has none.
+        TypeError: If the data set does not have a length.
         DatasetError: If the factory raises.
         DataPlaneError: If no endpoint answers.
     """
@@ -62,7 +62,7 @@ def num_samples(spec: DatasetSpec) -> int:
 
 
 def fingerprint(spec: DatasetSpec) -> str:
-    """Return what tells the content of a data set, as its endpoints describe it; raises as `num_samples`."""
+    """Return the fingerprint of a data set's content as its endpoints describe it. Raises like `num_samples`."""
     session = control.current()
     assert session is not None
     return fleet_for(session).describe(spec).fingerprint
@@ -77,15 +77,16 @@ def open_reader(
     on_skips: Callable[[Skips], object],
     on_received: Callable[[int, int], object],
 ) -> CheckedReader:
-    """Return an iterator over the batches of ``requests``, in order; it has ``close``.
+    """Return an iterator over the batches of ``requests``, in order. It has a ``close`` method.
 
     Args:
-        session: Of the job.
-        requests: Taken in the calling thread.
-        prefetch_factor: Batches in flight per active endpoint; None: the reader's default.
-        allocate: Where batches go (pinned memory), given a size in bytes; None: ordinary memory.
-        on_skips: Given the samples of a batch that others stand in for, just before that batch is delivered.
-        on_received: Given the bytes of a batch before compression, and of them those that it saved, at the same time.
+        session: The job's session.
+        requests: The batches to fetch. The iterator is consumed in the calling thread.
+        prefetch_factor: Batches in flight per active endpoint. None for the reader's default.
+        allocate: Function that returns memory for a size in bytes, for example pinned memory. None for ordinary memory.
+        on_skips: Called with the skipped samples of a batch just before that batch is delivered.
+        on_received: Called at the same time with the bytes of a batch before compression, and with the bytes saved by
+            compression.
     """
     fleet = fleet_for(session)
     open_reader = functools.partial(

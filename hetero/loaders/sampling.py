@@ -1,9 +1,8 @@
 """The loader's own order: which samples make batch k of an epoch on a rank.
 
-Pure arithmetic on int64 arrays. Global batch k of world size R and batch size
-B is the slice [k R B, (k + 1) R B) of the epoch's order; rank r takes every
-R-th element of it from the r-th on. The samples of a global batch therefore do
-not depend on R as long as R B is the same.
+This is pure arithmetic on int64 arrays. Let R be the world size and B the batch size. Global batch k is the slice
+[k R B, (k + 1) R B) of the epoch's order. Rank r takes every R-th element of the slice, starting at the r-th. The
+samples of a global batch therefore do not depend on R if R B stays the same.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-_ORDER_TAG = 0x6865_7465_726F  # "hetero": other users of (seed, epoch) get other streams
+_ORDER_TAG = 0x6865_7465_726F  # "hetero" in ASCII, so other users of (seed, epoch) get other streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,9 @@ class Shard:
     """One rank's place among the ranks that share an epoch."""
 
     rank: int = 0
-    """In [0, world_size)."""
+    """Rank in [0, world_size)."""
     world_size: int = 1
-    """Ranks, >= 1."""
+    """Number of ranks, >= 1."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -49,20 +48,20 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedBatch:
-    """The indices of one batch, before anything was fetched."""
+    """The indices of one batch, before the batch is fetched."""
 
     position: int
-    """Of the global batch in the epoch, from 0."""
+    """Position of the global batch in the epoch, from 0."""
     indices: Indices
-    """What the sampler yielded, see `hetero.batches.request.as_indices`."""
+    """Indices that the sampler yielded, see `hetero.batches.request.as_indices`."""
     occurrences: npt.NDArray[np.uint32] | None = None
-    """Per index, how often it came before in the epoch; None: all 0."""
+    """For each index, how often it came before in the epoch. None if all are 0."""
     rank: int | None = None
-    """Whose batch it is; None where the user's sampler decides."""
+    """Rank that the batch belongs to. None if the user's sampler decides."""
     sampler_state: object = None
     """The user's sampler's ``state_dict()`` after this batch, if it has one."""
     num_drawn: int = 0
-    """Indices drawn in this epoch up to and with this batch; 0 for the built-in order."""
+    """Number of indices drawn in this epoch, including this batch. 0 for the built-in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +71,28 @@ class BuiltInOrder:
     num_samples: int
     """Samples in the data set, >= 0."""
     batch_size: int
-    """Per rank, >= 1."""
+    """Samples per batch on each rank, >= 1."""
     seed: int
-    """Signed 64-bit."""
+    """Signed 64-bit seed."""
     shuffle: bool = False
-    """Whether every epoch is a permutation of its own."""
+    """Whether every epoch is a different permutation."""
     drop_last: bool = False
     """Whether an incomplete global batch is left out."""
     padding: bool = True
-    """Whether ranks get equally many samples, with at most world size - 1 repeats."""
+    """Whether all ranks get the same number of samples, with at most world size - 1 repeats."""
     permute: Permute | None = None
-    """Draws the permutation of an epoch; None: `epoch_permutation`."""
+    """Function that draws the permutation of an epoch. None for `epoch_permutation`."""
 
     def num_global_batches(self, world_size: int) -> int:
-        """Return the global batches of an epoch, an incomplete last one included unless dropped."""
+        """Return the number of global batches of an epoch.
+
+        It includes an incomplete last one unless that is dropped.
+        """
         global_batch = self.batch_size * world_size
         return self.num_samples // global_batch if self.drop_last else -(-self.num_samples // global_batch)
 
     def num_batches(self, shard: Shard) -> int:
-        """Return the batches of an epoch on one rank; they differ between ranks only without padding."""
+        """Return the number of batches of an epoch on one rank. Ranks differ only without padding."""
         count = self.num_global_batches(shard.world_size)
         if count and not self.drop_last and not self.padding:
             tail = self.num_samples - (count - 1) * self.batch_size * shard.world_size
@@ -98,15 +100,14 @@ class BuiltInOrder:
         return count
 
     def num_samples_of(self, shard: Shard) -> int:
-        """Return the samples of an epoch on one rank, repeats included."""
+        """Return the number of samples of an epoch on one rank, including repeats."""
         end = self._end(shard.world_size)
         return len(range(shard.rank, end, shard.world_size))
 
     def batches(self, epoch: int, shard: Shard, *, start: int = 0) -> Iterator[PlannedBatch]:
         """Yield one rank's batches from global batch ``start`` on.
 
-        The first one costs O(n) time and 8 bytes per sample where shuffled, a
-        batch after that O(batch size).
+        With shuffling, the first batch costs O(n) time and 8 bytes per sample. Each later batch costs O(batch size).
         """
         world_size = shard.world_size
         count = self.num_global_batches(world_size)
@@ -122,22 +123,22 @@ class BuiltInOrder:
                 yield self._planned(places, order, position, shard.rank)
 
     def num_whole_batches(self, world_size: int) -> int:
-        """Return how many batches `whole_batches` yields in an epoch."""
+        """Return the number of batches that `whole_batches` yields in an epoch."""
         if self.drop_last or self.padding:
             return self.num_global_batches(world_size) * world_size
         return -(-self.num_samples // self.batch_size)
 
     def whole_batches(self, epoch: int, world_size: int, *, start: int = 0) -> Iterator[PlannedBatch]:
-        """Yield consecutive pieces of the order, as torch's ``BatchSampler`` does; rank r's are every R-th of them.
+        """Yield consecutive pieces of the order, as torch's ``BatchSampler`` does. Rank r owns pieces r, r + R, ...
 
-        For accelerate, which shards batches and not samples: its ranks' batches in turn are then in the order of the
-        epoch. The global batches are those of `batches`. With padding and several ranks the last global batch is
-        filled up to its full size, as accelerate does with torch's loader.
+        This is for accelerate, which shards batches instead of samples. The batches of its ranks in turn are then in
+        the order of the epoch. The global batches are those of `batches`. With padding and several ranks the last
+        global batch is filled up to its full size, as accelerate does with torch's loader.
 
         Args:
-            epoch: >= 0.
-            world_size: Ranks that share the batches, >= 1.
-            start: Global batches to pass over.
+            epoch: Epoch, >= 0.
+            world_size: Number of ranks that share the batches, >= 1.
+            start: Number of global batches to skip.
         """
         if start >= self.num_global_batches(world_size):
             return
@@ -156,7 +157,7 @@ class BuiltInOrder:
         return (self.permute or epoch_permutation)(self.num_samples, seed=self.seed, epoch=epoch)
 
     def _end(self, world_size: int) -> int:
-        """Return the end of the epoch's order, padding included."""
+        """Return the end of the epoch's order, including padding."""
         if self.drop_last:
             return self.num_global_batches(world_size) * self.batch_size * world_size
         if self.padding:
@@ -166,7 +167,10 @@ class BuiltInOrder:
     def _planned(
         self, places: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None, position: int, rank: int
     ) -> PlannedBatch:
-        """Return the batch of these places of the epoch; past the end it starts over, which is the padding."""
+        """Return the batch at these places of the epoch's order.
+
+        Places past the end start over, which is the padding.
+        """
         occurrences = None
         if places[-1] >= self.num_samples:
             repeats, places = np.divmod(places, self.num_samples)
@@ -177,12 +181,12 @@ class BuiltInOrder:
 def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Return the order of one epoch: a permutation of ``range(num_samples)`` drawn from (seed, epoch).
 
-    Touches no global generator. O(n): 30 ms for a million samples, 8 bytes each.
+    The global generators are not used. The cost is O(n): 30 ms for a million samples, and 8 bytes per sample.
 
     Args:
         num_samples: Samples in the data set, >= 0.
-        seed: Signed 64-bit.
-        epoch: >= 0.
+        seed: Signed 64-bit seed.
+        epoch: Epoch, >= 0.
     """
     entropy = (_ORDER_TAG, seed % 2**64, epoch)
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))

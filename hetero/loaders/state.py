@@ -1,4 +1,4 @@
-"""Where a loader is: the epochs that come, the batches that were delivered, and both as a checkpoint."""
+"""The position of a loader: the next epochs, the delivered batches, and both as a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,47 +18,48 @@ _ORDERS = ("sequential", "shuffled", "torch", "sampler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """A loader's place in its order, the same on every rank."""
+    """A loader's position in its order, the same on every rank."""
 
     epoch: int
     """The epoch that is being delivered."""
     batches: int
-    """Global batches of it that were delivered."""
+    """Number of global batches of this epoch that were delivered."""
     order: str
     """``sequential``, ``shuffled``, ``torch`` (as torch's samplers shuffle) or ``sampler``."""
     seed: int
-    """The loader's."""
+    """The loader's seed."""
     num_samples: int | None = None
-    """Length of the data set when the epoch began; None for a user's sampler."""
+    """Length of the data set when the epoch began. None for a user's sampler."""
     global_batch: int | None = None
-    """Samples per step over all ranks; None for a user's batch sampler."""
+    """Samples per step over all ranks. None for a user's batch sampler."""
     sampler: object = None
-    """The state of a user's sampler that has one."""
+    """The state of a stateful user's sampler."""
     num_drawn: int = 0
-    """Indices that such a sampler had yielded in this epoch."""
+    """Number of indices that a stateful sampler had yielded in this epoch."""
     left: Mapping[str, object] | None = None
-    """Where such a sampler was left, if the next pass is yet to begin: ``epoch`` of the pass before, and the
-    ``sampler``'s state before the batch of it that was delivered last."""
+    """Where a stateful sampler was left, if the next pass has not begun. The keys are ``epoch``, the epoch of the pass
+    before, and ``sampler``, the sampler's state before the last delivered batch of that pass."""
 
     sampler_epoch: int | None = None
-    """What ``set_epoch`` of a user's sampler was called with last; None: it was not, as far as could be seen."""
+    """The last argument of the user's sampler's ``set_epoch``. None if no call was seen."""
     completed: bool = True
-    """Whether the pass had ended. A state of the loop's last step is of one that had not: what is left of its epoch is
-    an empty pass, so that a script which counts epochs trains as many as without the restart."""
+    """Whether the pass had ended. It had not if the state was taken in the loop's last step. The rest of that epoch is
+    then an empty pass. A script that counts epochs therefore trains the same number of epochs as without the
+    restart."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values: under 1 KiB but for the state of a user's sampler."""
+        """Return plain values, smaller than 1 KiB apart from the state of a user's sampler."""
         return {"version": _VERSION, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
     @classmethod
     def from_dict(cls, value: object) -> LoaderState:
-        """Read what `to_dict` returned.
+        """Return the state in a return value of `to_dict`.
 
         Raises:
-            ConfigError: If it is something else.
+            ConfigError: If the value is something else.
         """
         names = {field.name for field in fields(cls)}
-        later = {"left", "completed", "sampler_epoch"}  # which the first states lacked
+        later = {"left", "completed", "sampler_epoch"}  # missing in states of the first versions
         if not isinstance(value, Mapping) or set(value) | later != names | {"version"}:
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
             raise ConfigError(f"not the state of a hetero DataLoader: found {found}\n  Expected {sorted(names)}.")
@@ -109,34 +110,32 @@ def _is_left(left: Mapping[object, object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a pass begins."""
+    """The start position of a pass."""
 
     epoch: int
     batches: int = 0
-    """Global batches to pass over."""
+    """Number of global batches to skip."""
     sampler: object = None
     num_drawn: int = 0
     may_skip: bool = False
-    """Whether the next epoch is wanted if nothing is left of this one."""
+    """Whether the pass becomes the next epoch if nothing is left of this one."""
     completed: bool = False
-    """Whether the pass that delivered those batches had ended."""
+    """Whether the pass that delivered the skipped batches had ended."""
     num_samples: int | None = None
-    """Length of the data set when the epoch began; None for a user's sampler, and for one that is yet to begin."""
+    """Length of the data set when the epoch began. None for a user's sampler, and for an epoch that has not begun."""
     sampler_epoch: int | None = None
-    """What was set on a user's sampler, of a loaded state only."""
+    """The epoch that was set on a user's sampler. Set only for a loaded state."""
 
 
 class Progress:
-    """Decides which epoch a pass delivers, and counts what it delivered. One thread.
+    """Decides which epoch a pass delivers, and counts the delivered batches. For one thread.
 
-    - The first pass is epoch 0, each one after that the next epoch, whether the
-      one before was completed or left early. A pass begins with its first batch:
-      an iterator that was never asked for one does not count.
-    - `set_epoch` chooses the epoch of the next pass, from its start.
-    - `resume` makes the next pass continue where the state was taken. If
-      nothing is left of that epoch, the pass is the next epoch. It is empty
-      if the state was taken in the loop's last step, before the pass ended,
-      or if `set_epoch` asks for the finished epoch by name.
+    - The first pass is epoch 0. Each later pass is the next epoch, whether the pass before was completed or left early.
+      A pass begins with its first batch. An iterator whose first batch was never requested does not count.
+    - `set_epoch` chooses the epoch of the next pass, which starts at its beginning.
+    - `resume` makes the next pass continue where the state was taken. If nothing is left of that epoch, the pass is the
+      next epoch. The pass is empty instead if the state was taken in the loop's last step, before the pass ended, or if
+      `set_epoch` names the finished epoch.
     """
 
     def __init__(self) -> None:
@@ -150,15 +149,15 @@ class Progress:
         self._completed = False
         self._resume: Start | None = None
         self._resumed: Start | None = None
-        """Where the latest pass began, if that is in the middle of an epoch, where a state was taken."""
+        """Start of the latest pass if it resumed a loaded state in the middle of an epoch."""
         self._has_warned = False
         self._tool_offset = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass.
+        """Set the epoch of the next pass.
 
         Raises:
-            ConfigError: If ``epoch`` is no integer of at least 0.
+            ConfigError: If ``epoch`` is not an integer of at least 0.
         """
         if type(epoch) is not int or epoch < 0:
             raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0")
@@ -168,10 +167,10 @@ class Progress:
         self._named = epoch
 
     def set_epoch_by_tool(self, epoch: int) -> None:
-        """Choose the next epoch on behalf of a tool that counts epochs itself.
+        """Set the epoch of the next pass for a tool that counts epochs itself.
 
-        accelerate and Fabric count from 0 in every process. If their first
-        number after `resume` is 0, it means the epoch of the state.
+        accelerate and Fabric count from 0 in every process. If their first number after `resume` is 0, it means the
+        epoch of the state. Later numbers count from there.
         """
         if self._resume is not None and self._named is None and epoch == 0:
             self._tool_offset = self._resume.epoch
@@ -196,7 +195,7 @@ class Progress:
 
     @property
     def resumed(self) -> Start | None:
-        """Where a loaded state says that the next pass begins; None once one has begun."""
+        """Start of the next pass according to a loaded state. None after that pass has begun."""
         return self._resume
 
     @property
@@ -206,17 +205,17 @@ class Progress:
 
     @property
     def resumes_within_epoch(self) -> bool:
-        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken."""
+        """Whether the next pass continues in the middle of the loaded state's epoch."""
         start = self.next_start()
         return self._resume is not None and start.batches > 0 and not start.completed
 
     @property
     def is_between_passes(self) -> bool:
-        """Whether the next pass was chosen, by `set_epoch` or `resume`, and has not begun."""
+        """Whether `set_epoch` or `resume` chose the next pass, and it has not begun."""
         return self._named is not None or self._resume is not None
 
     def next_start(self) -> Start:
-        """Return where the next pass would begin; changes nothing."""
+        """Return where the next pass would begin, without beginning it."""
         if self._resume is not None and self._named in (None, self._resume.epoch):
             return replace(self._resume, may_skip=self._named is None and self._resume.completed)
         if self._named is not None:
@@ -224,12 +223,12 @@ class Progress:
         return Start(0 if self._epoch is None else self._epoch + 1)
 
     def begin(self) -> tuple[int, Start]:
-        """Begin a pass; return its number, which `advance` takes, and where it starts."""
+        """Begin a pass. Return its number, for `advance`, and its start."""
         start = self.next_start()
         return self.begin_at(start), start
 
     def begin_at(self, start: Start) -> int:
-        """Begin a pass that was given its start before; return its number."""
+        """Begin a pass at the given start. Return its number."""
         self._warn_of_probe(start)
         self._resumed = start if self._resume is not None and start.batches else None
         self._named = self._resume = None
@@ -238,18 +237,18 @@ class Progress:
         return self._passes
 
     def note_length(self, num_samples: int) -> None:
-        """Note the length that the pass that just began was planned for."""
+        """Record the data set's length, as used to plan the latest pass."""
         self._num_samples = num_samples
 
     def skip_to_next_epoch(self) -> Start:
-        """Turn the pass that just began, of which nothing is left, into one of the next epoch."""
+        """Turn the latest pass into a pass of the next epoch, because nothing is left of its own."""
         assert self._epoch is not None
         start = Start(self._epoch + 1)
         self._place(start)
         return start
 
     def advance(self, pass_number: int, *, batches: int, sampler: object = None, num_drawn: int = 0) -> None:
-        """Note what pass ``pass_number`` has delivered so far; only the latest pass counts."""
+        """Record how far pass ``pass_number`` has delivered. Passes other than the latest are ignored."""
         if self.is_latest(pass_number):
             if self._resume is not None and not self._has_warned:
                 self._has_warned = True
@@ -262,16 +261,16 @@ class Progress:
             self._batches, self._sampler, self._num_drawn = batches, sampler, num_drawn
 
     def complete(self, pass_number: int) -> None:
-        """Note that pass ``pass_number`` was delivered to its end."""
+        """Record that pass ``pass_number`` was delivered to its end."""
         if self.is_latest(pass_number):
             self._completed = True
 
     def is_latest(self, pass_number: int) -> bool:
-        """Whether no other pass has begun since."""
+        """Return whether this is the pass that began last."""
         return pass_number == self._passes
 
     def position(self) -> Start:
-        """Return what a checkpoint taken now has to resume: the latest pass, or the one that was chosen since."""
+        """Return the position that a checkpoint taken now must resume: in the latest pass, or in one chosen since."""
         if self._epoch is None or self._named is not None or self._resume is not None:
             return self.next_start()
         return Start(
@@ -284,7 +283,7 @@ class Progress:
         )
 
     def _warn_of_probe(self, start: Start) -> None:
-        """Say that one look at a first batch was what a loaded state was for."""
+        """Log a warning if the script consumed a loaded state by only looking at the first batch."""
         resumed = self._resumed
         if resumed is None or self._completed or self._batches > resumed.batches + 1 or start.batches:
             return

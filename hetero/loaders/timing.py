@@ -1,4 +1,4 @@
-"""The step timer of one loader: made as the job's options say, reported to the launcher, shared by its passes."""
+"""The step timer of one loader. It follows the job's options, reports to the launcher, and is shared by all passes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class LoaderTiming:
     """Step time and data wait of one loader.
 
     Args:
-        name: For reports.
+        name: Name in reports.
 
     Raises:
-        ConfigError: It cannot be told to the launcher.
+        ConfigError: If the name cannot be reported to the launcher.
     """
 
     def __init__(self, name: str) -> None:
         check_name(name)
         self.name = name
-        """For reports."""
+        """Name in reports."""
         self._timer: StepTimer | None = None
         self._timed: object = None
 
     @property
     def timer(self) -> StepTimer:
-        """Measures this loader's steps; made and registered at the first use."""
+        """Timer of this loader's steps. It is made and registered on first use."""
         if self._timer is None:
             self._timer = self._make_timer()
             session = control.current()
@@ -37,13 +37,13 @@ class LoaderTiming:
         return self._timer
 
     def begin_wait(self, owner: object) -> StepTimer:
-        """Begin a data wait of the pass that ``owner`` stands for."""
+        """Begin a data wait of the pass that ``owner`` identifies."""
         self._timed = owner
         self.timer.begin_wait()
         return self.timer
 
     def end_timing(self, owner: object) -> None:
-        """Stop the clock if no other pass has begun a wait since; idempotent."""
+        """Pause the timer unless another pass has begun a wait since. Idempotent."""
         if self._timed is owner:
             self._timed = None
             self.timer.pause()
