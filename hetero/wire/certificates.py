@@ -1,4 +1,4 @@
-"""The certificates of one job, made by the ``openssl`` command: an authority, and a key and certificate per host."""
+"""Makes the certificates of one job with the ``openssl`` command: an authority, and a key and certificate per host."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ __all__ = ["DEFAULT_DAYS", "make_certificates"]
 DEFAULT_DAYS = 30
 _MAX_DAYS = 825
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
-_EARLIER = timedelta(hours=1)  # clocks of hosts differ
+_EARLIER = timedelta(hours=1)  # certificates begin earlier by this, because clocks of hosts differ
 _TIMEOUT_S = 60.0
 _SCRATCH_PREFIX = ".certificates-"
 _MAX_KEY_BYTES = 2**16
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
-# Nothing of the system's configuration counts. `openssl ca`, because `openssl x509` has no first date in all versions.
+# This replaces the system's configuration. `openssl ca` is used because `openssl x509` cannot set the first date in all
+# versions.
 _CONFIG = """\
 [ca]
 default_ca = job
@@ -65,24 +66,25 @@ def make_certificates(
     keep_authority_key: bool = False,
     valid_from: datetime | None = None,
 ) -> None:
-    """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host; the authority's key is not kept.
+    """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host. By default, discard the authority's key.
 
-    All or nothing: the files appear when all of them are there. They can be read by this user alone. The authority's
-    key is on no disk unless it is to be kept; what a call that was killed has left of the others, the next one removes
-    where the file system has locks.
+    The files appear only when all of them have been made. Only this user can read them. The authority's key is never on
+    a disk unless it is kept. A killed call may leave other files behind. The next call removes them if the file system
+    has locks.
 
     Args:
-        folder: Made if it is not there.
-        hosts: Their names as in the description of the cluster.
-        days: Until the certificates end, 1 to 825.
-        keep_authority_key: Whether to write ``ca.key`` as well: who has it can join the job.
-        valid_from: When they begin, an hour ago by default.
+        folder: The folder for the files. It is made if it does not exist.
+        hosts: Names of the hosts as in the description of the cluster.
+        days: Days until the certificates expire, 1 to 825.
+        keep_authority_key: Whether to write ``ca.key`` as well. Its owner can join the job.
+        valid_from: Start of the certificates' validity. The default is one hour ago.
 
     Raises:
-        ConfigError: No openssl, a host's name or ``days`` cannot be, a file is there already, or the folder cannot be
-            written to or not kept to this user.
-        HeteroError: openssl failed.
+        ConfigError: If openssl is not installed, if a host's name or ``days`` is invalid, if a file exists already, or
+            if the folder cannot be written to or be restricted to this user.
+        HeteroError: If openssl failed.
     """
+    # Check the arguments.
     openssl = shutil.which("openssl")
     if openssl is None:
         raise ConfigError(
@@ -93,6 +95,7 @@ def make_certificates(
         raise ConfigError(f"--days is {days}; expected 1 to {_MAX_DAYS}")
     names = [f"{host}.{kind}" for host in hosts for kind in ("pem", "key")]
     _check(folder, hosts, ["ca.pem", *names])
+    # Make everything in a private scratch folder, and move the files when all of them exist.
     begin = datetime.now(timezone.utc) - _EARLIER if valid_from is None else valid_from
     with contextlib.ExitStack() as stack:
         try:
@@ -128,18 +131,18 @@ def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
 
 
 class _Maker:
-    """Runs openssl in a folder that nobody else can read."""
+    """Runs openssl in a folder that other users cannot read."""
 
     def __init__(self, openssl: str, folder: Path, authority_key: int, begin: datetime, end: datetime) -> None:
         self._openssl = openssl
         self._folder = folder
         self._authority_key = authority_key
-        self._authority_key_path = f"/proc/self/fd/{authority_key}"  # of openssl, which inherits it
+        self._authority_key_path = f"/proc/self/fd/{authority_key}"  # valid in openssl, which inherits the descriptor
         self._dates = [f"{when:%Y%m%d%H%M%SZ}" for when in (begin, end)]
         (folder / "index.txt").touch()
 
     def make_authority(self) -> None:
-        """Make the authority's key, in memory, and ``ca.pem``."""
+        """Make the authority's key in memory, and write ``ca.pem``."""
         key = self._authority_key_path
         self._make("ca", "hetero job", "authority", "DNS:unused", "-selfsign", "-keyfile", key, key=key)
 

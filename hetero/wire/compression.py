@@ -1,8 +1,8 @@
-"""Blocks of payload made smaller for networks that are slower than the codec; the packages may be missing.
+"""Compression of payload for networks that are slower than the codec. The codecs' packages may be missing.
 
-Every leaf is cut into blocks of `BLOCK_BYTES`. A block that shrinks travels compressed, any other as it is. Blocks are
-independent of each other, so that a receiver needs one of them as extra memory, and undoes one while the kernel
-receives the next. lz4 and zstandard give up the interpreter's lock meanwhile.
+Every leaf is cut into blocks of `BLOCK_BYTES`. A block that shrinks is sent compressed, any other block as it is.
+Blocks are independent of each other. A receiver therefore needs only one block as extra memory, and decompresses one
+while the kernel receives the next. lz4 and zstandard release the interpreter's lock during this.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _PACKAGES = {"lz4": ("lz4", "lz4.block"), "zstd": ("zstandard", "zstandard")}  #
 _CODES = {"lz4": pb.LZ4, "zstd": pb.ZSTD}
 _NAMES: dict[int, str] = {code: name for name, code in _CODES.items()}
 COMPRESSIONS = tuple(_CODES)
-"""What `hetero.torch.DataLoader` takes."""
+"""Values of the ``compression`` argument of `hetero.torch.DataLoader`."""
 
-_MIN_BLOCK_BYTES = 1024  # less is a packet anyway
-_MIN_GAIN = 32  # a block that does not shrink by one part of so many is not worth undoing
+_MIN_BLOCK_BYTES = 1024  # a smaller block is one packet anyway
+_MIN_GAIN = 32  # a block is sent compressed only if it shrinks by at least 1/32
 _ZSTD_LEVEL = 1  # photographs: 0.5 GB/s; level 3 halves that for 8 % fewer bytes
 
 
 class ChecksumError(ProtocolError):
-    """A batch is not what was sent; asking again may help."""
+    """A batch arrived damaged. Requesting it again may help."""
 
 
 class Codec(Protocol):
     """One codec. For one thread at a time."""
 
     def compress(self, block: memoryview) -> bytes:
-        """Return the block in fewer bytes, or in more."""
+        """Return the compressed block, which may be larger than the block."""
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
-        """Undo `compress` into ``room``, never beyond.
+        """Undo `compress`. Write the block into ``room`` and never beyond its end.
 
         Raises:
-            ChecksumError: If ``data`` is damaged or does not give exactly as many bytes.
+            ChecksumError: If ``data`` is damaged or does not fill ``room`` exactly.
         """
 
 
@@ -71,21 +71,21 @@ class _Lz4:
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
         try:
-            # The size bounds what is allocated and written, whatever the data say.
+            # The given size bounds what is allocated and written, even if the data state another size.
             block = self._block.decompress(data, uncompressed_size=len(room))
         except self._block.LZ4BlockError as error:
             raise _damaged(data, room) from error
         if len(block) != len(room):
             raise _damaged(data, room)
-        room[:] = block  # there is no call that decompresses in place; this takes a tenth of its time
+        room[:] = block  # lz4 cannot decompress in place, and this copy takes a tenth of the decompression time
 
 
 class _Zstd:
     def __init__(self, module: Any) -> None:
         self._module = module
 
-    # Only one of them is made, in 50 us: each batch has its codec, which goes one way. Kept for its thread a compressor
-    # would keep its tables too: 1.3 MiB for each of an endpoint's connections.
+    # Each batch has its own codec, which either compresses or decompresses, so only one of the two is made (50 us). A
+    # compressor kept for each thread would also keep its tables: 1.3 MiB for each of an endpoint's connections.
 
     @cached_property
     def _compressor(self) -> Any:
@@ -93,7 +93,7 @@ class _Zstd:
 
     @cached_property
     def _decompressor(self) -> Any:
-        # A frame names the memory that it wants for its window: 128 MiB, if nobody objects.
+        # A frame states the memory for its window. Without this bound it could take 128 MiB.
         return self._module.ZstdDecompressor(max_window_size=BLOCK_BYTES)
 
     def compress(self, block: memoryview) -> bytes:
@@ -101,7 +101,7 @@ class _Zstd:
         return compressed
 
     def decompress(self, data: memoryview, room: memoryview) -> None:
-        # Not `ZstdDecompressor.decompress`, which allocates what the frame says.
+        # `ZstdDecompressor.decompress` is not used, because it allocates the size that the frame states.
         try:
             with self._decompressor.stream_reader(data) as stream:
                 is_whole = stream.readinto(room) == len(room) and not stream.read(1)
@@ -120,15 +120,15 @@ def _damaged(data: memoryview, room: memoryview) -> ChecksumError:
 
 @cache
 def _module(name: str) -> Any:
-    """Return the module of a codec, None if it is not installed."""
+    """Return the module of a codec, or None if it is not installed."""
     try:
-        return importlib.import_module(_PACKAGES[name][1])  # allowed: a name of ours
+        return importlib.import_module(_PACKAGES[name][1])  # allowed: the name is one of _PACKAGES
     except ImportError:
         return None
 
 
 def is_installed(name: str) -> bool:
-    """Tell whether `load_codec` has what it needs."""
+    """Return whether the package that `load_codec` needs is installed."""
     return _module(name) is not None
 
 
@@ -151,15 +151,15 @@ def load_codec(name: str) -> Codec:
 
 
 def package_of(name: str) -> str:
-    """Return what to install for one of `COMPRESSIONS`."""
+    """Return the package to install for one of `COMPRESSIONS`."""
     return _PACKAGES[name][0]
 
 
 def compression_to_proto(name: str | None) -> pb.Compression:
-    """Return the message's value for one of `COMPRESSIONS`, or None.
+    """Return the protobuf value for one of `COMPRESSIONS` or for None.
 
     Raises:
-        ConfigError: If it is something else.
+        ConfigError: If the name is something else.
     """
     if name is None:
         return pb.COMPRESSION_NONE
@@ -188,7 +188,7 @@ def raw_block_sizes(leaf_nbytes: int) -> list[int]:
 
 
 def compress_leaf(data: memoryview, codec: Codec) -> tuple[list[memoryview], list[int]]:
-    """Return a leaf's blocks as they travel, and of each its size if it is compressed, else 0."""
+    """Return a leaf's blocks as they are sent, and for each block its size if it is compressed, else 0."""
     pieces: list[memoryview] = []
     sizes: list[int] = []
     for begin in range(0, len(data), BLOCK_BYTES):
@@ -204,29 +204,35 @@ def compress_leaf(data: memoryview, codec: Codec) -> tuple[list[memoryview], lis
 
 
 class BlockReader:
-    """Receives the blocks of one payload, one after the other, into where they belong.
+    """Receives the blocks of one payload in order, and writes their contents to the targets.
 
     Args:
-        codec: Undoes them.
-        sizes: Of each block, as `compress_leaf` returns them; checked against what the block is to become.
+        codec: Decompresses the blocks.
+        sizes: Size of each block, as `compress_leaf` returns it. Each must already be checked against the block's
+            uncompressed size.
     """
 
     def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
         self._codec = codec
         self._sizes = sizes
-        self._index = 0  # of the block that is coming
-        self._received = 0  # bytes of it
+        self._index = 0  # index of the arriving block
+        self._received = 0  # bytes of this block that have arrived
         self._scratch = memoryview(b"")
 
     def room(self, target: memoryview) -> memoryview:
-        """Return where the next bytes go, given where the block that is coming belongs; may allocate a block."""
+        """Return the buffer for the next bytes of the arriving block, which belongs to ``target``.
+
+        May allocate a block.
+        """
         size = self._sizes[self._index]
-        if size > len(self._scratch):  # the first that is compressed
+        if size > len(self._scratch):  # at the first compressed block
             self._scratch = np.empty(max(self._sizes), np.uint8).data
         return (self._scratch[:size] if size else target)[self._received :]
 
     def filled(self, nbytes: int, target: memoryview) -> int:
-        """Take note that so many bytes of the `room` are there; return how many of the target are now.
+        """Record that this number of bytes was received into the `room`. Return how many bytes of the target are done.
+
+        The result is 0 until the block is complete.
 
         Raises:
             ChecksumError: If the block is complete and damaged.

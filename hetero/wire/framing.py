@@ -1,11 +1,13 @@
-"""A nested batch <-> an answer: a message, and the payload after it.
+"""A nested batch <-> an answer, which is a message and the payload after it.
 
-The message is a protobuf ``Answer``: the header of a batch (version, structure, sizes, checksum), the failure of
-the user's code, or a refusal; each with the checksum of the request that it answers, so that the answer to another
-request, or to one that was damaged on its way, does not pass. After a header come the leaves' bytes one after the
-other, with nothing between them: sent from the batch's own memory, received into memory that is the batch's. Compressed
-ones come in blocks, whose sizes the header says (`hetero.wire.compression`); the checksum is of what they were before.
-No I/O here.
+The message is a protobuf ``Answer``. It is either the header of a batch (version, structure, sizes, checksum), the
+failure of the user's code, or a refusal. Each carries the checksum of the request that it answers. A receiver can
+therefore reject the answer to another request, or to a request that was damaged on its way.
+
+The payload follows a header. It consists of the leaves' bytes one after the other, without separators. It is sent from
+the batch's own memory, and received directly into the memory of the new batch. A compressed payload comes in blocks,
+and the header lists their sizes (`hetero.wire.compression`). The checksum covers the uncompressed bytes. This module
+does not do I/O.
 """
 
 from __future__ import annotations
@@ -50,16 +52,16 @@ __all__ = [
 ]
 
 _CHUNK_BYTES = 16 * 2**20
-"""Received and checked at once. Less costs no less of the processor, and takes the interpreter's lock more often: for
-each time, a training loop in Python may keep a thread waiting for 5 ms."""
+"""Bytes that are received and checked at once. Smaller chunks do not save CPU time, and take the interpreter's lock
+more often. Each time, a training loop in Python may keep the thread waiting for 5 ms."""
 _MAX_DETAILS = 500
 _TAGS = {"header": 0x0A, "failure": 0x12, "refusal": 0x1A}
-"""First byte of an answer: field number << 3 | 2, "length-delimited"."""
+"""First byte of each kind of answer: field number << 3 | 2, which means "length-delimited"."""
 _DEFAULT_LIMITS = Limits()
 
 
 class Refusal(enum.Enum):
-    """Why a request gets no batch, where that is not the user's code's doing."""
+    """Reason why an endpoint does not answer a request with a batch, other than a failure of the user's code."""
 
     BUSY = "it has too many requests in work"
     UNPREPARED = "it has not built the data set"
@@ -84,11 +86,12 @@ class EncodedBatch:
 
     Args:
         batch: See `hetero.batches.structure.flatten`.
-        limits: Bounds of what is sent.
-        num_queued: Requests that wait on this endpoint.
-        copy: Whether the batch may change or go before it is sent. Without, its memory is what is sent.
-        skips: The samples that others stand in for.
-        request: What it answers, as it arrived.
+        limits: Bounds that the batch must not exceed.
+        num_queued: Number of requests that wait on this endpoint.
+        copy: Whether to copy the batch, because it may change or be freed before it is sent. Otherwise its own memory
+            is sent.
+        skips: The skipped samples of the batch.
+        request: The bytes of the answered request, as they arrived.
 
     Raises:
         UnsupportedBatchError: If something in the batch cannot be sent, or the batch exceeds a limit.
@@ -117,7 +120,7 @@ class EncodedBatch:
         if copy:
             self._pieces = [_copy(data) for data in self._pieces]
         self.nbytes: int = sum(map(len, self._pieces))
-        """Payload, uncompressed."""
+        """Bytes of the payload, uncompressed."""
         skipped = encode_skips(skips)
         hasher = xxhash.xxh3_64(structure)
         hasher.update(skipped)
@@ -134,13 +137,13 @@ class EncodedBatch:
         self._request = _digest(request)
 
     def compress(self, name: str) -> None:
-        """Compress the payload, where that makes it smaller; once, before it is sent.
+        """Compress the blocks of the payload that become smaller. Call this once at most, before sending.
 
         Args:
             name: One of `hetero.wire.compression.COMPRESSIONS`.
 
         Raises:
-            ConfigError: If its package is not installed here; nothing has changed then.
+            ConfigError: If its package is not installed here. The batch is then unchanged.
         """
         codec = load_codec(name)
         self._header.compression = compression_to_proto(name)
@@ -152,30 +155,30 @@ class EncodedBatch:
 
     @property
     def message(self) -> bytes:
-        """What precedes the payload; made anew each time."""
+        """Bytes that precede the payload, made anew on each access."""
         return pb.Answer(header=self._header, request=self._request).SerializeToString()
 
     @property
     def payload(self) -> Sequence[memoryview]:
-        """What follows the message: bytes, read-only or not, of at least one byte each."""
+        """Buffers that follow the message, each of at least one byte. They may be read-only."""
         return self._pieces
 
 
 def why_unsendable(batch: Any, limits: Limits = _DEFAULT_LIMITS) -> str | None:
-    """Return why a data host could not send a batch, None if it could; raises nothing and copies no dense tensor."""
+    """Return why a data host could not send a batch, or None. Never raises, and does not copy dense tensors."""
     try:
         EncodedBatch(batch, limits=limits, copy=False)
-    except Exception as error:  # noqa: BLE001 - whatever objects of the user's raise, a data host would report it too
+    except Exception as error:  # noqa: BLE001 - a data host would report whatever the user's objects raise
         return str(error)
     return None
 
 
 def encode_failure(failure: SampleFailure, *, request: bytes = b"") -> bytes:
-    """Return the answer that says that the user's code raised.
+    """Return the answer that reports an exception of the user's code.
 
     Args:
-        failure: What is known of it.
-        request: What it answers, as it arrived.
+        failure: Description of the exception.
+        request: The bytes of the answered request, as they arrived.
     """
     return pb.Answer(failure=failure_to_proto(failure), request=_digest(request)).SerializeToString()
 
@@ -184,16 +187,16 @@ def encode_refusal(refusal: Refusal, details: str, *, request: bytes = b"") -> b
     """Return the answer that refuses the request.
 
     Args:
-        refusal: Why.
-        details: In words; cut if they are long.
-        request: What it answers, as it arrived.
+        refusal: The reason.
+        details: More about the reason. Long text is cut.
+        request: The bytes of the answered request, as they arrived.
     """
     message = pb.Refusal(reason=refusal.name, details=details[:_MAX_DETAILS])
     return pb.Answer(refusal=message, request=_digest(request)).SerializeToString()
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Return a writable buffer; unlike bytearray, NumPy does not clear it first."""
+    """Return a writable buffer. Unlike bytearray, NumPy does not clear it first."""
     return np.empty(nbytes, np.uint8).data
 
 
@@ -204,7 +207,7 @@ def _copy(data: memoryview) -> memoryview:
 
 
 class BatchDecoder:
-    """Rebuilds one batch from its answer, trusting nothing of it.
+    """Rebuilds one batch from its answer, which is not trusted.
 
         decoder.take_message(stream.receive_message(limits.max_answer_bytes))
         while not decoder.done:
@@ -214,12 +217,13 @@ class BatchDecoder:
         batch = decoder.result()
 
     Args:
-        limits: Nothing beyond them is accepted, or allocated.
-        allocate: Returns a writable buffer of so many bytes, for one tensor; pinned memory, say. torch does not pin
-            other leaves either.
-        compression: What was asked for; another one is not accepted.
-        max_skipped: Samples that others may stand in for: 0 if the request does not allow it.
-        request: What was sent: the answer to another one, or to this one damaged on its way, is not accepted.
+        limits: Larger answers are rejected before memory is allocated for them.
+        allocate: Returns a writable buffer of the given number of bytes for one tensor, for example pinned memory.
+            Other leaves do not use it, because torch does not pin them either.
+        compression: The requested compression. Any other compression is rejected.
+        max_skipped: Largest number of skipped samples. 0 if the request does not allow skips.
+        request: The request as it was sent. The answer to another request, or to this one damaged on its way, is
+            rejected.
 
     Raises:
         ConfigError: If the package of that compression is not installed here.
@@ -244,42 +248,44 @@ class BatchDecoder:
         self._tree: Tree = None
         self._shapes: list[LeafShape] = []
         self._buffers: list[memoryview] = []
-        self._leaf_index = -1  # of the leaf that is being filled: the last of the buffers
-        self._filled = 0  # bytes of that leaf
-        self._missing = 0  # bytes of payload
+        self._leaf_index = -1  # index of the leaf that is being filled, which has the last of the buffers
+        self._filled = 0  # bytes of that leaf that have arrived
+        self._missing = 0  # bytes of payload that have not arrived
         self._expected_checksum = 0
         self._hasher = xxhash.xxh3_64()
         self._request = _digest(request)
 
         self.nbytes = 0
-        """Payload, uncompressed; 0 before the header has come."""
+        """Bytes of the payload, uncompressed. 0 until the header has arrived."""
         self.saved_bytes = 0
-        """Of the payload, by compression."""
+        """Bytes of the payload that compression saved."""
         self.lacks_compression = False
-        """Whether the endpoint has not the package for what was asked of it."""
+        """Whether the endpoint lacks the package of the requested compression."""
         self.skips: Skips | None = None
-        """The samples that others stand in for."""
+        """The skipped samples of the batch."""
         self.num_queued = 0
-        """Requests that waited on the endpoint."""
+        """Number of requests that waited on the endpoint."""
 
     @property
     def done(self) -> bool:
-        """Whether the batch is complete and its checksum right."""
+        """Whether the batch is complete and its checksum is right."""
         return self._has_header and self._missing == 0
 
     def take_message(self, message: bytes) -> None:
-        """Take the message that an answer begins with; allocates nothing.
+        """Process the message that an answer begins with, without allocating memory for the payload.
 
         Raises:
-            DatasetError: If it says that the user's code raised.
-            RefusedError: If it refuses the request.
-            ChecksumError: If it answers another request; or there is no payload, and the batch is not what was sent.
-            ProtocolError: If `EncodedBatch` would not have made this here. The decoder is of no use any more.
+            DatasetError: If the message reports an exception of the user's code.
+            RefusedError: If the message refuses the request.
+            ChecksumError: If the message answers another request, or if a batch without payload arrived damaged.
+            ProtocolError: If this version of `EncodedBatch` would not have made the message. The decoder is then
+                unusable.
         """
         if len(message) > self._limits.max_answer_bytes:
             raise ProtocolError(
                 f"an answer has {len(message)} bytes, at most {self._limits.max_answer_bytes} are allowed"
             )
+        # There must be exactly one part, and it must answer this request.
         answer = parse(pb.Answer, message)
         part = answer.WhichOneof("part")
         if part is None:
@@ -299,11 +305,11 @@ class BatchDecoder:
 
     @property
     def needs_memory(self) -> bool:
-        """Whether `room` allocates a leaf next: not to be called before a byte of it has come."""
+        """Whether the next call of `room` allocates a leaf. Wait for a byte of the leaf before that call."""
         return self._leaf_index < 0 or self._filled == self._shapes[self._leaf_index].nbytes
 
     def room(self) -> memoryview:
-        """Return where the next bytes of payload go; only while the batch is not complete."""
+        """Return the buffer for the next bytes of payload. Call this only until the batch is complete."""
         if self.needs_memory:
             self._next_leaf()
         if self._blocks is not None:
@@ -311,10 +317,10 @@ class BatchDecoder:
         return self._buffers[-1][self._filled : self._filled + _CHUNK_BYTES]
 
     def filled(self, nbytes: int) -> None:
-        """Take note that so many bytes of the `room` are there now.
+        """Record that this number of bytes has been received into the `room`.
 
         Raises:
-            ChecksumError: If these were the last ones, of the batch or of a block, and it is not what was sent.
+            ChecksumError: If these bytes complete the batch or a block, and it arrived damaged.
         """
         if self._blocks is not None:
             nbytes = self._blocks.filled(nbytes, self._block())
@@ -324,11 +330,11 @@ class BatchDecoder:
         self._check_end()
 
     def result(self) -> Any:
-        """Return the batch, whose tensors and arrays are writable and own their memory; once.
+        """Return the batch. Its tensors and arrays are writable and own their memory. Call this once only.
 
         Raises:
-            ProtocolError: If it is not complete, or its parts do not make a batch here.
-            UnknownTypeError: If it is what was sent, and holds a type that this process does not have.
+            ProtocolError: If the batch is not complete, or its parts do not make a batch in this process.
+            UnknownTypeError: If the batch is intact but contains a type that this process does not have.
         """
         if not self.done:
             raise ProtocolError(f"a batch ended early: {self._missing} of {self.nbytes} bytes are missing")
@@ -348,6 +354,7 @@ class BatchDecoder:
         return unflatten(self._tree, leaves)
 
     def _take_header(self, header: pb.BatchHeader) -> None:
+        # Check versions and sizes before anything is allocated.
         if header.protocol != PROTOCOL:
             raise ProtocolError(
                 f"the endpoint speaks protocol {header.protocol}, this side {PROTOCOL}\n"
@@ -379,7 +386,7 @@ class BatchDecoder:
         self._has_header = True
 
     def _take_blocks(self, header: pb.BatchHeader, shapes: Sequence[LeafShape]) -> None:
-        """Check what is said of compression, before anything is allocated."""
+        """Check the header's fields about compression, before anything is allocated."""
         compression = compression_from_proto(header.compression)
         if compression is None:
             self.lacks_compression = True
@@ -391,14 +398,14 @@ class BatchDecoder:
         if len(sizes) != len(expected):
             raise ProtocolError(f"a batch has {len(sizes)} compressed blocks, its leaves make {len(expected)}")
         for size, raw_size in zip(sizes, expected, strict=True):
-            if size >= raw_size:  # it would have travelled as it is
+            if size >= raw_size:  # such a block would have been sent uncompressed
                 raise ProtocolError(f"a compressed block has {size} bytes, it is to give {raw_size}")
             if size:
                 self.saved_bytes += raw_size - size
         self._blocks = BlockReader(self._codec, sizes)
 
     def _block(self) -> memoryview:
-        """Return where the block belongs that is coming."""
+        """Return the part of the leaf that the arriving block fills."""
         return self._buffers[-1][self._filled : self._filled + BLOCK_BYTES]
 
     def _check_end(self) -> None:
@@ -419,7 +426,7 @@ class BatchDecoder:
 
 
 def _digest(request: bytes) -> int:
-    """Return what an answer says of the request that it answers; 0: that it arrived as no whole one."""
+    """Return the checksum by which an answer names its request, or 0 if the request did not arrive whole."""
     return xxhash.xxh3_64_intdigest(request) if request else 0
 
 

@@ -18,13 +18,13 @@ def encode_keys(messages: Any, indices: Sequence[Index], limits: Limits) -> None
     """Append the messages of some indices.
 
     Args:
-        messages: Repeated field of ``Key``.
-        indices: As `hetero.batches.request.as_indices` returns them.
-        limits: The receiver's.
+        messages: Repeated field of ``Key`` messages.
+        indices: Indices as `hetero.batches.request.as_indices` returns them.
+        limits: The receiver's limits.
 
     Raises:
-        ConfigError: If an index exceeds a limit, or is of another type.
-        ValueError: If a text is not UTF-8.
+        ConfigError: If an index exceeds a limit, or has an unsupported type.
+        ValueError: If a text cannot be encoded in UTF-8.
     """
     encoder = _Encoder(limits)
     for index in indices:
@@ -35,7 +35,7 @@ def decode_keys(messages: Iterable[pb.Key], limits: Limits) -> tuple[Index, ...]
     """Return the indices in some messages.
 
     Raises:
-        ProtocolError: If `encode_keys` could not have made them.
+        ProtocolError: If `encode_keys` could not have made the messages.
     """
     decoder = _Decoder(limits)
     return tuple([decoder.index(message, 0) for message in messages])

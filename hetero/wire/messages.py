@@ -1,4 +1,7 @@
-"""Protobuf messages from bytes of another process. Apart from `hetero.wire.trees`, so that launchers need no NumPy."""
+"""Parses protobuf messages of other processes.
+
+This module is separate from `hetero.wire.trees` because launchers use it without importing NumPy.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ def parse(kind: type[_Message], data: bytes) -> _Message:
     """Return the message in these bytes.
 
     Raises:
-        ProtocolError: If they are none.
+        ProtocolError: If the bytes are not a message of this kind.
     """
     message = kind()
     try:
         message.ParseFromString(data)
-    # The pure-Python implementation raises the others, for text that is not UTF-8 and for deep nesting.
+    # protobuf's pure-Python implementation raises ValueError for text that is not UTF-8, and RecursionError for deep
+    # nesting.
     except (DecodeError, ValueError, RecursionError) as exc:
         raise ProtocolError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name} message: {type(exc).__name__}") from None
     return message

@@ -30,7 +30,7 @@ __all__ = [
 
 _DEFAULT_LIMITS = Limits()
 _MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
-"""Of a failure's fields; with 4,000 for each of the others they stay below `Limits.max_failure_bytes`."""
+"""Largest size of a failure's fields. With 4,000 for each other field, the sum is below `Limits.max_failure_bytes`."""
 _MAX_TYPES = 16
 _MAX_TYPE_BYTES = 400
 _LENGTH_DELIMITED = 2
@@ -38,7 +38,7 @@ _MAX_BYTES_BY_NUMBER = {
     pb.FetchRequest.INDICES_FIELD_NUMBER: 8 * 2**20,
     pb.FetchRequest.OCCURRENCES_FIELD_NUMBER: 5 * 2**20,
 }
-"""Of a request's field, all of its parts together; the others may have `MAX_KEYED_FETCH_BYTES` each."""
+"""Largest size of a request's field, summed over its parts. Each other field may have `MAX_KEYED_FETCH_BYTES`."""
 _MAX_OCCURRENCES = 2**20
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
 
@@ -49,7 +49,7 @@ def spec_to_proto(spec: DatasetSpec) -> pb.DatasetSpec:
 
 
 def spec_from_proto(message: pb.DatasetSpec) -> DatasetSpec:
-    """Return the spec in a message; whether such a data set is registered is not looked at.
+    """Return the spec in a message, without checking that such a data set is registered.
 
     Raises:
         ProtocolError: If the name or the arguments break the rules of `DatasetSpec`.
@@ -61,10 +61,10 @@ def spec_from_proto(message: pb.DatasetSpec) -> DatasetSpec:
 
 
 def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.FetchRequest:
-    """Return the message of a request; it asks for at most ``limits.max_batch_bytes``.
+    """Return the message of a request for a batch of at most ``limits.max_batch_bytes``.
 
     Raises:
-        ConfigError: If the request exceeds a limit, or a number its range.
+        ConfigError: If the request exceeds a limit, or a number is out of range.
     """
     if len(request.indices) > limits.max_indices:
         raise ConfigError(too_many_samples(len(request.indices), limits))
@@ -88,7 +88,7 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             message.indices.extend(request.indices.tolist())
         else:
             encode_keys(message.keys, request.indices, limits)
-    except ValueError as exc:  # protobuf's, for a number out of range or text that is not UTF-8
+    except ValueError as exc:  # protobuf raises it for a number out of range or text that is not UTF-8
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
     if request.occurrences is not None and request.occurrences.any():
         message.occurrences.extend(request.occurrences.tolist())
@@ -96,7 +96,7 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
 
 
 def too_many_samples(num_samples: int, limits: Limits = _DEFAULT_LIMITS) -> str:
-    """Return what is wrong with a batch of so many samples, and what to do."""
+    """Return the error message for a batch with this number of samples, including advice."""
     return (
         f"a batch of {num_samples} samples cannot come from a data host, at most {limits.max_indices} can\n"
         "  Use a smaller batch_size, or a data set whose samples are rows of several."
@@ -107,7 +107,7 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     """Return the bytes of a request.
 
     Raises:
-        ConfigError: As `to_proto`, and if there are too many bytes.
+        ConfigError: As in `to_proto`, and if the request has too many bytes.
     """
     message = to_proto(request, limits)
     data = message.SerializeToString()
@@ -124,8 +124,9 @@ def parse_request(data: bytes) -> pb.FetchRequest:
     """Return the message of a request.
 
     Raises:
-        ProtocolError: If it is none; or large, and not made of few fields, none with more elements than a batch may
-            have: every key is a field, and keys and occurrences take many times their bytes once they are parsed.
+        ProtocolError: If the bytes are not a request. Also if a large request has keys, too many or too large fields,
+            or more occurrences than a batch may have samples. Every key is a field, and keys and occurrences take many
+            times their bytes when they are parsed.
     """
     if len(data) > MAX_FETCH_BYTES:
         raise ProtocolError(f"a request has {len(data)} bytes, at most {MAX_FETCH_BYTES} are allowed")
@@ -138,7 +139,10 @@ def parse_request(data: bytes) -> pb.FetchRequest:
 
 
 def _has_few_fields(data: bytes) -> bool:
-    """Return whether a message has no more fields than a request, none too large, and no key."""
+    """Return whether a message is without keys and within the limits on its fields.
+
+    The limits are the number of fields of a request, the size of each field, and the number of occurrences.
+    """
     position = num_occurrences = 0
     sizes: dict[int, int] = {}
     for _ in range(len(pb.FetchRequest.DESCRIPTOR.fields)):
@@ -167,7 +171,7 @@ def _has_few_fields(data: bytes) -> bool:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number, and where it ends; beyond the data if it does not."""
+    """Return a varint and the position after it. The position is beyond the data if the varint does not end."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
@@ -181,10 +185,10 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> BatchRequest:
-    """Return the request in a message. ``max_batch_bytes`` stays there: see `Limits.within`.
+    """Return the request in a message, without its ``max_batch_bytes`` (see `Limits.within`).
 
     Raises:
-        ProtocolError: If the versions differ, or `to_proto` could not have made it.
+        ProtocolError: If the versions differ, or `to_proto` could not have made the message.
     """
     if message.protocol != PROTOCOL:
         raise ProtocolError(
@@ -228,7 +232,7 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
 
 
 def failure_to_proto(failure: SampleFailure) -> pb.Failure:
-    """Return the message of a failure; text that is too long for one loses its middle."""
+    """Return the message of a failure. Text that is too long loses its middle."""
     texts = dataclasses.asdict(failure)
     types = [_bounded(name, _MAX_TYPE_BYTES) for name in texts.pop("types")[:_MAX_TYPES]]
     bounded = {name: _bounded(text, _MAX_TEXT_BYTES.get(name, 4_000)) for name, text in texts.items()}
@@ -236,7 +240,7 @@ def failure_to_proto(failure: SampleFailure) -> pb.Failure:
 
 
 def failure_from_proto(message: pb.Failure) -> SampleFailure:
-    """Return the failure in a message, as text that no log can mistake for its own lines.
+    """Return the failure in a message. Its text is escaped, so it cannot imitate lines of a log.
 
     Raises:
         ProtocolError: If the stage is unknown.
@@ -251,7 +255,7 @@ def failure_from_proto(message: pb.Failure) -> SampleFailure:
 
 
 def _bounded(text: str, limit: int) -> str:
-    """Return UTF-8 text of at most so many bytes."""
+    """Return the text, shortened to at most ``limit`` bytes of UTF-8."""
     data = text.encode(errors="backslashreplace")
     if len(data) > limit:
         data = data[: limit // 4] + b" ... cut ... " + data[16 - limit + limit // 4 :]
@@ -259,6 +263,6 @@ def _bounded(text: str, limit: int) -> str:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Escape control characters, line ends too unless the text may have several lines."""
+    """Return the text with control characters escaped. Line ends are escaped too unless ``lines`` is set."""
     keep = "\n\t" if lines else ""
     return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)

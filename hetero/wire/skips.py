@@ -1,4 +1,4 @@
-"""What was skipped in a batch <-> bytes in the header of its answer."""
+"""The skipped samples of a batch <-> bytes in the header of its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["decode_skips", "encode_skips"]
 
 
 def encode_skips(skips: Skips | None) -> bytes:
-    """Return a serialised ``Skips``, without epoch and host; empty for None."""
+    """Return a serialised ``Skips`` without epoch and host. Return empty bytes for None."""
     if skips is None:
         return b""
     listed = [pb.Skip(index=skip.index, exception=skip.exception) for skip in skips.listed]
@@ -21,14 +21,14 @@ def encode_skips(skips: Skips | None) -> bytes:
 
 
 def decode_skips(data: bytes, *, max_skipped: int) -> Skips | None:
-    """Return what was skipped, epoch and host left open; None for no bytes.
+    """Return the skipped samples, without epoch and host. Return None for empty bytes.
 
     Args:
-        data: Of the header.
-        max_skipped: Samples that may have been skipped: 0 if the request allows none.
+        data: The bytes in the header.
+        max_skipped: Largest number of skipped samples. 0 if the request does not allow skips.
 
     Raises:
-        ProtocolError: If `encode_skips` would not have made this for such a request.
+        ProtocolError: If `encode_skips` would not have made these bytes for such a request.
     """
     if not data:
         return None

@@ -1,8 +1,9 @@
-"""TCP connections that carry requests and batches: bounded messages, payload without copies, deadlines.
+"""TCP connections that carry requests and batches, with bounded messages, payload without copies, and deadlines.
 
-A message is its length (4 bytes, little-endian) and its bytes. Payload has no frame: both sides know its size.
-Calls block in the kernel, without the interpreter's lock and for at most a second at a time, which is
-how often a deadline, or `Stream.shut_down` by another thread, is looked at where the kernel does not tell at once.
+A message is sent as its length (4 bytes, little-endian) and its bytes. Payload is sent without a length because both
+sides know its size. Calls block in the kernel without holding the interpreter's lock, for at most one second at a time.
+Deadlines are therefore checked every second. So is `Stream.shut_down` by another thread if the kernel does not wake the
+blocked call at once.
 """
 
 from __future__ import annotations
@@ -24,42 +25,43 @@ __all__ = ["DeadlineError", "Stream", "connect", "listen"]
 _LENGTH = struct.Struct("<I")
 _SLICE = struct.pack("ll", 1, 0)  # a struct timeval of one second
 _BUFFER_BYTES = 64 * 2**10
-_WAKE_BYTES = 256 * 2**10  # as many must have come to wake a thread that waits for far more
-_DIRECT_BYTES = 16 * 2**10  # less than this is received through the buffer: one call of the system for many
-_MAX_PIECES = 512  # of one call; the system takes 1,024
+_WAKE_BYTES = 256 * 2**10  # bytes that must have arrived to wake a thread that waits for far more
+_DIRECT_BYTES = 16 * 2**10  # less than this is received through the buffer, to save system calls
+_MAX_PIECES = 512  # pieces per system call, whose limit is 1,024
 _KEEPALIVE_S = 10
 _NUM_PROBES = 3
 _CONNECT_TIMEOUT_S = 5.0
 
 
 class DeadlineError(TimeoutError):
-    """A deadline passed: the caller's, not one of the system's."""
+    """The caller's deadline passed. A timeout of the operating system is a plain `TimeoutError`."""
 
 
 class Stream:
-    """One connection. For one thread at a time, but `shut_down` and `is_ended` may be called from any, at any time.
+    """One connection. For one thread at a time, but any thread may call `shut_down` and `is_ended` at any time.
 
-    What `hetero.wire.tls_streams.TlsStream` does otherwise is `_connect`, `_send`, `_receive`, `_receive_in_bulk` and
+    `hetero.wire.tls_streams.TlsStream` overrides `_connect`, `_send`, `_receive`, `_receive_in_bulk` and
     `has_leftover`.
 
     Args:
-        given: The socket, which it owns from now on.
+        given: The socket, which the stream owns from now on.
     """
 
     def __init__(self, given: socket.socket) -> None:
         self._socket = given
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._begin = self._end = 0  # of what the buffer holds
+        self._begin = self._end = 0  # unread part of the buffer
         self._is_shut_down = False
-        self._closing = threading.Lock()  # a descriptor that was given back may be another connection's at once
+        # Guards the descriptor, because another connection may get its number as soon as it is closed.
+        self._closing = threading.Lock()
         given.settimeout(None)
         for level, option, value in (
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE),
             (socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE),
-            # A host that lost its power must not hold a thread: see also `Attend`, which notices it earlier, and a
-            # stopped process. No TCP_USER_TIMEOUT: it ends the connection to a process that merely does not read (a
-            # trainer in a long call that holds the interpreter's lock), however alive its host is.
+            # Keepalive frees a thread that waits for a host without power. `Attend` notices such a host earlier, and
+            # also notices a stopped process. TCP_USER_TIMEOUT is not set, because it also ends the connection to a live
+            # process that does not read for a while (a trainer in a long call that holds the interpreter's lock).
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 2),
@@ -68,15 +70,15 @@ class Stream:
             given.setsockopt(level, option, value)
 
     def send(self, message: bytes, payload: Sequence[memoryview] = (), *, deadline_s: float = math.inf) -> None:
-        """Send a message, and payload after it from where it lies; blocks until the kernel has all of it.
+        """Send a message and then payload, without copying a large payload. Block until the kernel has all of it.
 
         Args:
-            message: Of at most 4 GiB.
-            payload: Of format ``B``, not empty.
-            deadline_s: In `time.monotonic` seconds.
+            message: Message of at most 4 GiB.
+            payload: Buffers of format ``B`` that are not empty.
+            deadline_s: Deadline in `time.monotonic` seconds.
 
         Raises:
-            OSError: The connection failed or was shut down; `DeadlineError` after the deadline.
+            OSError: If the connection failed or was shut down. `DeadlineError` after the deadline.
         """
         pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
         if sum(map(len, pieces)) <= _BUFFER_BYTES:
@@ -84,15 +86,15 @@ class Stream:
         self._send(pieces, deadline_s)
 
     def send_raw(self, data: bytes, *, deadline_s: float = math.inf) -> None:
-        """Send bytes that are no message; see `send`."""
+        """Send bytes without the length of a message. Otherwise like `send`."""
         self._send([memoryview(data)], deadline_s)
 
     def receive_message(self, max_bytes: int, *, deadline_s: float = math.inf) -> bytes | None:
-        """Return the next message; None if the other side ended the connection before it. Blocks.
+        """Return the next message, or None if the other side ended the connection first. Blocks.
 
         Raises:
-            ProtocolError: If it is longer than ``max_bytes``; nothing is allocated then.
-            OSError: As `send`, also for an end inside of the message.
+            ProtocolError: If the message is longer than ``max_bytes``. Memory is not allocated in this case.
+            OSError: As in `send`, and if the connection ends inside of the message.
         """
         prefix = bytearray(_LENGTH.size)
         if not self._fill(memoryview(prefix), deadline_s, may_end=True):
@@ -108,10 +110,10 @@ class Stream:
         return bytes(message)
 
     def receive_into(self, room: memoryview, *, deadline_s: float = math.inf) -> int:
-        """Receive payload: fill ``room``, which is not empty; return its length. Blocks.
+        """Receive payload until ``room`` is full, and return its length. ``room`` must not be empty. Blocks.
 
         Raises:
-            OSError: As `send`, also if the connection ends before.
+            OSError: As in `send`, and if the connection ends first.
         """
         self._fill(room, deadline_s)
         return len(room)
@@ -120,7 +122,7 @@ class Stream:
         """Block until there is something to receive.
 
         Raises:
-            OSError: As `receive_into`.
+            OSError: As in `receive_into`.
         """
         while self._begin == self._end:
             if not self._refill(deadline_s):
@@ -128,26 +130,26 @@ class Stream:
 
     @property
     def has_leftover(self) -> bool:
-        """Whether something was received that nobody has asked for."""
+        """Whether bytes were received that the caller has not requested."""
         return self._begin < self._end
 
     def is_ended(self) -> bool:
-        """Tell whether the other side ended the connection, or it failed; does not block."""
+        """Return whether the connection has failed or the other side ended it. Does not block."""
         return self._peek() == b""
 
     def is_quiet(self) -> bool:
-        """Tell whether the connection is there, and nothing has come that nobody asked for; does not block."""
+        """Return whether the connection is alive and without unrequested bytes. Does not block."""
         return not self.has_leftover and self._peek() is None
 
     def shut_down(self) -> None:
-        """End the connection: calls that block in it fail, in any thread; idempotent."""
+        """End the connection, so blocked calls fail in every thread. Idempotent."""
         self._is_shut_down = True
         with self._closing, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection, and give the socket back: only when no thread blocks in it; idempotent."""
-        self.shut_down()  # a forked process may have a copy of the descriptor, which would keep it open
+        """End the connection and close the socket. Call this only when no thread blocks in it. Idempotent."""
+        self.shut_down()  # closing is not enough if a forked process has a copy of the descriptor
         with self._closing:
             self._socket.close()
 
@@ -155,7 +157,7 @@ class Stream:
         give_up_s = time.monotonic() + _CONNECT_TIMEOUT_S
         while True:
             self._check(deadline_s)
-            code = self._socket.connect_ex(place)  # for as long as a send blocks; the next turn waits on
+            code = self._socket.connect_ex(place)  # blocks for one second at most, then is repeated
             if code in (0, errno.EISCONN):
                 return
             if code not in (errno.EINPROGRESS, errno.EALREADY):
@@ -168,7 +170,7 @@ class Stream:
         while first < len(pieces):
             self._check(deadline_s)
             try:
-                # Scripts may have given SIGPIPE its default back, which is to end the process.
+                # MSG_NOSIGNAL, because a script may have restored SIGPIPE's default action, which ends the process.
                 sent = self._socket.sendmsg(pieces[first : first + _MAX_PIECES], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 continue
@@ -179,7 +181,7 @@ class Stream:
                 pieces[first] = pieces[first][sent:]
 
     def _peek(self) -> bytes | None:
-        """Return a byte that has come, none at the end of the connection, None if there is nothing."""
+        """Return an arrived byte, or empty bytes at the end of the connection, or None if nothing has arrived."""
         with self._closing:
             try:
                 return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -189,7 +191,7 @@ class Stream:
                 return b""
 
     def _fill(self, room: memoryview, deadline_s: float, *, may_end: bool = False) -> bool:
-        """Fill ``room``; False if the connection ended before its first byte, where it may."""
+        """Fill ``room``. Return False if the connection ended before the first byte and ``may_end`` is set."""
         filled = 0
         while filled < len(room):
             if self._begin < self._end:
@@ -213,7 +215,10 @@ class Stream:
         return True
 
     def _receive_in_bulk(self, room: memoryview, deadline_s: float) -> int:
-        """Receive while the kernel wakes this thread for so many bytes only; as many have to come after these."""
+        """Receive with fewer wake-ups: the kernel wakes this thread only for ``_WAKE_BYTES`` at once.
+
+        At least ``_WAKE_BYTES`` more must follow after ``room``, or the kernel would wait for bytes that never arrive.
+        """
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _WAKE_BYTES)
         try:
             return self._receive(room, socket.MSG_WAITALL, deadline_s)
@@ -221,7 +226,7 @@ class Stream:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _refill(self, deadline_s: float) -> int:
-        """Receive whatever is there into the buffer, which is empty; 0 at the end of the connection."""
+        """Receive available bytes into the empty buffer. Return their number, 0 at the end of the connection."""
         self._begin = self._end = 0
         self._end = self._receive(self._buffer, 0, deadline_s)
         return self._end
@@ -235,7 +240,11 @@ class Stream:
                 continue
 
     def _check(self, deadline_s: float) -> None:
-        """Raise if this should end: before every call of the system, since a peer that trickles never blocks one."""
+        """Raise after a shutdown or the deadline.
+
+        This runs before every system call. It cannot wait for a call to time out, because a peer that sends a few bytes
+        at a time prevents that.
+        """
         if self._is_shut_down:
             raise ConnectionAbortedError("the connection was shut down")
         if deadline_s < math.inf and time.monotonic() >= deadline_s:
@@ -250,17 +259,17 @@ def connect(
     on_stream: Callable[[Stream], object] | None = None,
     make: Callable[[socket.socket], Stream] = Stream,
 ) -> Stream:
-    """Return a connection to a numeric address; blocks for about 5 s at most, and 5 s for a handshake.
+    """Return a connection to a numeric address. Block for about 5 s at most, plus 5 s for a TLS handshake.
 
     Args:
-        address: IPv4 or IPv6.
-        port: There.
-        deadline_s: In `time.monotonic` seconds.
-        on_stream: Given the connection before it is there, so that another thread can shut it down.
-        make: Makes the connection of a socket.
+        address: IPv4 or IPv6 address.
+        port: Port at this address.
+        deadline_s: Deadline in `time.monotonic` seconds.
+        on_stream: Called with the stream before it is connected. Another thread can then shut it down.
+        make: Makes the stream from a socket.
 
     Raises:
-        OSError: If there is none, or it was shut down; `DeadlineError` after the deadline.
+        OSError: If the connection fails or is shut down. `DeadlineError` after the deadline.
     """
     stream = make(socket.socket(_family(address), socket.SOCK_STREAM))
     try:
@@ -277,7 +286,7 @@ def listen(address: str) -> socket.socket:
     """Return a socket that listens on a free port of one address.
 
     Raises:
-        PortError: The address is not this host's.
+        PortError: If the address does not belong to this host.
     """
     try:
         return socket.create_server((address, 0), family=_family(address), backlog=1024)

@@ -1,9 +1,10 @@
-"""Mutual TLS between the hosts of a job: this host's certificate, whose else count, and which check failed.
+"""Mutual TLS between the hosts of a job: this host's certificate, checks of other certificates, and failure messages.
 
 A folder holds ``ca.pem``, the authority of this job alone, and ``HOST.pem`` and ``HOST.key`` (`hetero certs` makes
-them). There is a pair for each host, not one for the job: the name in a certificate says which host it is, and no
-host needs another's key. Both sides show one; the system's authorities do not count. Connections go to numeric
-addresses, so the name that the server's certificate must bear is stated: the host's in the description of the cluster.
+them). Each host has its own pair. The name in a certificate identifies the host, and a host does not need another
+host's key. Both sides of a connection show a certificate. The system's authorities are not accepted. Connections go to
+numeric addresses, so the client states the name that the server's certificate must have. It is the host's name in the
+description of the cluster.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from hetero.errors import AuthenticationError
 __all__ = ["WELCOME", "Diagnosis", "Tls", "TlsError", "TlsSession", "diagnose"]
 
 WELCOME = b"hetero"
-"""The first bytes under TLS, the server's: a client of TLS 1.3 is done before the server has seen its certificate."""
+"""First bytes that the server sends under TLS. They are the server's confirmation of the client's certificate.
+
+A client of TLS 1.3 completes its handshake before the server has checked that certificate.
+"""
 
 _MAX_FILE_BYTES = 2**20
 _MAX_READ_BYTES = 2**20
-_MAX_FLIGHTS = 10  # of a handshake between two sessions in memory; TLS 1.2 takes four
+_MAX_FLIGHTS = 10  # rounds of a handshake between two sessions in memory, where TLS 1.2 takes four
 _ADVICE = "give every host of the job --tls-dir with certificates of one run of hetero certs, or none of them"
 
 _Buffer: TypeAlias = "bytes | memoryview"
@@ -32,15 +36,15 @@ _Buffer: TypeAlias = "bytes | memoryview"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Which check of TLS failed."""
+    """The check of TLS that failed."""
 
     text: str
-    """What is wrong, from this side: "its certificate is not valid: certificate has expired"."""
+    """The failure as this side describes it: "its certificate is not valid: certificate has expired"."""
     is_certificate: bool
-    """Whether a certificate was refused, here or there: trying again does not help."""
+    """Whether this or the other side rejected a certificate. Trying again does not help then."""
 
 
-# OpenSSL's and BoringSSL's names for what went wrong; an alert is what the other side says.
+# OpenSSL's and BoringSSL's names of failures. An alert is a failure that the other side reports.
 _REASONS = (
     ("Hostname Verification Check failed", "its certificate is not valid: it is one of another host", True),
     ("is not in peer certificate", "its certificate is not valid: it is one of another host", True),
@@ -63,7 +67,7 @@ _OTHER_AUTHORITY = ("issuer certificate", "self-signed", "self signed", "signatu
 
 
 def diagnose(words: str) -> Diagnosis | None:
-    """Return what a library's words say of TLS; None if they do not.
+    """Return the TLS failure that a library's error text describes, or None if it does not describe one.
 
     Args:
         words: The text of an `ssl.SSLError`, or the details of a gRPC status.
@@ -81,21 +85,22 @@ def diagnose(words: str) -> Diagnosis | None:
 
 
 class TlsError(ConnectionError):
-    """TLS failed; the message says which check, as far as the library tells."""
+    """TLS failed. The message names the failed check if the library reports it."""
 
 
 class Tls:
     """This host's certificate and key, and the authority of the job. Thread-safe.
 
-    What the other hosts would refuse is refused here, at once: the certificate is checked as they do it.
+    The constructor checks the certificate as the other hosts do, and raises at once if they would reject it.
 
     Args:
-        directory: Holds ``ca.pem``, ``HOST.pem`` and ``HOST.key``; only its owner may have access to the key, or write
-            any of them.
+        directory: Holds ``ca.pem``, ``HOST.pem`` and ``HOST.key``. Only the owner may have access to the key, and only
+            the owner may write any of the files.
         host: This host's name.
 
     Raises:
-        AuthenticationError: A file is missing, unreadable or malformed, or the certificate is not one of this host's.
+        AuthenticationError: If a file is missing, unreadable or malformed, or if the certificate does not belong to
+            this host.
     """
 
     def __init__(self, directory: Path, host: str) -> None:
@@ -107,27 +112,30 @@ class Tls:
             _make_context(protocol, paths) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
         )
         self.expires_epoch_s = self._check_own()
-        """When the certificate ends, as `time.time` counts."""
+        """Time when the certificate expires, as `time.time` counts."""
 
     def reveal(self) -> tuple[bytes, bytes, bytes]:
-        """Return authority, certificate and key, for gRPC, which takes no files."""
+        """Return authority, certificate and key for gRPC, which needs their contents instead of files."""
         authority, certificate, key = self._pems
         return authority, certificate, key
 
     def server_session(self) -> TlsSession:
-        """Return the TLS of a connection that was accepted."""
+        """Return the TLS session of an accepted connection."""
         return TlsSession(self._server)
 
     def client_session(self, name: str) -> TlsSession:
-        """Return the TLS of a connection to a host.
+        """Return the TLS session of a connection to a host.
 
         Args:
-            name: The host's.
+            name: The host's name.
         """
         return TlsSession(self._client, name=name)
 
     def _check_own(self) -> float:
-        """Shake hands with ourselves: all checks that the other hosts apply; return when the certificate ends."""
+        """Run a handshake with this host's own certificate on both sides. Return when the certificate expires.
+
+        The handshake applies all checks that the other hosts apply.
+        """
         client, server = self.client_session(self.host), self.server_session()
         is_open = False
         try:
@@ -148,11 +156,11 @@ class Tls:
 
 
 class TlsSession:
-    """The TLS of one connection, apart from its socket: bytes in, bytes out. For one thread at a time.
+    """The TLS session of one connection. It works on bytes in memory, without a socket. For one thread at a time.
 
     Args:
-        context: Of `Tls`.
-        name: What the server's certificate must say; None on the server's side.
+        context: A context of `Tls`.
+        name: The name that the server's certificate must have. None on the server's side.
     """
 
     def __init__(self, context: ssl.SSLContext, *, name: str | None = None) -> None:
@@ -161,18 +169,20 @@ class TlsSession:
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=self._is_server, server_hostname=name)
 
     def take(self, data: _Buffer) -> None:
-        """Take what came from the other side."""
+        """Process bytes that arrived from the other side."""
         self._incoming.write(data)
 
     def outgoing(self) -> bytes:
-        """Return what is to be sent to the other side, once."""
+        """Return the bytes to send to the other side. Each byte is returned once."""
         return self._outgoing.read()
 
     def shake_hands(self) -> bool:
-        """Go on with the handshake; whether it is complete: then the server says `WELCOME`. Only until it is.
+        """Continue the handshake, and return whether it is complete. Do not call this after it is complete.
+
+        When the handshake is complete, the server sends `WELCOME`.
 
         Raises:
-            TlsError: It failed. What is `outgoing` tells the other side why.
+            TlsError: If the handshake failed. The bytes in `outgoing` tell the other side the reason.
         """
         try:
             self._ssl.do_handshake()
@@ -185,19 +195,21 @@ class TlsSession:
         return True
 
     def encrypt(self, data: memoryview) -> bytes:
-        """Return data as it is to be sent."""
+        """Return the encrypted bytes to send for ``data``."""
         self._ssl.write(data)
         return self._outgoing.read()
 
     def decrypt(self, room: memoryview) -> int:
-        """Put what has come into ``room``; return its length, which is less than that of ``room`` if more has to come.
+        """Write the arrived data into ``room``, and return the number of bytes written.
+
+        The number is less than the length of ``room`` if more data must arrive.
 
         Raises:
-            TlsError: It was damaged, or the other side has failed and says why.
+            TlsError: If the data was damaged, or the other side reports a failure.
         """
         filled = 0
         try:
-            # A record of 16 KiB at most each time, and then the next: the interpreter's lock is let go in each.
+            # Each call decrypts one record of 16 KiB at most, and releases the interpreter's lock meanwhile.
             while filled < len(room):
                 size: int = self._ssl.read(_MAX_READ_BYTES, room[filled : filled + _MAX_READ_BYTES])  # type: ignore[assignment]
                 if not size:
@@ -211,18 +223,18 @@ class TlsSession:
 
     @property
     def has_more(self) -> bool:
-        """Whether something came that `decrypt` has not returned."""
+        """Whether bytes have arrived that `decrypt` has not returned."""
         return bool(self._incoming.pending or self._ssl.pending())
 
     def peer_expires_epoch_s(self) -> float:
-        """Return when the other side's certificate ends, after the handshake."""
+        """Return when the other side's certificate expires. Call this after the handshake."""
         certificate = self._ssl.getpeercert()
         assert certificate
         return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
 
 def _translated(error: ssl.SSLError) -> TlsError:
-    """Return our exception for the library's."""
+    """Return hetero's exception for the library's exception."""
     if isinstance(error, ssl.SSLCertVerificationError):
         found = diagnose(f"CERTIFICATE_VERIFY_FAILED: {error.verify_message}")
     else:
@@ -252,23 +264,24 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would have us wait for its writer
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO would wait for its writer
 
 
 def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext:
     authority, certificate, key = paths
-    context = ssl.SSLContext(protocol)  # of the client's kind: it checks the name
+    context = ssl.SSLContext(protocol)  # PROTOCOL_TLS_CLIENT also checks the host's name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     if protocol is ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nobody resumes; what nobody asked for must not lie in an idle connection
+        # Sessions are never resumed, and unrequested bytes such as tickets must not lie in an idle connection.
+        context.num_tickets = 0
     try:
         context.load_verify_locations(cafile=authority)
     except (OSError, ValueError) as error:
         raise AuthenticationError(f"{authority} (--tls-dir) holds no certificate that can be used: {error}") from error
     try:
-        context.load_cert_chain(certificate, key, password="")  # else a key with a password asks the terminal
+        context.load_cert_chain(certificate, key, password="")  # without password= OpenSSL would ask the terminal
     except (OSError, ValueError) as error:
         raise AuthenticationError(
             f"{certificate} and {key.name} (--tls-dir) are no pair that can be used: {error}"

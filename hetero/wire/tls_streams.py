@@ -1,10 +1,10 @@
 """`Stream` under TLS.
 
-OpenSSL works between two buffers in memory, and the socket stays a plain one, with `Stream`'s own calls on it:
-deadlines, peeking, and shutting down from another thread are the same. `ssl.SSLSocket` has neither MSG_PEEK nor
-MSG_NOSIGNAL, and its ``shutdown`` drops the session, so that a thread which receives goes on in plaintext.
+OpenSSL works between two buffers in memory. The socket stays a plain one, and `Stream`'s own calls use it. Deadlines,
+peeking, and shutting down from another thread therefore work as without TLS. `ssl.SSLSocket` supports neither MSG_PEEK
+nor MSG_NOSIGNAL. Its ``shutdown`` also drops the session, and a thread that is receiving then continues in plaintext.
 
-Nobody says close_notify: all lengths are announced, so that an end in the wrong place is noticed without.
+Neither side sends close_notify. All lengths are announced, so an early end is noticed without it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hetero.wire.tls import WELCOME, TlsError, TlsSession
 
 __all__ = ["TlsStream"]
 
-_RECEIVE_BYTES = 128 * 2**10  # of one call of the system
-_SEND_BYTES = 256 * 2**10  # encrypted at once, and then sent
+_RECEIVE_BYTES = 128 * 2**10  # received by one system call
+_SEND_BYTES = 256 * 2**10  # encrypted at once before they are sent
 _RECORD_BYTES = 16 * 2**10
 _HANDSHAKE_TIMEOUT_S = 5.0
 _BROKEN_OFF = "it ended the connection during the TLS handshake: does it have --tls-dir, and the same authority?"
@@ -31,8 +31,8 @@ class TlsStream(Stream):
     """A connection under TLS.
 
     Args:
-        given: The socket, which it owns from now on.
-        session: The client's before `hetero.wire.streams.connect`, or the server's after the handshake.
+        given: The socket, which the stream owns from now on.
+        session: The client's session before `hetero.wire.streams.connect`, or the server's after the handshake.
     """
 
     def __init__(self, given: socket.socket, session: TlsSession) -> None:
@@ -42,7 +42,7 @@ class TlsStream(Stream):
 
     @property
     def has_leftover(self) -> bool:
-        """Whether something was received that nobody has asked for."""
+        """Whether bytes were received that the caller has not requested."""
         return super().has_leftover or self._session.has_more
 
     def _connect(self, place: tuple[str, int], deadline_s: float) -> None:
@@ -62,7 +62,7 @@ class TlsStream(Stream):
             try:
                 is_complete = self._session.shake_hands()
             except TlsError:
-                with contextlib.suppress(OSError):  # the other side's log is to say it, too
+                with contextlib.suppress(OSError):  # the other side must be able to log the failure, too
                     self._flush(deadline_s)
                 raise
             self._flush(deadline_s)
@@ -81,7 +81,7 @@ class TlsStream(Stream):
             super()._send([memoryview(waiting)], deadline_s)
 
     def _take_more(self, deadline_s: float) -> int:
-        """Receive whatever is there for the session; 0 at the end of the connection."""
+        """Receive available bytes into the session. Return their number, 0 at the end of the connection."""
         size = super()._receive(self._arrived, 0, deadline_s)
         self._session.take(self._arrived[:size])
         return size
@@ -94,7 +94,7 @@ class TlsStream(Stream):
                 super()._send([memoryview(encrypted)], deadline_s)
 
     def _receive_in_bulk(self, room: memoryview, deadline_s: float) -> int:
-        # The kernel does not count what OpenSSL has read of the socket already.
+        # SO_RCVLOWAT is not used, because the kernel does not count bytes that OpenSSL has already read.
         return self._receive(room, socket.MSG_WAITALL, deadline_s)
 
     def _receive(self, room: memoryview, flags: int, deadline_s: float) -> int:
@@ -108,7 +108,7 @@ class TlsStream(Stream):
 
 
 def _joined(pieces: Sequence[memoryview]) -> Iterator[memoryview]:
-    """Yield the pieces, those that are small joined with their neighbours: what is written at once is a record."""
+    """Yield the pieces, with neighbouring small ones joined, because each separate write makes a TLS record."""
     small: list[memoryview] = []
     num_bytes = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The structure of a batch <-> a protobuf message; what arrives is checked completely before it is used."""
+"""The structure of a batch <-> a protobuf message. A received message is checked completely before it is used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _VALUE_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", byt
 
 
 def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
-    """Return what `hetero.batches.structure.flatten` made, but the data, as a serialised ``Structure``."""
+    """Return the result of `hetero.batches.structure.flatten`, without the data, as a serialised ``Structure``."""
     message = pb.Structure()
     _fill(message.root, tree)
     for leaf in leaves:
@@ -58,7 +58,7 @@ def _fill(node: pb.Node, tree: Tree) -> None:
         node.leaf = tree.index
     elif tree is None:
         node.none = True
-    elif isinstance(tree, (ListTree, TupleTree, SetTree)):  # a union would be made anew for every node
+    elif isinstance(tree, (ListTree, TupleTree, SetTree)):  # `|` would make a new union for every node
         children = _children(node, tree)
         children.SetInParent()
         for item in tree.items:
@@ -80,7 +80,7 @@ def _fill(node: pb.Node, tree: Tree) -> None:
 
 
 def _fill_mapping(mapping: pb.Mapping, tree: MappingTree) -> None:
-    mapping.ordered = tree.ordered  # assigned in any case, so that the message is there
+    mapping.ordered = tree.ordered  # always assigned, because this creates the message
     if tree.read_only:
         mapping.read_only = True
     keys, values = mapping.keys, mapping.values
@@ -100,11 +100,11 @@ def decode_structure(data: bytes, limits: Limits) -> tuple[Tree, list[LeafShape]
     """Return a tree and the shapes of its leaves from a serialised ``Structure``.
 
     Args:
-        data: Untrusted.
-        limits: Nothing beyond them is accepted.
+        data: The untrusted bytes.
+        limits: Larger structures are rejected.
 
     Raises:
-        ProtocolError: If `encode_structure` could not have made it.
+        ProtocolError: If `encode_structure` could not have made the bytes.
     """
     message = parse(pb.Structure, data)
     if len(message.leaves) > limits.max_leaves:
@@ -147,6 +147,7 @@ class _TreeReader:
         self.num_nodes = 0
 
     def tree(self, node: pb.Node, depth: int) -> Tree:
+        # Leaves and containers come first. Everything else is a plain value inside the header.
         self.num_nodes += 1
         if self.num_nodes > self.limits.max_nodes:
             raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")
