@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from operator import index as to_integer
 from typing import Any
@@ -18,6 +19,8 @@ from hetero.spec import DatasetFactory, DatasetSpec
 from hetero.torch.local import has_same_code
 
 __all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_fn"]
+
+logger = logging.getLogger(__name__)
 
 
 def check_subject(subject: Any) -> None:
@@ -98,6 +101,8 @@ def check_functions(
 ) -> None:
     """Reject functions that endpoints do not have, because endpoints only know the functions given to the decorator.
 
+    Where batches are made locally such a function works. It is logged that a job with data hosts would reject it.
+
     Args:
         subject: The data set.
         collate_fn: Return value of `user_collate_fn`.
@@ -106,7 +111,7 @@ def check_functions(
     Raises:
         ConfigError: If the decorator has a different function, or does not have one.
     """
-    if not is_remote() or not isinstance(subject, DatasetSpec):
+    if not isinstance(subject, DatasetSpec):
         return
     factory = get_factory(subject.name)
     for argument, passed, registered in (
@@ -115,8 +120,18 @@ def check_functions(
     ):
         if passed is None or (registered is not None and has_same_code(passed, registered)):
             continue
+        shown = f"{argument}={getattr(passed, '__qualname__', type(passed).__name__)}"
+        if not is_remote():
+            logger.warning(
+                "%s was passed to the loader of data set %r: a job with data hosts rejects it, because no code travels "
+                "to them. Write @hetero.dataset(%s=...) above the factory",
+                shown,
+                subject.name,
+                argument,
+            )
+            continue
         raise ConfigError(
-            f"{argument}={passed!r:.60} was passed to the DataLoader, but data set {subject.name!r} is served by "
+            f"{shown} was passed to the DataLoader, but data set {subject.name!r} is served by "
             f"endpoints\n  No code travels to them. Write @hetero.dataset({argument}=...) above the factory."
         )
 

@@ -366,3 +366,12 @@ def test_loaded_state_that_a_look_at_the_first_batch_used_up_is_said(caplog: pyt
 def test_order_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="order is 'random', expected 'hetero' or 'torch'"):
         DataLoader(Photos(), order="random")
+
+
+@pytest.mark.parametrize(("passed", "is_said"), [(sum, True), (None, False), (torch.utils.data.default_collate, False)])
+def test_function_that_data_hosts_would_not_have_is_said_locally(
+    passed: Any, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(drop_in_photos(), batch_size=2, collate_fn=passed)
+    assert len(list(loader)) == 6
+    assert ("collate_fn=sum was passed to the loader of data set 'drop_in_photos'" in caplog.text) is is_said
