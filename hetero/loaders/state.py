@@ -147,6 +147,7 @@ class Progress:
         self._num_samples: int | None = None
         self._named: int | None = None
         self._completed = False
+        self._has_left = False
         self._resume: Start | None = None
         self._resumed: Start | None = None
         """Start of the latest pass if it resumed a loaded state in the middle of an epoch."""
@@ -204,10 +205,13 @@ class Progress:
         return self._named is not None
 
     @property
-    def resumes_within_epoch(self) -> bool:
-        """Whether the next pass continues in the middle of the loaded state's epoch."""
-        start = self.next_start()
-        return self._resume is not None and start.batches > 0 and not start.completed
+    def is_within_pass(self) -> bool:
+        """Whether a pass has begun, has not ended, and no other one was chosen since."""
+        return self._epoch is not None and not (self._completed or self._has_left or self.is_between_passes)
+
+    def leave(self) -> None:
+        """Note that the next pass begins, whether the one before has ended or not."""
+        self._has_left = True
 
     @property
     def is_between_passes(self) -> bool:
@@ -283,9 +287,11 @@ class Progress:
         )
 
     def _warn_of_probe(self, start: Start) -> None:
-        """Log a warning if the script consumed a loaded state by only looking at the first batch."""
+        """Log a warning if an epoch begins anew because the script consumed a loaded state by looking at one batch."""
         resumed = self._resumed
-        if resumed is None or self._completed or self._batches > resumed.batches + 1 or start.batches:
+        if resumed is None or self._completed or self._batches > resumed.batches + 1:
+            return
+        if start.epoch != resumed.epoch or start.batches:  # the rest of the epoch may have been one batch
             return
         logger.warning(
             "the pass that resumed at epoch %d, batch %d was left at its first batch, and the next one begins at "
@@ -296,5 +302,5 @@ class Progress:
         )
 
     def _place(self, start: Start) -> None:
-        self._epoch, self._batches, self._completed = start.epoch, start.batches, False
+        self._epoch, self._batches, self._completed, self._has_left = start.epoch, start.batches, False, False
         self._sampler, self._num_drawn, self._num_samples = start.sampler, start.num_drawn, start.num_samples

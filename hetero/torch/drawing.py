@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -71,8 +71,6 @@ class SamplerOrder:
         self._generator_seeds = [_generator_seed(part) for part in self._parts]
         self.epoch: int | None = None
         """The epoch that was last set on the sampler. None if no setting was seen."""
-        self._marked: set[int] = set()
-        """Ids of the parts whose ``epoch`` is a `_KnownEpoch` until it is set again."""
         self._left: _Left | None = None
         self.is_stateful = callable(getattr(sampler, "state_dict", None)) and callable(
             getattr(sampler, "load_state_dict", None)
@@ -90,26 +88,11 @@ class SamplerOrder:
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
     def epoch_set_by_user(self) -> int | None:
-        """Return the epoch that the script set on the sampler since `set_epoch` or the last pass began, else None."""
-        for part in self._settable():
-            epoch = getattr(part, "epoch", None)
-            if type(epoch) is int and (id(part) in self._marked or epoch != (self.epoch or 0)):
+        """Return the epoch that the script set on the sampler, if it is another one than `epoch`, else None."""
+        for epoch in self._epochs():
+            if epoch is not None and epoch >= 0 and epoch != (self.epoch or 0):
                 return epoch
         return None
-
-    def note_epoch(self, epoch: int | None) -> None:
-        """Record the epoch that the sampler has.
-
-        `epoch_set_by_user` notices a later setting, even of the same epoch.
-        """
-        self.epoch = epoch
-        if self.is_stateful:  # its state may hold the mark, which torch.load would reject
-            return
-        for part in self._settable():
-            if type(getattr(part, "epoch", None)) is int:
-                with suppress(AttributeError):
-                    part.epoch = _KnownEpoch(part.epoch)
-                    self._marked.add(id(part))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of every part that has ``set_epoch``. The part's method may draw random numbers."""
@@ -118,7 +101,28 @@ class SamplerOrder:
             with self._own_generators(epoch).swapped_in():
                 for part in settable:
                     part.set_epoch(epoch)
-            self.note_epoch(epoch)
+            self.epoch = epoch
+
+    def _epochs(self) -> list[int | None]:
+        """Return the ``epoch`` of every part that has ``set_epoch``. None if it is no integer."""
+        found = [getattr(part, "epoch", None) for part in self._settable()]
+        return [int(epoch) if isinstance(epoch, int) else None for epoch in found]
+
+    def _put_epochs_back(self, epochs: Sequence[int | None]) -> None:
+        for part, before, now in zip(self._settable(), epochs, self._epochs(), strict=False):
+            if before is not None and before != now:
+                part.set_epoch(before)
+
+    def _set_again(self, epoch: int) -> None:
+        """Set the epochs that parts have once more, because their ``set_epoch`` may draw an order.
+
+        It then depends on the seed and the epoch of the pass, and not on the script's generators. torch's own samplers
+        draw nothing there. A part without a readable ``epoch`` gets the epoch of the pass.
+        """
+        with self._own_generators(epoch).swapped_in():
+            for part, own in zip(self._settable(), self._epochs(), strict=True):
+                if type(part) not in _TORCHS_SAMPLERS:
+                    part.set_epoch(epoch if own is None else own)
 
     def _settable(self) -> list[Any]:
         return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
@@ -167,8 +171,9 @@ class SamplerOrder:
         # Put the sampler at the right position, and keep that position for the next pass.
         if state is None and self._left is not None and not self._left.is_completed:
             self._put_back(self._left)
+        self._set_again(epoch)
         if self.is_stateful:
-            self._left = _Left(epoch, (self._snapshot() if state is None else state,), self.epoch)
+            self._left = _Left(epoch, (self._snapshot() if state is None else state,), self._epochs())
         # Draw batch by batch, each time under this epoch's own generator states.
         own = self._own_generators(epoch)
         with own.swapped_in():
@@ -202,18 +207,16 @@ class SamplerOrder:
         loaded state, although they would otherwise start at the beginning. Therefore the state before that batch is
         loaded, and the batch is drawn again. If no batch was delivered, the first one of the pass is drawn again.
         """
-        current = self.epoch
-        if left.sampler_epoch not in (None, current):
-            self.set_epoch(left.sampler_epoch)
+        epochs = self._epochs()
         with self._own_generators(left.epoch).swapped_in():
+            self._put_epochs_back(left.sampler_epochs)
             elements = self._iterate(left.states[0])
             self._draw(elements)
             is_last = self._draw(elements) is None  # drawing past the last batch completes the pass
             del elements
             if not is_last:
                 self._draw(self._iterate(left.states[0]))
-        if current not in (None, self.epoch):
-            self.set_epoch(current)
+            self._put_epochs_back(epochs)
 
     def _iterate(self, state: object) -> Iterator[Any]:
         """Return an iterator over the sampler. Load the state first if it is not None."""
@@ -317,10 +320,6 @@ class OccurrenceCounter:
         return result if result.any() else None
 
 
-class _KnownEpoch(int):
-    """Mark in a sampler's ``epoch`` at the beginning of a pass. A later setting replaces it with a plain int."""
-
-
 @dataclass
 class _Left:
     """How far the latest pass of a stateful sampler was delivered."""
@@ -329,8 +328,8 @@ class _Left:
     states: tuple[object, ...]
     """The sampler's states before and after the last delivered batch, or only the state at the beginning of the
     pass."""
-    sampler_epoch: int | None = None
-    """The epoch that was set on the sampler before that pass, if known."""
+    sampler_epochs: Sequence[int | None] = ()
+    """The epochs that the parts of the sampler had in that pass."""
     is_completed: bool = False
     """Whether the pass was delivered to its end. The sampler is then in the right position already."""
 

@@ -302,7 +302,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
         had_workers, self._has_workers = keeps_workers and self._has_workers, keeps_workers
-        if self._pipeline.progress.resumes_within_epoch:
+        self._pipeline.take_sampler_epoch()
+        if self._pipeline.resumes_within_epoch:
             return
         if not had_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)

@@ -71,6 +71,8 @@ class Pipeline(LoaderPipeline):
         self.stride: int | None = None
         """Step n of a tool that consumes every n-th batch of a view. None until known."""
         self._has_warned = False
+        self._restores_epoch = False
+        """Whether a loaded state has an epoch of the user's sampler that was not compared with the sampler's yet."""
         self._fetcher: LocalFetcher | None = None
 
     @property
@@ -150,8 +152,8 @@ class Pipeline(LoaderPipeline):
 
     def begin(self, plan: Callable[[Start], Iterator[PlannedBatch]]) -> tuple[int, Start, Iterator[PlannedBatch]]:
         """Begin a pass. Return its number, its start, and its batches."""
-        if self.sampler_order is not None:
-            self._take_epoch_of(self.sampler_order)
+        self.progress.leave()
+        self.take_sampler_epoch()
         number, start = self.progress.begin()
         if self.sampler_order is None:
             return number, *self._begin_own_order(start, plan)
@@ -166,19 +168,28 @@ class Pipeline(LoaderPipeline):
                 planned = itertools.chain((first,), planned)
         return number, start, planned
 
-    def _take_epoch_of(self, order: SamplerOrder) -> None:
-        """Use the epoch that the script has set on its sampler for this pass, else set a loaded state's epoch on it."""
-        found, resumed = order.epoch_set_by_user(), self.progress.resumed
-        if resumed is not None and not self.progress.is_epoch_named:
-            if found is None and resumed.sampler_epoch is not None:
+    def take_sampler_epoch(self) -> None:
+        """Use the epoch that the script has set on its sampler for the next pass, else set a loaded state's on it.
+
+        If the sampler goes back to an earlier epoch, passes are still numbered on, because samples would otherwise draw
+        the same random numbers again.
+        """
+        order, resumed = self.sampler_order, self.progress.resumed
+        if order is None or self.progress.is_within_pass:
+            return
+        found = order.epoch_set_by_user()
+        if self._restores_epoch and resumed is not None and not self.progress.is_epoch_named:
+            self._restores_epoch = False
+            if found == resumed.sampler_epoch:  # the script sets it again, or has set it once before all passes
+                order.epoch, found = found, None
+            elif found is None and resumed.sampler_epoch is not None:
                 order.set_epoch(resumed.sampler_epoch)
-            elif found is not None and found == resumed.sampler_epoch != resumed.epoch:
-                # The script sets the epoch only once, before all passes. The state's epoch stays valid.
-                found = None
-                order.note_epoch(resumed.sampler_epoch)
-        if found is not None:
+        if found is None:
+            return
+        following = self.progress.next_start().epoch + (resumed is not None and resumed.completed)
+        if found >= following or (resumed is not None and not resumed.completed):
             self.set_epoch(found)
-        order.note_epoch(order.epoch)
+        order.epoch = found
 
     def _begin_own_order(
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
@@ -235,6 +246,7 @@ class Pipeline(LoaderPipeline):
 
     def state(self) -> LoaderState:
         """Return the position of this loader, including the sampler's own state."""
+        self.take_sampler_epoch()
         position = self.progress.position()
         facts = self.facts()
         stateful = self.sampler_order is not None and self.sampler_order.is_stateful
@@ -257,6 +269,14 @@ class Pipeline(LoaderPipeline):
             global_batch=facts.global_batch,
         )
 
+    @property
+    def resumes_within_epoch(self) -> bool:
+        """Whether the next pass is the rest of an epoch that had begun when a loaded state was taken."""
+        start = self.progress.next_start()
+        if self.progress.resumed is None or not start.batches:
+            return False
+        return not (self.is_over(start) if self._may_end_unevenly() else start.completed)
+
     def _may_end_unevenly(self) -> bool:
         return self.sampler_order is None and not self.options.padding and self.shard().world_size > 1
 
@@ -270,6 +290,7 @@ class Pipeline(LoaderPipeline):
         here = self.facts()
         self._at_its_new_length(state, here).check_fits(here)
         self.progress.resume(state)
+        self._restores_epoch = state.sampler_epoch is not None
         if state.left is not None and self.sampler_order is not None and self.sampler_order.is_stateful:
             epoch: Any = state.left["epoch"]
             self.sampler_order.restore_left(epoch, state.left["sampler"])

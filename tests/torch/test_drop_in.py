@@ -288,12 +288,12 @@ def test_scripts_own_distributed_sampler_has_the_epochs_that_the_script_sets(
     assert passes_of(DataLoader) == passes_of(TorchLoader)
 
 
-# "looks" would use up the state. Naming a finished epoch asks for what is left of it, so not "same" at an epoch's end.
+# "looks" would use up the state.
 @pytest.mark.parametrize(
     ("habit", "epoch", "num_taken"),
     [
         *((habit, *place) for habit in ("never", "set", "same", "once", "late") for place in ((0, 1), (2, 2), (2, 3))),
-        *((habit, 3, 0) for habit in ("never", "set", "once", "late")),
+        *((habit, epoch, 0) for habit in ("never", "set", "same", "once", "late") for epoch in (1, 3)),
     ],
 )
 def test_scripts_own_distributed_sampler_resumes_with_the_epoch_that_it_had(
@@ -323,6 +323,92 @@ def test_scripts_own_distributed_sampler_resumes_with_the_epoch_that_it_had(
     loader.load_state_dict(state)
     after, _ = loop(loader, sampler, epoch, None)
     assert before + after == whole
+
+
+class Counted(torch.utils.data.Sampler[int]):
+    """Has its epoch in its state."""
+
+    def __init__(self) -> None:
+        self.place = self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        while self.place < 8:
+            self.place += 1
+            yield order[self.place - 1]
+        self.place = 0
+
+    def state_dict(self) -> Any:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+def test_sampler_with_its_epoch_in_its_state_has_the_new_one_after_a_pass_that_was_left() -> None:
+    found = []
+    for kind in (DataLoader, TorchLoader):
+        sampler = Counted()
+        loader: Any = kind(Photos(), sampler=sampler)
+        next(iter(loader))
+        sampler.set_epoch(1)
+        found.append(([int(index) for index in loader], sampler.epoch))
+    assert found[0] == found[1]
+
+
+def test_epoch_that_was_set_since_the_last_pass_is_in_the_state() -> None:
+    def make() -> tuple[Any, Any]:
+        sampler = torch.utils.data.DistributedSampler(Photos(), 2, 1)
+        return DataLoader(Photos(), sampler=sampler), sampler
+
+    for num_passes in (0, 1):
+        loader, sampler = make()
+        for _ in range(num_passes):
+            list(loader)
+        sampler.set_epoch(4)
+        resumed, _ = make()
+        resumed.load_state_dict(loader.state_dict())
+        assert [int(index) for index in resumed] == [int(index) for index in loader]
+
+
+def test_two_loaders_of_one_sampler_resume_with_its_epoch() -> None:
+    sampler = torch.utils.data.DistributedSampler(Photos(), 2, 1)
+    loaders = [DataLoader(Photos(), sampler=sampler) for _ in range(2)]
+    sampler.set_epoch(3)
+    list(loaders[0])
+    next(iter(loaders[1]))
+    assert loaders[1].state_dict()["sampler_epoch"] == 3
+
+
+def test_sampler_that_draws_in_set_epoch_is_the_same_whatever_the_script_has_drawn() -> None:
+    class Shuffled(torch.utils.data.Sampler[int]):
+        def set_epoch(self, epoch: int) -> None:
+            self.order = torch.randperm(12).tolist()
+
+        def __iter__(self) -> Any:
+            return iter(self.order)
+
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        sampler = Shuffled()
+        sampler.set_epoch(0)
+        found.append([int(index) for index in DataLoader(Photos(), sampler=sampler)])
+    assert found[0] == found[1]
+
+
+def test_rest_of_an_epoch_draws_nothing_without_padding_either() -> None:
+    options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "padding": False, "shard": (0, 2)}
+    loader = DataLoader(Photos(), **options)
+    next(iter(loader))
+    resumed = DataLoader(Photos(), **options)
+    resumed.load_state_dict(loader.state_dict())
+    before = torch.get_rng_state()
+    iter(resumed)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
@@ -359,6 +445,7 @@ def test_loaded_state_that_a_look_at_the_first_batch_used_up_is_said(caplog: pyt
     resumed.load_state_dict(loader.state_dict())
     next(iter(resumed))
     assert not caplog.text
+    resumed.set_epoch(0)
     list(resumed)
     assert "the pass that resumed at epoch 0, batch 1 was left at its first batch, and the next" in caplog.text
 
