@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
@@ -28,8 +29,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_SPAWNED_S = 2.0
-"""Seconds until a new process has imported the script and knows whether it is a daemon."""
+_INTERVAL_S = 0.1
+"""Seconds between two looks at whether a new process has imported the script."""
 
 
 def check_not_importing() -> None:
@@ -75,19 +76,20 @@ def warn_in_process_of_rank() -> None:
     """
     is_spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
     if is_spawned and control.current() is None and os.environ.get(control.LAUNCHER_VARIABLE):
-        # The process knows whether it is a daemon only after it has imported the script.
-        timer = threading.Timer(_SPAWNED_S, _warn_unless_daemon)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=_warn_if_of_mp_spawn, name="hetero-spawned", daemon=True).start()
 
 
-def _warn_unless_daemon() -> None:
+def _warn_if_of_mp_spawn() -> None:
+    """Wait until this process has imported the script. Only then does it know what it was started for."""
+    while multiprocessing.parent_process() is None:
+        time.sleep(_INTERVAL_S)
     process = multiprocessing.current_process()
-    if not process.daemon:  # torch's loader processes are daemons
+    target = getattr(process, "_target", None)
+    if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
         logger.warning(
-            "a rank of the job started this process (%s), which is no rank: init_process_group with a tcp:// address "
-            "may wait here for ever, and batches of data hosts are for ranks only. Start every trainer as a rank "
-            "(hetero launch --nproc-per-node N) instead of with mp.spawn",
+            "a rank of the job started this process (%s) with mp.spawn, and it is not a rank: it gets no batches from "
+            "data hosts, and init_process_group with a tcp:// address may wait for ever. Start every trainer as a rank "
+            "instead: hetero launch --nproc-per-node N",
             process.name,
         )
 

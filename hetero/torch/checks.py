@@ -22,6 +22,9 @@ __all__ = ["check_functions", "check_subject", "effective_seed", "user_collate_f
 
 logger = logging.getLogger(__name__)
 
+_warned: set[tuple[str, str]] = set()
+"""Data sets and arguments that `check_functions` has logged a warning for."""
+
 
 def check_subject(subject: Any) -> None:
     """Reject a data set that this loader cannot fetch from.
@@ -120,8 +123,12 @@ def check_functions(
     ):
         if passed is None or (registered is not None and has_same_code(passed, registered)):
             continue
-        shown = f"{argument}={getattr(passed, '__qualname__', type(passed).__name__)}"
+        function = getattr(passed, "func", passed)  # of a functools.partial
+        shown = f"{argument}={getattr(function, '__qualname__', type(function).__name__)}"
         if not is_remote():
+            if (subject.name, argument) in _warned:
+                continue
+            _warned.add((subject.name, argument))
             logger.warning(
                 "%s was passed to the loader of data set %r: a job with data hosts rejects it, because no code travels "
                 "to them. Write @hetero.dataset(%s=...) above the factory",

@@ -8,7 +8,7 @@ import pytest
 from harness import DNN, StartJob, data
 
 SCRIPT = """
-import os, sys, time
+import concurrent.futures, multiprocessing, os, sys, time
 
 import torch.multiprocessing
 import torch.utils.data
@@ -29,7 +29,8 @@ def loaded(index, words):
 
 def waiting(index, words):
     list(torch.utils.data.DataLoader(range(4), num_workers=1, multiprocessing_context="spawn"))
-    time.sleep(4)
+    concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")).submit(abs, -1).result()
+    time.sleep(1)
 
 
 def permitted(index, words):
@@ -66,8 +67,8 @@ def test_child_of_a_rank_that_waits_for_others_has_said_what_it_is(start_job: St
     job = start_job([DNN], script=script, args=["waiting"])
     assert job.wait() == 0, job.output
     for process in ("SpawnProcess-1", "SpawnProcess-2"):
-        assert f"a rank of the job started this process ({process}), which is no rank" in job.output
-    assert job.output.count("which is no rank") == 2  # torch's loader processes are not meant
+        assert f"a rank of the job started this process ({process}) with mp.spawn, and it is not a rank" in job.output
+    assert job.output.count("it is not a rank") == 2  # other processes, such as torch's loader processes, are not meant
 
 
 def test_job_whose_data_hosts_made_nothing_says_so_at_its_end(start_job: StartJob, script: Path) -> None:
