@@ -134,7 +134,7 @@ def examine(surroundings: Surroundings) -> list[Finding]:
         findings.append(error(f"this is Python {python}; expected 3.10 or newer", "run hetero with a newer Python"))
     for module in _NEEDED_MODULES:
         try:
-            importlib.import_module(module)  # allowed, because it is one of the names above
+            importlib.import_module(module)  # allowed: one of the names above
         except Exception as problem:  # noqa: BLE001 - a broken installation may raise anything
             found = f"{module} cannot be imported: {type(problem).__name__}: {problem}"
             findings.append(error(found, "install grpcio and protobuf for this Python and machine anew"))

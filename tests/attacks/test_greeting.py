@@ -107,6 +107,7 @@ def test_bad_greeting_is_closed_without_a_word_and_counted(
 @pytest.mark.parametrize("length", [0, 1, len(GREETING), len(GREETING) + 1, len(GREETING) + TICKET_BYTES - 1])
 def test_greeting_that_ends_early_admits_nobody(endpoint: Server, length: int) -> None:
     delivery = endpoint.running._service.delivery
+    wait_for(lambda: not delivery._num_connections)  # the thread of a connection that has ended may still be there
     with attended(endpoint) as ticket:
         with socket.create_connection(("127.0.0.1", endpoint.batch_port), 20.0) as connection:
             connection.sendall((GREETING + ticket)[:length])

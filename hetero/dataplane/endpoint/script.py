@@ -57,7 +57,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
     try:
         if is_module:
             _join_package(module, script)
-        loader.exec_module(module)  # executing it is allowed, because it is the user's own script
+        loader.exec_module(module)  # allowed: the user's own script
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         failure = ChildFailure(
