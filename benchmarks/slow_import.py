@@ -2,4 +2,4 @@
 
 import time
 
-time.sleep(2.0)
+time.sleep(2.0)  # emulates the work of such an import, the same in both jobs that are compared

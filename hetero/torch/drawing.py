@@ -119,10 +119,12 @@ class SamplerOrder:
         It then depends on the seed and the epoch of the pass, and not on the script's generators. torch's own samplers
         draw nothing there. A part without a readable ``epoch`` gets the epoch of the pass.
         """
-        with self._own_generators(epoch).swapped_in():
-            for part, own in zip(self._settable(), self._epochs(), strict=True):
-                if type(part) not in _TORCHS_SAMPLERS:
-                    part.set_epoch(epoch if own is None else own)
+        drawing = [part for part in self._settable() if type(part) not in _TORCHS_SAMPLERS]
+        if drawing:
+            with self._own_generators(epoch).swapped_in():
+                for part in drawing:
+                    own = getattr(part, "epoch", None)
+                    part.set_epoch(int(own) if isinstance(own, int) else epoch)
 
     def _settable(self) -> list[Any]:
         return [part for part in self._parts if callable(getattr(part, "set_epoch", None))]
