@@ -1,4 +1,5 @@
 # make test    the whole suite: lint, types, generated code, tests
+# make check   lint, types and the quick tests, at most three minutes on two idle cores: for a change in one place
 # make test-v3  the tests with version 3 of the SageMaker SDK, which fits into no environment beside version 2; needs
 #              Python 3.11 or newer
 # make demo    the same training script on simulated homogeneous and heterogeneous jobs, then the comparison
@@ -20,7 +21,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test test-v3 lint types protos protos-check pytest repeat demo bench bench-env fuzz soak tf-jobs reliability clean
+.PHONY: test check quick test-v3 lint types protos protos-check pytest repeat demo bench bench-env fuzz soak tf-jobs reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -33,6 +34,12 @@ EVENTS = 1000000
 EVIDENCE = .evidence.jsonl
 N = 20
 
+# Folders whose tests start no jobs, import no script in another process and need neither torch.distributed nor
+# TensorFlow: the pure parts, the wire, and the rules for the package as a whole.
+QUICK = $(addprefix tests/,audit control metrics report system wire) $(wildcard tests/test_*.py) \
+	tests/launch/test_placement.py tests/launch/test_roles.py tests/launch/data_services \
+	tests/batches/test_fetch.py tests/batches/test_indices.py tests/dataplane/pool/test_slot_liveness.py
+
 ENV = .venv/bin
 DEV = .venv/.installed-dev
 DEMO = .venv/.installed-demo
@@ -42,6 +49,13 @@ FUZZ = .venv-fuzz/.installed
 V3 = .venv-v3/.installed
 
 test: lint types protos-check pytest
+
+# Types and tests run at the same time, because each needs one core.
+check: lint
+	$(MAKE) --no-print-directory --output-sync=target -j2 types quick
+
+quick: $(DEV)
+	$(ENV)/python -m pytest -q $(QUICK) $(PYTEST_FLAGS)
 
 lint: $(DEV)
 	$(ENV)/ruff check .
@@ -54,7 +68,7 @@ pytest: $(DEV)
 	$(ENV)/python tests/run_parts.py $(PYTEST_FLAGS)
 
 test-v3: $(V3)
-	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)
+	.venv-v3/bin/python -m pytest $(wildcard tests/sagemaker/test_*_v3.py tests/sagemaker/*/test_*_v3.py) tests/sagemaker/test_submit_job.py $(PYTEST_FLAGS)
 
 repeat: $(DEV)
 	$(ENV)/python -m pytest tests/integration -m fault --repeat $(N) $(PYTEST_FLAGS)

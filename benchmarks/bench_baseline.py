@@ -31,7 +31,7 @@ from typing import Any
 import harness
 from harness import Column, Competitor, Trial
 
-SCRIPT = harness.HERE / "train_passes.py"
+SCRIPT = harness.HERE / "scripts" / "train_passes.py"
 PASSES = 5
 BOUND = 1.02
 JOB_S = 12.0

@@ -18,18 +18,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import bench_pipelines
 import harness
-import limited_link
-import served
-from harness import Column, Competitor, Trial
+from feeds import served
+from harness import Column, Competitor, Trial, limited_link
 
 from hetero.wire.compression import COMPRESSIONS, is_installed, package_of
 
-SCRIPT = str(Path(__file__).with_name("compressible.py"))
+SCRIPT = str(harness.HERE / "feeds" / "compressible.py")
 KINDS = ("photos", "tokens")
 CODECS = ("none", "lz4", "zstd")
 UNLIMITED = 0
@@ -57,7 +55,7 @@ class Limited(Competitor):
         torch.set_num_threads(1)
 
     def start(self) -> None:
-        import compressible
+        from feeds import compressible
 
         from hetero.torch import DataLoader
 

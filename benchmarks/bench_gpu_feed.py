@@ -23,10 +23,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import harness
-import ready_batches
-import ready_feeds
-import served
 import torch
+from feeds import ready_batches, ready_feeds, served
 from harness import Trial
 from torch import Tensor, nn
 

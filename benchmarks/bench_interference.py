@@ -31,8 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import harness
-import ready_feeds
-import served
+from feeds import ready_feeds, served
 from harness import Column, Trial
 from transports import look_at
 

@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import harness
-import ready_feeds
-import served
+from feeds import ready_feeds, served
 from harness import Column, Trial
 from transports import Transport
 

@@ -36,8 +36,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-import tf_service
 from harness import Row, Trial, found_in
+from peers import tf_service
 from pipelines import NAMES
 
 PHOTOS = harness.HERE.parent / "data" / "bench-photos"

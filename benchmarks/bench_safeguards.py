@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 
 import harness
-import served
+from feeds import served
 from harness import Trial, found_in
 
 SIZES = (10_000, 1_000_000, 10_000_000)

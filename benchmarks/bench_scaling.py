@@ -27,7 +27,7 @@ from typing import Any
 import harness
 import numpy as np
 import numpy.typing as npt
-import served
+from feeds import served
 from harness import Column, Competitor, Trial
 
 SHAPES = ("1x1", "4x1", "8x2", "32x1", "32x8")
@@ -120,8 +120,9 @@ def rank(config: Mapping[str, Any]) -> Iterator[Any]:
     """Read for ever; the first reply comes after the warm-up, the second is the moments of all deliveries."""
     import threading
 
-    import ready_batches
+    from feeds import ready_batches
 
+    from hetero.batches.indexed import IndexedWork
     from hetero.batches.request import BatchRequest
     from hetero.dataplane.reader.reader import Reader
 
@@ -134,7 +135,7 @@ def rank(config: Mapping[str, Any]) -> Iterator[Any]:
         requests = (
             BatchRequest(
                 spec=spec,
-                indices=np.arange(position * batch_size, (position + 1) * batch_size),
+                work=IndexedWork(np.arange(position * batch_size, (position + 1) * batch_size)),
                 seed=0,
                 epoch=0,
                 position=position,

@@ -27,23 +27,23 @@ from pathlib import Path
 from typing import Any
 
 import harness
-import noise_batches
 import numpy as np
 import psutil
-import served
+from feeds import noise_batches, served
 from harness import Column, Competitor, Trial
 
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata, write_token
+from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.dataplane.reader.reader import Reader
-from hetero.dataplane.reader.transport import Link
 from hetero.wire.limits import Limits
 from hetero.wire.requests import to_proto
 
 NUMBER = 500
 BOUND = 0.8
-_STRANGERS = harness.HERE.parent / "tests" / "attacks" / "strangers.py"
+_STRANGERS = harness.HERE.parent / "tests" / "attacks" / "unauthenticated_peers.py"
 
 COLUMNS = harness.columns(
     *("batches_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
@@ -73,7 +73,7 @@ class Undisturbed(Competitor):
         spec, size = noise_batches.noise(), noise_batches.BATCH_SIZE
         for position in itertools.count():
             indices = (np.arange(size, dtype=np.int64) + size * position) % noise_batches.LENGTH
-            yield BatchRequest(spec=spec, indices=indices, seed=1, epoch=0, position=position, step=position)
+            yield BatchRequest(spec=spec, work=IndexedWork(indices), seed=1, epoch=0, position=position, step=position)
 
     def batches(self) -> Iterator[Any]:
         return self._exits.enter_context(Reader(self._fleet, self.requests(), prefetch_factor=served.PREFETCH_FACTOR))
@@ -95,9 +95,9 @@ class Beset(Undisturbed):
     def start(self) -> None:
         super().start()
         metadata = call_metadata(self._token, served.JOB, incarnation=self._record.incarnation)
-        insider = Link(self._record, metadata, Limits())
+        insider = EndpointLink(self._record, metadata, Limits())
         self._exits.callback(insider.close)
-        insider.attend()  # its ticket is the one of those who never read
+        insider.attend()  # its session token is the one of those who never read
         message = to_proto(next(self.requests())).SerializeToString()
         asking = insider._hello + struct.pack("<I", len(message)) + message
         self._strangers = Strangers(self._record.address, insider._port, self.config["number"], asking)
@@ -138,7 +138,7 @@ class Strangers:
         calls: ``address:port`` where calls are answered.
         batches_port: Where batches are, at the same address.
         number: Of connections.
-        asking: What a holder of a ticket says to be sent a batch.
+        asking: What a holder of a session token says to be sent a batch.
     """
 
     def __init__(self, calls: str, batches_port: int, number: int, asking: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What does a TensorFlow trainer pay for photographs that somebody else has preprocessed?
+"""What does a TensorFlow trainer pay for photographs that another process has preprocessed?
 
 Question: how many samples per second reach one consumer that touches every batch, when two threads or processes
 preprocess: tf.data on the spot, tf.data service, or hetero's own data plane as a `tf.data.Dataset`; what it costs in
@@ -33,9 +33,9 @@ from collections.abc import Sequence
 
 import bench_pipelines
 import harness
-import served
-import tf_service
+from feeds import served
 from harness import Row, Trial, found_in
+from peers import tf_service
 
 COMPETITORS = {
     "tf-local": found_in("peers.tf_feeds", "TfLocal"),

@@ -28,9 +28,9 @@ import sys
 from collections.abc import Sequence
 
 import harness
-import served
-import tf_service
+from feeds import served
 from harness import Trial, found_in
+from peers import tf_service
 
 SIZES = (10_000, 1_000_000, 10_000_000, 40_000_000)
 SHORT_SIZES = (10_000, 10_000_000)

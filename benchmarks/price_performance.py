@@ -231,7 +231,7 @@ def endpoint_job(profile: Profile, configuration: Configuration) -> Job:
             *("--trainer-endpoints", str(configuration.trainer_endpoints)),
             *("--emulate-sample-seconds", repr(profile.sample_time_s), "--purity-checks", "0"),
         ),
-        script="train_emulated.py",
+        script="scripts/train_emulated.py",
         script_args=(),
     )
 
@@ -263,7 +263,7 @@ def tf_job(profile: Profile, configuration: Configuration) -> Job:
         )
     return Job(
         flags=tuple(flags),
-        script="train_emulated_tf.py",
+        script="scripts/train_emulated_tf.py",
         script_args=(
             *("--data", str(PHOTOS), "--sample-seconds", repr(profile.sample_time_s)),
             *("--vcpus", str(per_pipeline)),

@@ -1,9 +1,9 @@
 """Train on accelerators, preprocess on cheap CPU machines of the same job.
 
-A training script needs three names: `dataset` registers what can be served,
-`hetero.torch.DataLoader` or `hetero.tf.from_dataset` reads it, and `on_stop`
-saves a checkpoint when the platform stops the job. `collate_arrays` makes
-batches without torch. The other names are the types that these functions raise and return.
+A training script needs three names: `dataset` registers a function that builds a
+data set, `hetero.torch.DataLoader` or `hetero.tf.from_dataset` loads its batches, and
+`on_stop` lets the script save a checkpoint when the platform stops the job. `collate_arrays`
+makes batches without torch. The other names are the types that these functions raise and return.
 
 Each name is imported from its module when it is first used. ``import hetero``
 therefore loads neither NumPy nor gRPC nor a deep learning framework.
@@ -14,8 +14,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from hetero.version import __version__
-
 if TYPE_CHECKING:
     from hetero.batches.collation import collate_arrays
     from hetero.control.rank.session import on_stop
@@ -23,33 +21,44 @@ if TYPE_CHECKING:
     from hetero.errors import (
         AuthenticationError,
         BatchTimeoutError,
+        CapacityError,
         ChildFailedError,
         ClusterError,
         ConfigError,
         DataPlaneError,
         DatasetError,
+        DatasetMismatchError,
         EndpointUnavailableError,
         ExitCode,
         HeteroError,
+        PortError,
         ProtocolError,
-        ShutdownError,
+        ProtocolMismatchError,
+        ResourcesError,
     )
     from hetero.spec import DatasetSpec
+
+__version__ = "0.1.0"
+"""Version of hetero. No other file states it."""
 
 __all__ = [
     "AuthenticationError",
     "BatchTimeoutError",
+    "CapacityError",
     "ChildFailedError",
     "ClusterError",
     "ConfigError",
     "DataPlaneError",
     "DatasetError",
+    "DatasetMismatchError",
     "DatasetSpec",
     "EndpointUnavailableError",
     "ExitCode",
     "HeteroError",
+    "PortError",
     "ProtocolError",
-    "ShutdownError",
+    "ProtocolMismatchError",
+    "ResourcesError",
     "__version__",
     "collate_arrays",
     "dataset",

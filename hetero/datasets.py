@@ -1,8 +1,8 @@
-"""The registry of data set factories: `dataset` registers one by name, `build` runs it.
+"""Registry of data set factories. `dataset` registers a factory by name, and `build` builds a data set.
 
-Calling a registered factory builds nothing. It returns a `hetero.spec.DatasetSpec`, which
-holds a name and JSON arguments. Every process that has imported the same script can build
-the data set from it. Nothing else about a data set is sent over the network.
+Calling a registered factory does not build the data set. It returns a `hetero.spec.DatasetSpec`,
+which holds the name and JSON arguments. Every process that has imported the same script can build
+the data set from the spec. Nothing else about a data set is sent over the network.
 """
 
 from __future__ import annotations
@@ -57,27 +57,26 @@ def dataset(
 ) -> DatasetFactory | Callable[[Callable[..., Any]], DatasetFactory]:
     """Register a function that builds a map-style data set.
 
-    Use the decorator at the top level of the training script. Data hosts import the script
-    without running its ``main``, and they must register the data set too.
+    Use the decorator at the top level of the training script. Data hosts must register the
+    data set too, and they import the script without running its ``main``.
 
     A sample may depend only on its index and on the global generators of `random`, NumPy and
-    torch. Before each sample is computed, these are seeded from (seed, epoch, index,
-    occurrence). A data set that has another generator can define a method
-    ``on_seed(self, key)``, which receives the same key, an unsigned 64-bit integer.
+    torch. Before each sample is computed, these generators are seeded with a key, an unsigned
+    64-bit hash of seed, epoch, index, and how often the index came before in the epoch. A data
+    set with a generator of its own can seed it in a method ``on_seed(self, key)``.
 
     Args:
         function: The factory. Its arguments must be JSON values. Tuples arrive as lists.
         name: Registered name. The default is the function's name.
         seeding: ``"sample"`` seeds the global generators of `random`, NumPy and torch for
             every sample. ``"batch"`` seeds them once per batch. Use it for samples that cost
-            less than the seeding (7 us) and for data sets with torch's ``__getitems__``. With
-            None, a few samples are probed if the data set has ``__getitems__``. The choice is
-            ``"batch"`` if they draw no random numbers, or if the data set has no
-            ``__getitem__``. It is ``"sample"`` in all other cases.
+            less than the seeding (7 us) and for data sets with torch's ``__getitems__``. None
+            selects ``"batch"`` for a data set with ``__getitems__`` if it has no ``__getitem__``,
+            or if a few probed samples draw no random numbers, else ``"sample"``.
         collate_fn: Same as torch's. None selects ``default_collate``.
         worker_init_fn: Same as torch's.
-        fingerprint: A text that identifies the data on a host, or a function that returns it
-            for the data set. By default a few samples are fetched and hashed.
+        fingerprint: A text that identifies the data on a host, or a function that gets the data set
+            and returns this text. By default a few samples are computed and hashed.
 
     Returns:
         The registered factory. Calling it returns a `DatasetSpec`.
@@ -169,7 +168,7 @@ def _register(
 
 
 def build(spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_workers: int = 0) -> BuiltDataset:
-    """Run the factory and make this process a worker. This may take minutes.
+    """Build a data set, and make this process a worker if ``num_workers`` is not 0. This may take minutes.
 
     The random generators are seeded before the factory runs, and restored afterwards. The seed
     is the same for every factory, on every host and for all arguments. A factory that draws
@@ -194,14 +193,14 @@ def build(spec: DatasetSpec, *, host: str = "local", worker_index: int = 0, num_
 
 
 def prebuild(spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
-    """Run only the factory, in a process that forks the workers. See `BuiltDataset.become_worker`."""
+    """Build a data set without making this process a worker, for example before the process forks workers."""
     from hetero.batches.build import BuiltDataset  # imports NumPy, which a script may not need
 
     return BuiltDataset.from_factory(get_factory(spec.name), spec, host=host)
 
 
 def note_length(spec: DatasetSpec, num_samples: int) -> None:
-    """Record the length of a data set that this process has built. ``len(spec)`` then need not build it again."""
+    """Record the length of a data set that this process has built, so that ``len(spec)`` does not build it again."""
     if len(_lengths) >= _MAX_LENGTHS:
         _lengths.clear()
     _lengths[get_factory(spec.name), spec] = num_samples

@@ -1,14 +1,22 @@
 """Exceptions that hetero raises, and the exit codes that its commands return.
 
     HeteroError
-    |- ConfigError (also ValueError)        |- DataPlaneError
-    |- ClusterError                         |  |- EndpointUnavailableError
-    |- PortError                            |  |- BatchTimeoutError (also TimeoutError)
-    |- ChildFailedError                     |  |- DatasetMismatchError
-    |- ResourcesError                       |  |- ProtocolError
-    |- CapacityError                        |  |  `- ProtocolMismatchError
-    |- ShutdownError                        |  `- AuthenticationError
-    `- DatasetError
+    |- ConfigError (also ValueError)
+    |- ClusterError
+    |- PortError
+    |- ResourcesError
+    |- CapacityError
+    |- ChildFailedError
+    |- DatasetError
+    `- DataPlaneError
+       |- EndpointUnavailableError
+       |- BatchTimeoutError (also TimeoutError)
+       |- DatasetMismatchError
+       |- ProtocolError
+       |  `- ProtocolMismatchError
+       `- AuthenticationError
+
+All of them can be imported from `hetero`. Other modules raise subclasses of them, which callers need not import.
 
 Each exception takes one argument, its record: a message, or a frozen dataclass
 whose ``str`` is the message. With a single argument an exception can be pickled
@@ -41,7 +49,6 @@ __all__ = [
     "ProtocolMismatchError",
     "ResourcesError",
     "SampleFailure",
-    "ShutdownError",
     "first_line",
 ]
 
@@ -52,7 +59,7 @@ class ExitCode(enum.IntEnum):
     help_text: str
 
     def __new__(cls, value: int, help_text: str = "") -> ExitCode:
-        """Attach the sentence that the documentation and ``hetero --help`` show."""
+        """Make a member with the sentence that the documentation and ``hetero --help`` show for it."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.help_text = help_text
@@ -63,18 +70,18 @@ class ExitCode(enum.IntEnum):
     CLUSTER = 10, "The description of the cluster is missing, malformed or ambiguous."
     DISAGREEMENT = 11, "Hosts disagree about version, script or data set."
     DATA_HOSTS_MISSING = 20, "Data hosts could not be reached before the start timeout."
-    TRAINER_HOSTS_MISSING = 21, "Trainer hosts never came."
+    TRAINER_HOSTS_MISSING = 21, "Trainer hosts could not be reached before the start timeout."
     AUTHENTICATION = 22, "A token or certificate is missing, unreadable or wrong."
     PORT = 23, "A port is taken or an address cannot be bound."
-    RESOURCES = 24, "Descriptors, memory or disk do not suffice."
+    RESOURCES = 24, "There are too few file descriptors, or too little memory or disk space."
     CAPACITY = 25, "The platform has no instances for the job, or the account's quota does not allow it."
     SCRIPT_FAILED = 30, "The training script failed."
-    DATA_PLANE_LOST = 31, "Every endpoint, or a part of tf.data.service that is needed, was lost for good or too long."
-    ORPHANED = 32, "The trainer hosts fell silent."
+    DATA_PLANE_LOST = 31, "Every endpoint, or a required part of tf.data.service, was lost for good or for too long."
+    ORPHANED = 32, "No heartbeats arrive from the trainer hosts."
     DATASET_FAILED = 34, "The data set's code failed on a data host."
     CORRUPTION = 35, "A batch arrived damaged three times."
     INTERNAL = 40, "An error inside hetero; please report it."
-    SHUTDOWN_OVERRAN = 41, "Processes did not end within their grace."
+    SHUTDOWN_OVERRAN = 41, "Processes did not end within their grace period."
 
 
 class HeteroError(Exception):
@@ -142,7 +149,7 @@ class ResourcesError(HeteroError):
 
 
 class CapacityError(HeteroError):
-    """The platform has no instances for a job to submit."""
+    """The platform has no instances for the job, or the account's quota does not allow it."""
 
     exit_code = ExitCode.CAPACITY
 
@@ -153,10 +160,14 @@ class ChildFailedError(HeteroError):
     exit_code = ExitCode.SCRIPT_FAILED
 
 
-class ShutdownError(HeteroError):
-    """Processes did not end within their grace period."""
-
-    exit_code = ExitCode.SHUTDOWN_OVERRAN
+_STAGES = {
+    "build": "while it was built",
+    "describe": "while it was described",
+    "sample": "while samples were computed",
+    "collate": "while samples were collated",
+    "encode": "while the batch was encoded",
+    "purity": "in the purity check",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +190,11 @@ class SampleFailure:
     """Class of the exception and its bases up to `Exception`, as ``module:qualified name``. Empty if unknown."""
 
     def __str__(self) -> str:
-        where = f" at sample {self.sample_index}" if self.sample_index else ""
-        head = f"data set {self.dataset!r} failed on {self.host} in {self.stage}{where}"
+        place = "in this process" if self.host == "local" else f"on {self.host}"
+        when = f" at sample {self.sample_index}" if self.sample_index else ""
+        if self.stage != "sample" or not when:
+            when = f" {_STAGES.get(self.stage, self.stage)}{when}"
+        head = f"data set {self.dataset!r} failed {place}{when}"
         trace = "".join(f"\n    {line}" for line in self.traceback.rstrip().splitlines())
         return f"{head}: {self.exception}{trace}"
 
@@ -194,12 +208,11 @@ class DatasetError(HeteroError):
     exit_code = ExitCode.DATASET_FAILED
 
     def typed(self, kind: type[Exception]) -> DatasetError:
-        """Return the same error as an exception that ``except kind`` catches too.
+        """Return this error as an exception that ``except kind`` also catches.
 
         Returns:
-            An instance of a class that has both `DatasetError` and ``kind`` as bases. For some types this error itself
-            is returned: `StopIteration` and `StopAsyncIteration`, because they would end the loop, and types that
-            cannot be combined with another base.
+            An instance of a class with the bases `DatasetError` and ``kind``. This error itself if ``kind`` cannot be
+            combined with another base, or is `StopIteration` or `StopAsyncIteration`, which would end the user's loop.
         """
         if issubclass(kind, (DatasetError, StopIteration, StopAsyncIteration)):
             return self

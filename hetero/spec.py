@@ -1,7 +1,7 @@
-"""Names of data sets that are sent between processes.
+"""Specs of data sets, which are sent between processes instead of the data sets.
 
-A `DatasetSpec` names a data set. A `DatasetFactory` makes the spec from the arguments of a function.
-The registry of factories is `hetero.datasets`.
+A `DatasetSpec` holds the name and arguments of a data set. Calling a `DatasetFactory` returns a spec.
+`hetero.datasets` registers the factories.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 Index: TypeAlias = "int | float | str | bytes | bool | tuple[Index, ...] | list[Index] | None"
-"""Index that a sampler yields: a position, a key, or a list, depending on what the data set accepts."""
+"""Index that a sampler yields. Depending on the data set it is a position, a key, or a list of these."""
 
 Seeding: TypeAlias = Literal["sample", "batch"]
 """How often the random generators are seeded: for every sample, or once per batch."""
 
 MAX_ARGUMENTS_BYTES = 64 * 1024
-"""Limit on the size of a spec's arguments. There is a limit because every request carries the arguments."""
+"""Limit on the size of a spec's arguments, because every request for a batch carries them."""
 
 _MAX_DEPTH = 32
 _NAME = re.compile(r"[\w.\-]{1,128}")
@@ -110,8 +110,8 @@ class DatasetSpec:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"{self.name}(...) only names a data set, which is built where it is needed: it has no attribute {name!r}. "
-            "What the script needs to know of the data set it can ask a function of its own",
+            f"{self.name}(...) only names a data set, which is built where it is needed. It has no attribute {name!r}\n"
+            "  Compute what the script needs to know in another function of the script.",
             name=name,
             obj=self,
         )
@@ -123,13 +123,13 @@ class DatasetSpec:
 
 def _refuse_attribute(spec: DatasetSpec, name: str, value: object) -> NoReturn:
     raise ConfigError(
-        f"{spec} only names a data set: {name} cannot be set on it, and no host would see it\n"
-        f"  Make it an argument of the function {spec.name}, which builds the data set: "
-        f"def {spec.name}(..., {name}), and make another loader for another value."
+        f"{spec} only names a data set. {name} cannot be set on it, because no host would see it\n"
+        f"  Make it an argument of the function that builds the data set: def {spec.name}(..., {name}). Make another "
+        "loader for another value."
     )
 
 
-# Replace it after the class definition, because the __setattr__ of a frozen dataclass raises an error without advice.
+# Replace the __setattr__ that `dataclass` generates for a frozen class, because its error gives no advice.
 DatasetSpec.__setattr__ = _refuse_attribute  # type: ignore[assignment,method-assign]
 
 
@@ -148,12 +148,12 @@ class DatasetFactory:
     worker_init_fn: Callable[[int], object] | None = None
     """Function that each process calls once with its worker index, after it has built the data set."""
     fingerprint: Callable[[Any], str] | str | None = None
-    """Text that identifies the data, or a function that returns it for the data set. None: samples are probed."""
+    """Text that identifies the data, or a function that returns this text for a data set. None: samples are hashed."""
     place: str = field(default="", compare=False)
     """File and line of the function, for messages."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> DatasetSpec:
-        """Return the spec for these arguments, including the defaults. This builds nothing.
+        """Return the spec for these arguments and the function's defaults. Does not build the data set.
 
         Raises:
             ConfigError: If the arguments do not fit the signature or are not JSON values.
@@ -171,12 +171,12 @@ class DatasetFactory:
             else:
                 arguments[name] = value
         checked = {name: _to_json(value, f"{self.name}({name})", 0) for name, value in arguments.items()}
-        # Sort only the names of arguments, because a data set may number its classes by the order of a dict.
+        # Sort the arguments but not the dicts inside them, because a data set may number its classes in a dict's order.
         return DatasetSpec(self.name, json.dumps(dict(sorted(checked.items())), separators=(",", ":"), allow_nan=False))
 
 
 def set_describer(describer: Callable[[DatasetSpec], int] | None) -> None:
-    """Set the function that returns ``len(spec)``, or None to build the data set in this process.
+    """Set the function that returns ``len(spec)``. With None, the function of `set_builder` is used.
 
     The describer should cache its results, because samplers call ``len`` often.
     """
@@ -194,13 +194,13 @@ def set_builder(builder: Callable[[DatasetSpec], int]) -> None:
 
 
 def _to_json(value: object, path: str, depth: int) -> object:
-    """Return ``value`` converted to JSON's types, or raise a `ConfigError` that names the path."""
+    """Return ``value`` converted to JSON's types, or raise a `ConfigError` that names ``path``."""
     if depth > _MAX_DEPTH:
         raise ConfigError(f"argument {path} is nested deeper than {_MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # for a str enum this returns its value, not its name
+        return str.__str__(value)  # returns the value of a str enum, not its name
     if isinstance(value, int | float):
         return _number_to_json(value, path)
     if isinstance(value, list | tuple):
@@ -224,7 +224,7 @@ def _to_json(value: object, path: str, depth: int) -> object:
 
 
 def _number_to_json(value: float, path: str) -> float:
-    """Return a number as exactly an int or a float, not as an instance of a subclass."""
+    """Return a number as a plain int or float, even if its type is a subclass."""
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
             raise ConfigError(f"argument {path} is an integer of {value.bit_length()} bits, expected at most 64")

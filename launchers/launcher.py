@@ -1,18 +1,17 @@
 """`hetero launch` as the entry point of a training job on a platform such as SageMaker.
 
-Name it as ``entry_point`` of the estimator (SDK 2), as ``entry_script`` of the `ModelTrainer` (SDK 3) or as what the
-container starts, and put the training script beside it::
+Name this file as ``entry_point`` of the estimator (SDK 2), as ``entry_script`` of the `ModelTrainer` (SDK 3) or as the
+program of the container. Put the training script into the same folder::
 
     PyTorch(entry_point="launcher.py", source_dir=..., instance_groups=[...],
             hyperparameters={"hetero_script": "train.py", "epochs": 3})
 
-The platform starts this on every host. Options come from hyperparameters named
-``hetero_<option>``, read from the platform's file; every other hyperparameter
-is handed to the training script as ``--name value``, as the platform would do.
-By hand it takes the arguments of `hetero launch`.
+The platform starts this program on every host. The program reads its options from the platform's file of
+hyperparameters, where they are named ``hetero_<option>``. The training script gets every other hyperparameter as
+``--name value``, as it would from the platform. In a shell, the program takes the arguments of `hetero launch`.
 
-Under ``mpirun`` the processes that it made are the ranks. Where each group has a ``torchrun`` of its own, the first of
-the processes on a host works, and the others wait for it.
+Under ``mpirun``, the processes that it started are the ranks. If each group has its own ``torchrun``, the first of its
+processes on a host works, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ try:
     from hetero.cli import main
     from hetero.launch.entry import run
 except ModuleNotFoundError as error:
-    reason = f"hetero cannot be started: there is no {error.name} in this image; name it in requirements.txt"
+    reason = f"hetero cannot start: the image has no module {error.name}; add its package to requirements.txt"
     output = Path(os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml") / "output"
     if output.is_dir() and not (output / "failure").exists():
         (output / "failure").write_text(reason, encoding="utf-8")

@@ -77,8 +77,8 @@ def test_launch_with_unknown_group_or_role_ends_with_its_code(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["audit", "compare", "A", "B"], "unexpected argument 'B'; --help lists what is expected\n"),
-        (["report", "--price=x=1", "A"], "unknown flag --price; --help lists them.\n"),
+        (["audit", "compare", "A", "B"], "unexpected argument 'B'; see --help\n"),
+        (["report", "--price=x=1", "A"], "unknown flag --price; see --help.\n"),
     ],
 )
 def test_command_without_a_script_does_not_speak_of_its_arguments(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero import config
+from hetero.cluster import find_platform
 from hetero.config import LaunchOptions, Timings, resolve_options, to_flags
 from hetero.errors import ConfigError
 
@@ -31,7 +32,8 @@ def resolve(
     *flags: str, env: dict[str, str] | None = None, base: Path = NOWHERE, script: str = "train.py"
 ) -> LaunchOptions:
     arguments = ["launch", *flags, *([script] if script else [])]
-    return resolve_options(config.parse(make_parser(), arguments), env or {}, base)
+    platform = find_platform({**(env or {}), "SAGEMAKER_BASE_DIR": str(base)})
+    return resolve_options(config.parse(make_parser(), arguments), env or {}, platform.parameters())
 
 
 @pytest.fixture
@@ -99,7 +101,8 @@ def test_script_and_its_arguments_come_from_any_source(base: Path) -> None:
     assert options.script_args == ("--name", "a b")
     namespace = config.parse(make_parser(), ["launch", "other.py"])
     namespace.script_args = ["--lr", "0.1"]
-    assert resolve_options(namespace, {}, base) == LaunchOptions(script="other.py", script_args=("--lr", "0.1"))
+    found = resolve_options(namespace, {}, find_platform({"SAGEMAKER_BASE_DIR": str(base)}).parameters())
+    assert found == LaunchOptions(script="other.py", script_args=("--lr", "0.1"))
 
 
 def test_missing_script_is_an_error() -> None:
@@ -133,7 +136,7 @@ def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
         ("data_timeout_s", float("nan"), "a number"),
         ("data_timeout_s", None, "a number"),
         ("emulate_sample_s", 0.0, "greater than 0"),
-        ("roles", ["a=data"], "a list of texts"),
+        ("roles", ["a=data"], "a list of strings"),
         ("require_token", 1, "true or false"),
         ("log_level", "loud", "one of debug, info, warning, error"),
         ("data_service", "ray", "one of grpc, tf"),
@@ -156,9 +159,9 @@ def test_value_out_of_bounds_error_names_value_and_bound(field: str, value: obje
     [
         ({"require_token": True}, "neither tokens nor TLS"),
         ({"tls_dir": Path("tls")}, "neither tokens nor TLS"),
-        ({"emulate_sample_s": 0.1}, "emulate no vCPUs"),
+        ({"emulate_sample_s": 0.1}, "cannot emulate vCPUs"),
         ({"endpoints_per_host": 2}, "give tf_workers_per_host"),
-        ({"trainer_endpoints": 2}, "give tf_workers_per_host"),
+        ({"trainer_endpoints": 2}, "give trainer_tf_workers"),
     ],
 )
 def test_options_that_tensorflows_servers_cannot_obey_are_refused(changes: dict[str, Any], expected: str) -> None:
@@ -206,7 +209,7 @@ def test_command_without_a_script_keeps_all_arguments() -> None:
         (["launch", "--endpoint-per-host", "2", "train.py"], "did you mean --endpoints-per-host?"),
         (["launch", "--nproc", "2", "train.py"], "unknown flag --nproc"),  # no abbreviations
         (["prices", "--pice=x=1"], "did you mean --price"),
-        (["prices", "extra"], "unexpected argument 'extra'; --help lists what is expected"),
+        (["prices", "extra"], "unexpected argument 'extra'; see --help"),
     ],
 )  # fmt: skip
 def test_unknown_argument_fails_with_a_suggestion(arguments: list[str], message: str) -> None:
@@ -268,7 +271,7 @@ def test_malformed_value_error_names_its_source(base: Path, source: str, message
         ("[" * 1500, "is not YAML that can be used"),
         ("- 1", "holds list; expected options by name"),
         ("port: {a: 1}", "expected a whole number"),
-        ("roles: [[a]]", "expected a list of texts"),
+        ("roles: [[a]]", "expected a list of strings"),
         ("# " + "x" * (1 << 20), "is too large; expected at most 1048576 bytes"),
         (b"\xff\xfe", "is not YAML"),
     ],
@@ -333,6 +336,7 @@ def test_every_option_has_a_flag_with_help() -> None:
     for field in dataclasses.fields(LaunchOptions):
         assert field.name == "script_args" or helps[field.name], field.name
     assert "Default: 17170." in parser.format_help()
+    assert "Default: 0." in parser.format_help()
     assert "--framework {torch,tensorflow}" in parser.format_help()
 
 

@@ -83,7 +83,7 @@ def test_spec_len_of_failing_factory_names_the_data_set() -> None:
     def broken() -> None:
         raise OSError("gone")
 
-    with pytest.raises(DatasetError, match="data set 'broken' failed on local in build: OSError: gone"):
+    with pytest.raises(DatasetError, match="'broken' failed in this process while it was built: OSError: gone"):
         len(broken())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetero import cli, config
-from hetero.cluster import Role, read_cluster
+from hetero.cluster import Role, find_platform
 from hetero.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent
@@ -46,11 +46,15 @@ def test_command_is_understood(command: str) -> None:
     assert config.parse(parser, config.split_at_script(parser, arguments)[0]).run is not None
 
 
+def test_readme_is_short() -> None:
+    assert len(re.sub(r"```.*?```", "", README, flags=re.DOTALL).split()) <= 900, "move details to docs/"
+
+
 def test_readme_cluster_file_is_read(tmp_path: Path) -> None:
     (block,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     path = tmp_path / "cluster.json"
     path.write_text(block)
-    cluster = read_cluster(env={}, cluster_file=str(path), host="node-7")
+    cluster = find_platform({}, cluster_file=str(path)).read_cluster(host="node-7")
     assert cluster.role is Role.TRAINER
     assert [host.name for host in cluster.data_hosts] == ["node-1", "node-2"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_bytes()) for path in FIL
 
 # Each may import from the lines above it and from itself.
 LAYERS = (
-    {"errors", "version"},
+    {"errors", "__version__"},
     {"spec", "system"},
-    {"config", "cluster"},
+    {"cluster"},
+    {"config"},
     {"batches"},
     {"audit", "datasets", "wire", "pricing", "metrics"},
     {"control"},
@@ -38,11 +40,16 @@ LAYERS = (
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 MAY_IMPORT = {
-    "boto3": {"sagemaker"},
+    "boto3": {"sagemaker", "pricing/price_service.py"},
     "grpc": {"wire", "control", "dataplane"},
     "sagemaker": {"sagemaker"},
     "sagemaker_training": {"sagemaker"},
     "tensorflow": {"tf", "dataplane/pool/tf_server.py"},
+}
+PLATFORM_NAMES = re.compile(r"\bSM_|TRAINING_JOB_NAME|SAGEMAKER_BASE_DIR|/opt/ml")
+MAY_NAME_PLATFORMS = {
+    "batches/failures.py": "$SM_CHANNEL_TRAINING",  # an example in advice, which is not read
+    "sagemaker/rehearsal/toolkit.py": "SM_STUDIO_LOCAL_MODE",  # a switch of the toolkit, set for the toolkit alone
 }
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "np.load", "numpy.load", "os.popen", "os.system", "torch.load", "yaml.load"}
@@ -116,6 +123,19 @@ def test_heavy_libraries_are_imported_only_where_they_belong(path: Path) -> None
         assert part(path) == "torch" or "torch" not in {name.partition(".")[0] for name in imported_here(node)}
 
 
+@pytest.mark.parametrize("path", [path for path in TREES if path.parts[:2] != ("cluster", "platforms")], ids=str)
+def test_names_of_platforms_are_only_in_their_modules(path: Path) -> None:
+    prose = {id(node.value) for node in ast.walk(TREES[path]) if isinstance(node, ast.Expr)}
+    texts = [
+        node.value
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    ]
+    allowed = MAY_NAME_PLATFORMS.get(path.as_posix())
+    named = [text for text in texts if PLATFORM_NAMES.search(text) and (allowed is None or allowed not in text)]
+    assert named == [], "ask `hetero.cluster.find_platform`; a platform's module alone knows its variables and folders"
+
+
 def imported_here(node: ast.stmt) -> set[str]:
     return set(imported(node)) if isinstance(node, (ast.Import, ast.ImportFrom)) else set()
 
@@ -148,3 +168,11 @@ def test_launcher_needs_no_numpy_and_no_framework() -> None:
     code = f"import sys, hetero.launch.launcher; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n", "it delays the start of every job"
+
+
+def test_rank_imports_no_code_of_the_servers() -> None:
+    servers = ("hetero.dataplane.endpoint", "hetero.dataplane.pool")
+    pytest.importorskip("torch")
+    code = f"import sys, hetero.torch; print([name for name in sys.modules if name.startswith({servers})])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import served
+from feeds import served
 
 from hetero.control.security import Token, write_token
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader import reader
 from hetero.dataplane.reader.window import Window
@@ -29,12 +30,14 @@ class LocalSession(served.Session):
         write_token(token_path, self.token)
         self.pool = EndpointPool(
             PoolOptions(
-                host="algo-1",
-                script=endpoint_script.__file__,
-                script_args=(pipeline,),
-                num_endpoints=NUM_PROCESSES,
-                address="127.0.0.1",
-                job_id=self.job_id,
+                endpoint=EndpointOptions(
+                    host="algo-1",
+                    script=endpoint_script.__file__,
+                    script_args=(pipeline,),
+                    num_endpoints=NUM_PROCESSES,
+                    address="127.0.0.1",
+                    job_id=self.job_id,
+                ),
                 token_path=token_path,
             ),
             self.directory.replace,

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import messages
 import numpy as np
 import torch
 import torch.utils.data
 from pipelines import load
+from transports import messages
 
 from peers import LENGTH_BATCHES, NUM_PROCESSES, PipelineCompetitor
 from peers.local_torch import limit_threads

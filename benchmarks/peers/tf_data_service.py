@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import tf_service
 from harness import Competitor
 
-from peers import LENGTH_BATCHES, NUM_PROCESSES, touch
+from peers import LENGTH_BATCHES, NUM_PROCESSES, tf_service, touch
 
 _SIDE = 224
 

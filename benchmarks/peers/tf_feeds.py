@@ -18,15 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import harness
-import photo_arrays
-import served
-import tf_service
-import tf_service_rank
+from feeds import photo_arrays, served
 from harness import Competitor
 
 import hetero.tf
 from hetero.control.directory import Directory, EndpointRecord
-from peers import NUM_PROCESSES, touch
+from peers import NUM_PROCESSES, tf_service, tf_service_rank, touch
 from peers.tf_data_service import make_jpeg
 
 _SHUFFLED = 512

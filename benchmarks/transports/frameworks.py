@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ready_batches
-import ready_feeds
-import tf_service
+from feeds import ready_batches, ready_feeds
+from peers import tf_service
 
 from transports import Transport
 

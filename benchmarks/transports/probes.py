@@ -10,11 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import messages
 import numpy as np
-import ready_batches
+from feeds import ready_batches
 
-from transports import ServedTransport
+from transports import ServedTransport, messages
 
 FRAME_BYTES = 2 * 2**20
 

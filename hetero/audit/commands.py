@@ -1,10 +1,13 @@
-"""Compares the ledgers of two runs, given as paths, and returns the answer as text. The command line calls this."""
+"""Compares the ledgers of two runs, given as paths, and returns the answer as text. The command line calls this.
+
+This is a separate module because `hetero.audit.compare` returns facts, not text.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from hetero.audit.compare import Verdict, compare_runs
+from hetero.audit.compare import AuditResult, compare_runs
 from hetero.audit.runs import find_run
 
 __all__ = ["audit_paths"]
@@ -23,22 +26,22 @@ def audit_paths(one: Path, other: Path) -> tuple[bool, str]:
         ConfigError: If there is no ledger, if a ledger cannot be read, or if the ledgers cannot be compared.
     """
     runs = find_run("A", one), find_run("B", other)
-    verdict = compare_runs(*runs)
+    result = compare_runs(*runs)
     lines = [f"{run.label}: {run.path}, {_count(len(run.ledgers), 'ledger')}" for run in runs]
-    lines += ["", _headline(verdict)]
-    lines += _listed(verdict.differences)
-    if verdict.notes:
-        lines += ["", "Notes:", *_listed(verdict.notes)]
-    return not verdict.differences, "\n".join(lines)
+    lines += ["", _headline(result)]
+    lines += _listed(result.differences)
+    if result.notes:
+        lines += ["", "Notes:", *_listed(result.notes)]
+    return not result.differences, "\n".join(lines)
 
 
-def _headline(verdict: Verdict) -> str:
-    what = "bit for bit" if verdict.by_rank else "by the samples of their global batches: their world sizes differ"
-    if not verdict.differences:
-        return f"The same data: {_count(verdict.num_compared, 'batch', 'batches')} are equal {what}."
-    if verdict.by_rank:
-        return f"Not the same data ({_count(verdict.num_compared, 'batch', 'batches')} in common):"
-    return f"Not the same data, compared {what} ({_count(verdict.num_compared, 'batch', 'batches')} in common):"
+def _headline(result: AuditResult) -> str:
+    what = "bit for bit" if result.by_rank else "by the samples of their global batches: their world sizes differ"
+    if not result.differences:
+        return f"The same data: {_count(result.num_compared, 'batch', 'batches')} are equal {what}."
+    if result.by_rank:
+        return f"Not the same data ({_count(result.num_compared, 'batch', 'batches')} in common):"
+    return f"Not the same data, compared {what} ({_count(result.num_compared, 'batch', 'batches')} in common):"
 
 
 def _listed(texts: tuple[str, ...]) -> list[str]:

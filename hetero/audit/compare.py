@@ -1,8 +1,8 @@
 """Compares the data that two runs trained on, and finds where they first differ.
 
-If both runs have one and the same world size, each rank is compared with the same rank of the other run: the indices
-in order, and the content bit for bit. With several world sizes, a rank's part of a global batch differs. Then the
-comparison covers the samples of global batches, by sums over all ranks, and does not cover their content.
+If all ledgers of both runs have the same world size, each rank is compared with the same rank of the other run: the
+indices in order, and the content bit for bit. If world sizes differ, so do the ranks' parts of a global batch. Then
+the samples of whole global batches are compared, by sums over all ranks, and their content is not compared.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from hetero.audit.ledger import LoaderFacts
 from hetero.audit.reading import world_sizes
-from hetero.audit.runs import Run, Side, load_side, shown
+from hetero.audit.runs import Run, Side, load_side
 from hetero.errors import ConfigError
+from hetero.system.text import printable
 
-__all__ = ["Verdict", "compare_runs"]
+__all__ = ["AuditResult", "compare_runs"]
 
 _MEANINGS = {
     "indices": "the indices differ",
@@ -29,7 +30,7 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AuditResult:
     """Result of the comparison of two runs."""
 
     differences: tuple[str, ...]
@@ -44,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """Batches of one loader, by place."""
+    """Batches of one loader, by place (see `hetero.audit.history`)."""
 
     keys: npt.NDArray[np.int64]
     """Epoch, position and time of each place, sorted. Shape (places, 3)."""
@@ -57,18 +58,18 @@ class _Table:
 @dataclass(slots=True)
 class _Findings:
     differences: list[tuple[tuple[int, int, int], str]]
-    """Pairs of a place (epoch, position, time) and a text. The verdict lists the texts in the order of the places."""
+    """Pairs of a place (epoch, position, time) and a text. `result` sorts the texts by place."""
     notes: list[str]
     num_compared: int = 0
 
     def differ(self, text: str, key: Sequence[int] = (-1, -1, -1)) -> None:
         self.differences.append(((int(key[0]), int(key[1]), int(key[2])), text))
 
-    def verdict(self, *, by_rank: bool) -> Verdict:
+    def result(self, *, by_rank: bool) -> AuditResult:
         if not self.num_compared and not self.differences:
-            self.differ("they have no batch in common")
+            self.differ("the runs have no batch in common")
         ordered = sorted(self.differences, key=lambda pair: pair[0])
-        return Verdict(
+        return AuditResult(
             differences=tuple(text for _, text in ordered),
             notes=tuple(dict.fromkeys(self.notes)),
             num_compared=self.num_compared,
@@ -76,7 +77,7 @@ class _Findings:
         )
 
 
-def compare_runs(one: Run, other: Run) -> Verdict:
+def compare_runs(one: Run, other: Run) -> AuditResult:
     """Compare two runs. Reads at most two ledgers at a time.
 
     Raises:
@@ -88,7 +89,7 @@ def compare_runs(one: Run, other: Run) -> Verdict:
     if len(sizes) > 1:
         tables = [_global_tables(run, findings) for run in runs]
         _compare_loaders("", tables[0], tables[1], findings)
-        return findings.verdict(by_rank=False)
+        return findings.result(by_rank=False)
     for rank in _ranks(one, other, findings):
         sides = [load_side(run, rank) for run in runs]
         for side in sides:
@@ -96,8 +97,10 @@ def compare_runs(one: Run, other: Run) -> Verdict:
         _compare_loaders(f"rank {rank}, ", _tables(sides[0]), _tables(sides[1]), findings)
     absent = sorted(set(range(max(sizes, default=0))) - set(one.ledgers) - set(other.ledgers))
     if absent:
-        findings.notes.append(f"no run has a ledger of rank {_some(absent)}: nothing is said of what those were given")
-    return findings.verdict(by_rank=True)
+        findings.notes.append(
+            f"neither run has a ledger of rank {_some(absent)}, so the batches of these ranks were not compared"
+        )
+    return findings.result(by_rank=True)
 
 
 def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
@@ -112,7 +115,9 @@ def _ranks(one: Run, other: Run, findings: _Findings) -> list[int]:
     if one.is_file or other.is_file:
         if not common:
             names = " and ".join(f"{run.label} has rank {_some(sorted(run.ledgers))}" for run in (one, other))
-            raise ConfigError(f"the ledgers are of other ranks: {names}\n  Give those of one rank, or whole folders.")
+            raise ConfigError(
+                f"the ledgers belong to different ranks: {names}\n  Give ledgers of one rank, or whole folders."
+            )
         return common
     for run, counterpart in ((one, other), (other, one)):
         if alone := sorted(set(run.ledgers) - set(counterpart.ledgers)):
@@ -124,19 +129,21 @@ def _check(side: Side, rank: int, findings: _Findings) -> None:
     """Record the ledger's damage and notes, and the batches that were delivered again after a restart."""
     where = f"{side.label}, rank {rank}"
     if side.record.damage:
-        damage = shown(side.record.damage, 300)
-        findings.differ(f"{where}: the ledger is damaged, and counts up to there only: {damage}")
-    findings.notes += [f"{where}: {shown(note, 300)}" for note in side.record.notes]
+        damage = _shown(side.record.damage, 300)
+        findings.differ(f"{where}: the ledger is damaged and was compared only up to there: {damage}")
+    findings.notes += [f"{where}: {_shown(note, 300)}" for note in side.record.notes]
     again = side.places.differing
     if again is not None:
-        name = shown(side.record.loaders[again.loader].name)
+        name = _shown(side.record.loaders[again.loader].name)
         findings.differ(
             f"{where}, loader {name}: epoch {again.epoch}, position {again.position} was delivered again after a "
             f"restart, and {_MEANINGS[again.what]} (lines {again.first_line} and {again.line})",
             (again.epoch, again.position, 0),
         )
     if side.places.num_repeated:
-        findings.notes.append(f"{where}: {side.places.num_repeated:,} batches came again; the last time counts")
+        findings.notes.append(
+            f"{where}: {side.places.num_repeated:,} batches were delivered again; the last delivery counts"
+        )
 
 
 def _tables(side: Side) -> list[tuple[LoaderFacts, _Table]]:
@@ -156,7 +163,7 @@ def _tables(side: Side) -> list[tuple[LoaderFacts, _Table]]:
 
 
 def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Table]]:
-    """Return each loader of a run with its global batches. The world size may differ between these.
+    """Return each loader of a run with its global batches. The world size may differ between batches.
 
     Raises:
         ConfigError: If the ledger of a rank is missing.
@@ -170,7 +177,7 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
         if absent:
             raise ConfigError(
                 f"{run.label} has no ledger of rank {_some(absent)}, and the world sizes of the runs differ\n"
-                "  Global batches are compared then, which takes the ledgers of all ranks: give the run's whole folder."
+                "  Then global batches are compared, which needs the ledgers of all ranks. Give the run's whole folder."
             )
         numbers = [facts_of.setdefault(facts.identity, (len(facts_of), facts))[0] for facts in side.record.loaders]
         entries = side.places.entries
@@ -190,8 +197,8 @@ def _global_tables(run: Run, findings: _Findings) -> list[tuple[LoaderFacts, _Ta
     keys, samples = keys[order], samples[order]
     starts = np.flatnonzero(np.append(True, (keys[1:, :4] != keys[:-1, :4]).any(axis=1))[: len(keys)])
     lengths = np.diff(np.append(starts, len(keys)))
-    # An entry counts only if it has the world size of the lowest rank's entry, because a restart with a smaller world
-    # leaves entries of the larger world behind in the ledgers of the higher ranks.
+    # An entry counts only if its world size is that of the lowest rank's entry. If a run restarts with fewer ranks,
+    # old entries remain in the ledgers of the higher ranks.
     samples = np.where((keys[:, 5] == np.repeat(keys[starts, 5], lengths))[:, None], samples, np.uint64(0))
     sums = np.add.reduceat(samples, starts, axis=0) if len(starts) else samples
     places = keys[starts]
@@ -208,24 +215,24 @@ def _compare_loaders(
     theirs: list[tuple[LoaderFacts, _Table]],
     findings: _Findings,
 ) -> None:
-    """Compare the loaders of one rank, or those of the whole run by their global batches."""
+    """Compare the loaders of one rank, or of the whole run by global batches."""
     for mine, their in _pairs([facts for facts, _ in ours], [facts for facts, _ in theirs]):
         if mine is None or their is None:
             label, (facts, table) = ("A", ours[mine]) if mine is not None else ("B", theirs[their or 0])
-            findings.differ(f"{where}only {label} has loader {shown(facts.name)}, with {len(table.keys):,} batches")
+            findings.differ(f"{where}only {label} has loader {_shown(facts.name)}, with {len(table.keys):,} batches")
             continue
         facts, table = ours[mine]
-        name = f"loader {shown(facts.name)}"
+        name = f"loader {_shown(facts.name)}"
         for part in fields(LoaderFacts):
             one, other = getattr(facts, part.name), getattr(theirs[their][0], part.name)
             if part.name == "fingerprint" and (one is None) != (other is None):
                 findings.notes.append(
                     f"{name}: {'A' if one is None else 'B'} has no fingerprint of the data set, because its ranks did "
-                    "not build it (torch's workers did); the batches themselves were compared"
+                    "not build it (torch's workers did). The batches themselves were compared"
                 )
             elif one != other:
                 what = part.name.replace("_", " ")
-                findings.notes.append(f"{name}: {what} is {shown(one)} in A, {shown(other)} in B")
+                findings.notes.append(f"{name}: {what} is {_shown(one)} in A, {_shown(other)} in B")
         _compare_tables(f"{where}{name}", table, theirs[their][1], findings)
 
 
@@ -275,15 +282,15 @@ def _compare_tables(name: str, one: _Table, other: _Table, findings: _Findings) 
         if one.lines is not None and other.lines is not None:
             lines = f" (line {one.lines[ours[first]]} of A, line {other.lines[theirs[first]]} of B)"
         findings.differ(
-            f"{name}: they part at {_place(key)}: {_MEANINGS[what]}{lines}; "
+            f"{name}: the first difference is at {_place(key)}: {_MEANINGS[what]}{lines}; "
             f"{int(differ.sum()):,} of {len(ours):,} batches differ",
             key,
         )
     for label, table, common, counterpart in (("A", one, ours, "B"), ("B", other, theirs, "A")):
-        _tell_alone(name, label, table, common, counterpart, findings)
+        _record_unshared(name, label, table, common, counterpart, findings)
 
 
-def _tell_alone(
+def _record_unshared(
     name: str, label: str, table: _Table, common: npt.NDArray[np.int64], counterpart: str, findings: _Findings
 ) -> None:
     """Record the places that only one run has: before the other run's start, in between, and after its end."""
@@ -291,7 +298,7 @@ def _tell_alone(
     if first:
         findings.notes.append(
             f"{name}: {counterpart} starts at {_place(table.keys[first])}, as a resumed run does; {label} has "
-            f"{first:,} batches before that, which nothing is said of"
+            f"{first:,} batches before that, which were not compared"
         )
     is_alone = np.ones(last + 1, bool)
     is_alone[: first + 1] = False
@@ -299,7 +306,7 @@ def _tell_alone(
     between = np.flatnonzero(is_alone)
     if len(between):
         key = table.keys[between[0]]
-        findings.differ(f"{name}: {counterpart} lacks {_place(key)}{_more(len(between))}, and goes on after it", key)
+        findings.differ(f"{name}: {counterpart} lacks {_place(key)}{_more(len(between))}, and continues after it", key)
     if last + 1 < len(table.keys):
         key = table.keys[last + 1]
         findings.differ(f"{name}: {counterpart} ends before {_place(key)}; {label} has {_span(table, last + 1)}", key)
@@ -337,3 +344,8 @@ def _more(count: int) -> str:
 def _some(numbers: Sequence[int]) -> str:
     shown_ones = ", ".join(map(str, numbers[:8]))
     return shown_ones if len(numbers) <= 8 else f"{shown_ones} and {len(numbers) - 8} more"
+
+
+def _shown(value: object, max_chars: int = 80) -> str:
+    """Return a value from a ledger as printable text of limited length."""
+    return printable(str(value), max_chars=max_chars)

@@ -1,10 +1,10 @@
-"""Finds the batches that a rank was given in the end: the last entry for each place in its ledger.
+"""Finds the batches that a rank finally trained on: the last entry for each place in its ledger.
 
-A *place* is a loader, an epoch and a position in the epoch. A restart repeats the steps after its checkpoint. The later
-entry for a place counts, and must equal the earlier one.
+A *place* is a loader, an epoch and a position in the epoch. A restart repeats the steps after its checkpoint, so a
+place may have several entries. The last one counts, and must equal the earlier ones.
 
-A user's sampler may fill the same place differently each time that the script asks for it. For such loaders the
-*time* is part of the place: it counts how often the same process had been there before.
+A user's sampler may choose other samples each time that the script repeats an epoch. For such loaders, a place also has
+a *time*: the number of earlier entries of the same process for this loader, epoch and position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Places", "Repetition", "settle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """A batch that was delivered again and differed from the delivery before."""
+    """A batch that was delivered again and differed from the earlier delivery."""
 
     loader: int
     epoch: int
@@ -40,11 +40,11 @@ class Places:
     entries: npt.NDArray[Any]
     """Last entry of each place, of dtype `hetero.audit.reading.ENTRY`."""
     times: npt.NDArray[np.int64]
-    """Time of each place: how often the process had been there before."""
+    """Time of each place. 0 except for a user's sampler."""
     world_sizes: npt.NDArray[np.int64]
     """World size of the process that wrote each entry."""
     num_repeated: int
-    """Number of entries that a later entry for the same place replaced."""
+    """Number of entries that were replaced by a later entry for the same place."""
     differing: Repetition | None
     """First repetition that differs, or None."""
 
@@ -69,7 +69,7 @@ def settle(record: LedgerRecord) -> Places:
 
 
 def _times(record: LedgerRecord) -> npt.NDArray[np.int64]:
-    """Return for each entry how often its section had been at the same place before. Built-in orders have 0."""
+    """Return the time of each entry: the number of earlier entries of its section for the same place."""
     entries = record.entries
     times = np.zeros(len(entries), np.int64)
     drawn = [number for number, facts in enumerate(record.loaders) if facts.order == "sampler"]
@@ -98,7 +98,7 @@ def _same_as_before(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _first_difference(
     entries: npt.NDArray[Any], is_same: npt.NDArray[np.bool_], worlds: npt.NDArray[np.int64]
 ) -> Repetition | None:
-    """Return the first entry of the file that differs from the previous entry for its place, or None.
+    """Return the first entry of the ledger that differs from the previous entry for its place, or None.
 
     Entries of different world sizes are not compared.
     """

@@ -1,15 +1,15 @@
-"""The ledger of one rank: a record of each batch it was given, as a hash chain in a file that only grows.
+"""The ledger of one rank: a record of each batch that it received, as a hash chain in a file that only grows.
 
 The file consists of JSON lines. Each line ends with the value of the hash chain: the hash of the previous line's value
 and of the line's text. There are four kinds of line:
 
 - ``{"ledger": 1, ...}``: A process begins to write. The line has the version, job, rank and world size.
-- ``{"loader": 0, ...}``: A loader delivers its first batch. The line says what the loader reads and where it starts.
-- ``{"batch": 0, ...}``: Loader 0 delivers a batch. The line has its place, and digests of its indices and content.
+- ``{"loader": 0, ...}``: A loader delivers its first batch. The line has facts about the loader, and where it starts.
+- ``{"batch": 0, ...}``: Loader 0 delivers a batch. It has an epoch, a position, and digests of indices and content.
 - ``{"end": 99}``: The process closed its ledger after 99 batches.
 
-The kernel has a batch's line before the script has the batch. Therefore a killed process loses no line. A process that
-finds a ledger of its rank appends to it. This happens after a restart, and when a run is resumed.
+The kernel receives a batch's line before the script receives the batch, so a killed process loses no line. A process
+that finds a ledger of its rank appends to it. This happens after a restart, and when a run is resumed.
 
 The chain reveals damage. It also reveals an edit, unless the editor hashed all later lines again. The chain is not a
 signature. To protect a ledger, keep the last value, which the log contains, in a place that others cannot change.
@@ -22,15 +22,17 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
-from hetero.version import __version__
+from hetero import __version__
+from hetero.system.records import limits
 
 __all__ = [
     "CHAIN_START",
@@ -56,7 +58,7 @@ FORMAT_VERSION = 1
 CHAIN_START = bytes(16)
 """Chain value before the first line."""
 MAX_LINE_BYTES = 64 * 1024
-"""Maximum length of a ledger's line in bytes. A longer line is damage."""
+"""Maximum length of a ledger's line in bytes. A longer line counts as damage."""
 
 _CHAINED = re.compile(rb'(\{.{1,65000}),"chain":"([0-9a-f]{32})"\}')
 
@@ -94,7 +96,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
-    """The data that a loader reads, and their order. Loaders with equal facts deliver equal batches at equal places."""
+    """The data that a loader reads, and their order. Loaders with equal facts deliver the same batches."""
 
     name: str
     dataset: str
@@ -105,7 +107,7 @@ class LoaderFacts:
     """Fingerprint of the data set's content. None if it is unknown."""
     num_samples: int | None
     """Length of the data set. None for a user's sampler."""
-    seed: int
+    seed: int = field(metadata=limits(minimum=-math.inf, maximum=math.inf))
     global_batch: int | None
     """Samples per step over all ranks. None for a user's batch sampler."""
     order: str
@@ -128,7 +130,7 @@ class BatchEntry:
     size: int
     """Number of samples."""
     indices: bytes
-    """16-byte digest of the indices in order, see `hetero.audit.indices`."""
+    """16-byte digest of the indices in order, see `hetero.batches.indexed`."""
     samples: bytes
     """16-byte sum over the indices in any order. The sums of all ranks add up to the sum of the global batch."""
     content: bytes
@@ -136,7 +138,7 @@ class BatchEntry:
 
 
 class Ledger:
-    """Appends to the ledger of one rank. Thread-safe. Never raises an error of the file system.
+    """Appends to the ledger of one rank. Thread-safe. Does not raise errors of the file system.
 
     If a line cannot be written, the ledger logs the first such error, counts the lost batches, and training goes on.
 
@@ -215,7 +217,7 @@ class Ledger:
             self._release()
 
     def abandon(self) -> None:
-        """Close the file without a last line or a log message. A fork calls this, because its parent owns the file."""
+        """Close the file without a last line or a log message. Forks call this, because the parent owns the file."""
         self._release()
 
     def _open(self) -> None:
@@ -244,7 +246,7 @@ class Ledger:
         line = b'%b,"chain":"%b"}\n' % (body, value.hex().encode())
         try:
             written = os.write(self._descriptor, line)
-            if written < len(line):  # the error itself would come with the next write
+            if written < len(line):  # the system would report the error only at the next write
                 raise OSError("no space left")
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -257,7 +259,7 @@ class Ledger:
 
     def _give_up(self, why: str, what: str) -> None:
         if not self._has_given_up:
-            logger.error("the ledger %s %s; %s, and training goes on", self.path, why, what)
+            logger.error("the ledger %s %s; %s, and training continues", self.path, why, what)
         self._has_given_up = True
         self._release()
 
@@ -279,14 +281,14 @@ def _resume(descriptor: int) -> tuple[int, bytes]:
     tail = os.pread(descriptor, size - start, start)
     end = tail.rfind(b"\n") + 1
     if end == 0 and (start or (tail and not b'{"ledger":'.startswith(tail[:10]))):
-        raise OSError("it exists and is no ledger")
+        raise OSError("the file exists and is not a ledger")
     if end < len(tail):
         os.ftruncate(descriptor, start + end)
     if end == 0:
         return 0, CHAIN_START
     last = split_line(tail[tail.rfind(b"\n", 0, end - 1) + 1 : end - 1])
     if last is None:
-        raise OSError("its last line is damaged; move it away to begin a new one")
+        raise OSError("its last line is damaged; move the file away to begin a new one")
     return start + end, last[1]
 
 
@@ -296,7 +298,7 @@ _current_lock = threading.Lock()
 
 
 def current(identify: Callable[[], Writer]) -> Ledger | None:
-    """Return this process's ledger, or None if the environment asks for none. The first call opens the ledger.
+    """Return this process's ledger, or None if `DIRECTORY_VARIABLE` is not set. The first call opens the ledger.
 
     Args:
         identify: Returns the rank that writes. Called when the ledger is opened.

@@ -22,6 +22,7 @@ from hetero.audit.ledger import (
     split_line,
 )
 from hetero.errors import ConfigError
+from hetero.system.records import decode
 
 __all__ = ["ENTRY", "LedgerRecord", "Section", "rank_of", "read_ledger", "world_sizes"]
 
@@ -38,7 +39,7 @@ ENTRY = np.dtype(
         ("content", "<u8", (2,)),
     ]
 )
-"""One batch. ``loader`` and ``section`` are indices into the lists of the `LedgerRecord`."""
+"""Type of a batch's entry. ``loader`` and ``section`` are indices into the lists of the `LedgerRecord`."""
 
 _PACKED = struct.Struct("<iiqqqq16s16s16s")
 _DIGEST = re.compile("[0-9a-f]{32}")
@@ -65,11 +66,11 @@ class LedgerRecord:
     path: Path
     sections: list[Section] = field(default_factory=list)
     loaders: list[LoaderFacts] = field(default_factory=list)
-    """Loaders of all sections. Loaders with one `LoaderFacts.identity` are one loader here."""
+    """Loaders of all sections. Loaders with the same `LoaderFacts.identity` count as one."""
     entries: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, ENTRY))
     """Batches in the order of the file, of dtype `ENTRY`."""
     damage: str = ""
-    """Reason why the rest of the file does not count. Empty if the whole file counts."""
+    """Reason why the rest of the file was not read. Empty if the whole file was read."""
     notes: list[str] = field(default_factory=list)
     """Further facts for the user."""
     has_end: bool = False
@@ -93,7 +94,7 @@ def rank_of(path: Path) -> int:
     try:
         return _whole(json.loads(parts[0] + b"}"), "rank")
     except (ValueError, RecursionError, _DamagedError) as error:
-        raise ConfigError(f"{path}: its first line says no rank: {error}") from error
+        raise ConfigError(f"{path}: its first line states no rank: {error}") from error
 
 
 def world_sizes(path: Path) -> set[int]:
@@ -132,21 +133,21 @@ class _Reader:
         self._chain = CHAIN_START
         self._packed = bytearray()
         self._loaders: list[int] = []
-        """Index in the record of each loader of the current section."""
+        """For each loader of the current section, its index in `LedgerRecord.loaders`."""
         self._known: dict[tuple[object, ...], int] = {}
         self._num_batches = 0
 
     def take(self, number: int, line: bytes) -> None:
         if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
-            self.record.notes.append("its last line is torn: the process was killed while it wrote")
+            self.record.notes.append("its last line is incomplete: the process was killed while it wrote")
             if number == 1:
-                raise ConfigError(f"{self.record.path} is no ledger, or was cut off in its first line")
+                raise ConfigError(f"{self.record.path} is not a ledger, or was cut off in its first line")
             return
         parts = split_line(line[:-1])
         if number == 1:
             _check_version(self.record.path, None if parts is None else parts[0])
         if parts is None:
-            raise _DamagedError("is no line of a ledger")
+            raise _DamagedError("is not a line of a ledger")
         body, value = parts
         self._chain = chain_value(self._chain, body)
         if self._chain != value:
@@ -156,7 +157,7 @@ class _Reader:
     def finished(self) -> LedgerRecord:
         record = self.record
         if not record.sections:
-            raise ConfigError(f"{record.path} is no ledger: {record.damage or 'it is empty'}")
+            raise ConfigError(f"{record.path} is not a ledger: {record.damage or 'it is empty'}")
         if self._packed:
             record.entries = np.frombuffer(self._packed, ENTRY)
         if not record.has_end and not record.damage:
@@ -167,7 +168,7 @@ class _Reader:
         try:
             entry = json.loads(text)
         except (ValueError, RecursionError):
-            raise _DamagedError("is no JSON") from None
+            raise _DamagedError("is not JSON") from None
         self.record.has_end = False
         if "batch" in entry:
             self._take_batch(number, entry)
@@ -178,9 +179,9 @@ class _Reader:
         elif "end" in entry:
             self.record.has_end = True
             if _whole(entry, "end") != self._num_batches:
-                raise _DamagedError(f"says that {entry['end']} batches came before it, found {self._num_batches}")
+                raise _DamagedError(f"states that {entry['end']} batches precede it, found {self._num_batches}")
         else:
-            raise _DamagedError("is of no known kind")
+            raise _DamagedError("is of an unknown kind")
 
     def _take_beginning(self, number: int, entry: Mapping[str, Any]) -> None:
         if entry["ledger"] != FORMAT_VERSION:
@@ -204,22 +205,22 @@ class _Reader:
     def _take_loader(self, entry: Mapping[str, Any]) -> None:
         if _whole(entry, "loader") != len(self._loaders) or len(self._loaders) >= _MAX_LOADERS:
             raise _DamagedError(f"is of loader {entry['loader']!r:.20}, expected {len(self._loaders)}")
-        values: dict[str, Any] = {name: entry.get(name) for name in (part.name for part in fields(LoaderFacts))}
-        for name in ("name", "dataset", "arguments", "order"):
-            _text(entry, name)
-        facts = LoaderFacts(**values)
+        try:
+            facts = decode(LoaderFacts, {part.name: entry.get(part.name) for part in fields(LoaderFacts)})
+        except ConfigError as error:
+            raise _DamagedError(f"is wrong at {error}") from None
         key = facts.identity
         place = self._known.setdefault(key, len(self.record.loaders))
         if place == len(self.record.loaders):
             self.record.loaders.append(facts)
         elif self.record.loaders[place].fingerprint != facts.fingerprint:
-            self.record.notes.append(f"the data set of loader {facts.name} changed: its fingerprint is another one")
+            self.record.notes.append(f"the data set of loader {facts.name} changed: its fingerprint differs")
         self._loaders.append(place)
 
     def _take_batch(self, number: int, entry: Mapping[str, Any]) -> None:
         loader = _whole(entry, "batch")
         if loader >= len(self._loaders):
-            raise _DamagedError(f"is of loader {loader}, which no line before it describes")
+            raise _DamagedError(f"is of loader {loader}, but no earlier line describes that loader")
         self._packed += _PACKED.pack(
             self._loaders[loader],
             len(self.record.sections) - 1,
@@ -237,7 +238,7 @@ class _Reader:
 def _check_version(path: Path, body: bytes | None) -> None:
     found = None if body is None else re.match(rb'\{"ledger":(\d{1,9}),', body)
     if found is None:
-        raise ConfigError(f"{path} is no ledger\n  Expected a file that a rank of a run with --audit has written.")
+        raise ConfigError(f"{path} is not a ledger\n  Give a file that a rank of a run with --audit has written.")
     if int(found[1]) != FORMAT_VERSION:
         raise ConfigError(f"{path} has version {int(found[1])}, this hetero reads {FORMAT_VERSION}")
 
@@ -250,12 +251,15 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines. A line that is too long comes in pieces, and no piece is a valid line."""
+    """Yield the lines. A line that is too long is yielded in pieces, none of which is a valid line."""
     try:
         while line := file.readline(MAX_LINE_BYTES + 1):
             yield line
     except OSError as error:
         raise ConfigError(f"cannot read {file.name}: {error.strerror or error}") from error
+
+
+# Lines of batches are checked value by value, because a ledger may have millions of them.
 
 
 def _whole(entry: Mapping[str, Any], name: str) -> int:

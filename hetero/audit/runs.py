@@ -11,7 +11,7 @@ from hetero.audit.history import Places, settle
 from hetero.audit.reading import LedgerRecord, rank_of, read_ledger
 from hetero.errors import ConfigError
 
-__all__ = ["Run", "Side", "find_run", "load_side", "shown"]
+__all__ = ["Run", "Side", "find_run", "load_side"]
 
 _NAME = re.compile(r"ledger-rank-(\d{1,7})\.jsonl")
 _MAX_FOLDERS = 100_000
@@ -59,7 +59,7 @@ def find_run(label: str, path: Path) -> Run:
     # Do not follow links, because those in a simulated host's channels lead to whole data sets.
     for number, (folder, _, names) in enumerate(os.walk(path)):
         if number > _MAX_FOLDERS:
-            raise ConfigError(f"{path} holds more than {_MAX_FOLDERS} folders; give the run's own")
+            raise ConfigError(f"{path} contains more than {_MAX_FOLDERS} folders; give the run's own folder")
         for name in names:
             found = _NAME.fullmatch(name)
             if found is None:
@@ -67,13 +67,14 @@ def find_run(label: str, path: Path) -> Run:
             rank, ledger = int(found[1]), Path(folder) / name
             if rank in ledgers:
                 raise ConfigError(
-                    f"{path} holds two ledgers of rank {rank}\n    {ledgers[rank]}\n    {ledger}\n"
+                    f"{path} contains two ledgers of rank {rank}\n    {ledgers[rank]}\n    {ledger}\n"
                     "  Give the folder of one run."
                 )
             ledgers[rank] = ledger
     if not ledgers:
         raise ConfigError(
-            f"{path} holds no ledger\n  A run has them with --audit, or HETERO_AUDIT_DIR=DIR in the environment."
+            f"{path} contains no ledger\n"
+            "  A run writes ledgers with --audit, or with HETERO_AUDIT_DIR=DIR in the environment."
         )
     return Run(label=label, path=path, ledgers=ledgers, is_file=False)
 
@@ -86,12 +87,5 @@ def load_side(run: Run, rank: int) -> Side:
     """
     record = read_ledger(run.ledgers[rank])
     if record.sections[0].rank != rank:
-        raise ConfigError(f"{record.path} is the ledger of rank {record.sections[0].rank}, by its name of rank {rank}")
+        raise ConfigError(f"{record.path} belongs to rank {record.sections[0].rank}, but its name states rank {rank}")
     return Side(label=run.label, record=record, places=settle(record))
-
-
-def shown(value: object, max_length: int = 80) -> str:
-    """Return a text from a ledger in a form that is safe for a terminal: shortened, without control characters."""
-    text = str(value)
-    text = text if len(text) <= max_length else text[: max_length - 3] + "..."
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)

@@ -33,12 +33,12 @@ def has_getitems(dataset: Any) -> bool:
 
 
 def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
-    """Return how often to seed, and a warning for the user, which may be empty.
+    """Return how often to seed the generators, and a warning for the user, which may be empty.
 
-    If the factory states nothing and the data set has ``__getitems__``, a few samples are probed. If they draw no
-    random numbers, one seed per batch has the same effect as one per sample, and ``__getitems__`` can be used. A data
-    set without ``__getitem__`` is not probed, because it can only be seeded once per batch. Probing changes the global
-    generators.
+    If ``stated`` is None and the data set has ``__getitems__``, a few samples are computed. If they draw no random
+    numbers, one seed per batch has the same effect as one per sample, and ``__getitems__`` can be used. If the data set
+    has no ``__getitem__``, no samples are computed, because only one seed per batch is possible. This function may
+    change the state of the global generators.
 
     Args:
         dataset: Data set that the factory returned.
@@ -60,7 +60,7 @@ def choose_seeding(dataset: Any, stated: Seeding | None) -> tuple[Seeding, str]:
 
 
 def _draws(dataset: Any) -> bool:
-    """Return whether samples draw random numbers. Also true if the data set has ``on_seed`` or cannot be probed."""
+    """Return whether samples draw random numbers. Also true if the data set has ``on_seed`` or raises."""
     try:
         if hasattr(innermost(dataset), "on_seed"):
             return True

@@ -21,14 +21,14 @@ from hetero.batches.keras import (
     overridden_hooks,
     seed_tensorflow,
 )
-from hetero.batches.overlaps import Overlaps
+from hetero.batches.purity.overlaps import Overlaps
 from hetero.batches.seeds import (
     BUILD_KEY,
     preserved_generators,
     seed_generators,
     torch_generator_is_untouched,
 )
-from hetero.batches.structure import type_name
+from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
 from hetero.spec import DatasetFactory, DatasetSpec, Seeding
 
@@ -49,11 +49,11 @@ class BuiltDataset:
 
     Attributes:
         name: Registered name, or the class of an unregistered object.
-        dataset: The user's object, or a copy of it if it is a Keras data set that changes between epochs.
-        makes_batches: Whether the items are batches. True for a Keras data set that a factory built.
+        dataset: The user's object. For a Keras data set that changes between epochs, its copy for the current epoch.
+        makes_batches: Whether each item is a batch. True for a Keras data set that a factory built.
         collate_fn: The user's function, or None for torch's ``default_collate``.
         fingerprint: The factory's ``fingerprint=``.
-        worker_index: Value of ``torch.utils.data.get_worker_info().id`` inside the data set.
+        worker_index: Index of this worker on this host, which the data set reads in torch's ``get_worker_info().id``.
         num_workers: Number of workers on this host. 0 in the trainer itself, which has no worker info.
         warnings: Facts about the data set that the user should know, one sentence each.
     """
@@ -79,7 +79,7 @@ class BuiltDataset:
         self.num_workers = 0
         self.warnings: tuple[str, ...] = ()
         self._worker_init_fn = worker_init_fn
-        # The same on all hosts, because a data set that uses get_worker_info().seed must not differ between hosts.
+        # This seed is the same on all hosts, because a data set may use it (get_worker_info().seed).
         self._info_seed = info_seed
         self._may_grow = may_grow
         self.makes_batches = not may_grow and is_keras_dataset(dataset)
@@ -125,11 +125,11 @@ class BuiltDataset:
     ) -> BuiltDataset:
         """Wrap a data set object that no factory built. The result can only be used in this process.
 
-        Without ``seeding``, the generators are seeded once per batch if the data set has ``__getitems__``. It is then
-        called in the same way as torch's loader calls it. All other data sets are seeded for every sample.
+        Without ``seeding``, the generators are seeded once per batch if the data set has ``__getitems__``, because
+        one call of it returns all samples of a batch. For other data sets they are seeded for every sample.
 
         Raises:
-            ConfigError: If it is not a map-style data set.
+            ConfigError: If ``dataset`` is not a map-style data set.
         """
         if seeding is None:
             seeding = "batch" if has_getitems(dataset) else "sample"
@@ -149,8 +149,8 @@ class BuiltDataset:
     def seeding(self) -> Seeding:
         """How often to seed: ``"sample"`` or ``"batch"``.
 
-        If the factory does not state it, samples are probed at the first use, in the process that fetches. No sample
-        may be computed before the workers are forked, because the workers would share the files that it opens.
+        If the factory does not state this, a few samples are computed when this property is first read. Do not read
+        this property before the process forks workers, because they would share the files that these samples open.
         """
         with preserved_generators():
             chosen, warning = choose_seeding(self.dataset, self._stated_seeding)
@@ -160,17 +160,19 @@ class BuiltDataset:
 
     @property
     def seeding_was_probed(self) -> bool:
-        """Whether probed samples are the reason that `seeding` is ``"batch"``. Other hosts must find the same."""
+        """Whether ``"batch"`` is hetero's choice, not the factory's. The fingerprint includes it: hosts must agree."""
         return self._stated_seeding is None and self.seeding == "batch"
 
     def log_warnings(self) -> None:
-        """Log the warnings about the data set, once. Use it if no rank asks this process for a description."""
+        """Log the warnings about the data set and clear them. Call this if no rank asks for its `Description`."""
         warnings, self.warnings = self.warnings, ()
         for warning in warnings:
             logger.warning("%s", warning)
 
     def enter_epoch(self, seed: int, epoch: int, *, host: str = "local") -> None:
-        """Set `dataset` to its state in an epoch. Only Keras data sets change. This may seed the global generators.
+        """Set `dataset` to its copy for an epoch, if it is a Keras data set that changes between epochs.
+
+        May seed the global generators.
 
         Args:
             seed: The loader's seed.
@@ -178,7 +180,7 @@ class BuiltDataset:
             host: Name of this host in error messages.
 
         Raises:
-            DatasetError: If its ``on_epoch_begin`` or ``on_epoch_end`` raises, or it cannot be copied.
+            DatasetError: If ``on_epoch_begin`` or ``on_epoch_end`` of the data set raises, or it cannot be copied.
         """
         if self._epochs is None:
             return
@@ -199,7 +201,7 @@ class BuiltDataset:
         host: str = "local",
         worker_init_fn: Callable[[int], object] | None = None,
     ) -> None:
-        """Provide worker info from now on, and call ``worker_init_fn``. Call this method once per process.
+        """Enable `worker_info` from now on, and call ``worker_init_fn``. Call this method once per process.
 
         Args:
             worker_index: Index of this process in ``[0, num_workers)``.
@@ -244,8 +246,8 @@ class BuiltDataset:
     def num_samples(self) -> int | None:
         """Length of the data set, or None if it has no length.
 
-        A data set that a factory built is asked once, because all hosts have agreed on its length. An object that the
-        user built is asked each time, because it may grow between epochs.
+        For a data set that a factory built, the first result is kept, because all hosts have agreed on it. For an
+        object that the user built, the length is computed each time, because the object may grow between epochs.
         """
         return self._ask_length() if self._may_grow else self._fixed_length
 
@@ -264,15 +266,15 @@ class BuiltDataset:
             return None
 
     def makes_new_memory(self, *, collate: bool) -> bool:
-        """Return whether a batch always has new memory that no other object refers to, whatever the user's code does.
+        """Return whether every batch is in new memory to which no object of the user's code refers.
 
-        This is true if torch's collation makes the batch from samples that were computed one by one. It is false after
-        ``__getitems__``, because torch's collation may return parts of its result: a list of strings or of arrays. It
-        is false if the user registered functions with torch's collation, because they may do the same. It is also
-        false if torch keeps the table of these functions in another place.
+        True if torch's collation makes the batch from samples that were computed one by one. With ``__getitems__`` it
+        is false, because the batch may then contain parts of the result of ``__getitems__``: a list of str or arrays.
+        It is also false if the user registered functions with torch's collation, because these may return parts of
+        samples, or if this version of torch does not keep its collation functions in ``default_collate_fn_map``.
 
         Args:
-            collate: As in the request.
+            collate: Whether samples are collated, as in `BatchRequest.collate`.
         """
         is_torchs = collate and self.collate_fn is None
         if not is_torchs or (self.seeding == "batch" and hasattr(self.dataset, "__getitems__")):
@@ -285,15 +287,14 @@ class BuiltDataset:
 
     @property
     def seed(self) -> Callable[[int], None]:
-        """Function that seeds all generators with a key.
+        """Function that seeds the global generators with a key, and calls the data set's ``on_seed(key)``.
 
-        These are the global generators, and those of the data set through its ``on_seed(key)``. For a Keras data set
-        they include TensorFlow's.
+        For a Keras data set it also seeds TensorFlow's generator.
         """
         return self._seed_all if self._on_seed else seed_generators
 
     def _hooks(self) -> tuple[Callable[[int], object], ...]:
-        """Return the functions that seed the generators other than the global ones."""
+        """Return the functions that seed generators other than those of `random`, NumPy and torch."""
         of_keras = (seed_tensorflow,) if self.makes_batches and imported("tensorflow") is not None else ()
         return (*of_keras, *_find_hooks(self.dataset))
 
@@ -303,11 +304,10 @@ class BuiltDataset:
             hook(key)
 
     def worker_info(self) -> AbstractContextManager[None]:
-        """Make ``torch.utils.data.get_worker_info()`` work for the code inside, as in torch's own workers.
+        """Return a context in which ``torch.utils.data.get_worker_info()`` works as in torch's own workers.
 
-        Do not use it around collation, because ``default_collate`` puts tensors into shared
-        memory if it finds worker info. Inside one of torch's workers that is right. The info
-        that torch has set there is restored on exit.
+        Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker
+        info is set. In torch's own workers this is wanted. There, the context restores torch's worker info on exit.
         """
         torch_data = imported("torch.utils.data")
         if torch_data is None or not self.num_workers:
@@ -323,8 +323,8 @@ class BuiltDataset:
 class _WorkerInfo:
     """Context manager that sets torch's worker info, and restores the previous one on exit.
 
-    This class with an existing record takes 10 us. A generator and a new record took 35 to 40 us, because they run more
-    code, and code leaves the CPU caches between two batches.
+    Each use of this class takes 10 us. A generator function that made a new record each time took 35 to 40 us, because
+    it runs more code, and the CPU caches lose this code between two batches.
     """
 
     __slots__ = ("_before", "_info", "_module")
@@ -359,7 +359,7 @@ def _find_hooks(dataset: Any) -> Iterator[Callable[[int], object]]:
 
 
 def _run_seeded(factory: Callable[[], Any], key: int) -> Any:
-    """Run the factory with all generators seeded with the key, and return its result."""
+    """Seed all generators with the key, run the factory, and return its result."""
     had_torch = imported("torch") is not None
     seed_generators(key)
     dataset = factory()

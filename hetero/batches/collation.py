@@ -1,4 +1,7 @@
-"""Batches of NumPy arrays, for data sets that do not use torch."""
+"""Batches of NumPy arrays, for data sets that do not use torch.
+
+It is a separate module because `hetero.collate_arrays` must not import torch or the rest of this package.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
 def collate_arrays(samples: Sequence[Any]) -> Any:
-    """Return a batch of NumPy arrays. It has the structure that torch's ``default_collate`` makes with tensors.
+    """Return a batch like that of torch's ``default_collate``, with NumPy arrays instead of tensors.
 
     Arrays and NumPy scalars are stacked along a new first dimension. Python's numbers become one array (bool, int64,
     float64). Str and bytes become a list. Dictionaries, lists, tuples and namedtuples are collated item by item and
@@ -24,7 +27,7 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
         samples: At least one sample. All samples have the same structure.
 
     Raises:
-        TypeError: If a sample holds anything else.
+        TypeError: If a sample holds any other type.
         ValueError: If shapes, lengths or keys differ.
     """
     first = samples[0]
@@ -32,7 +35,7 @@ def collate_arrays(samples: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray | np.generic):
         return np.stack([np.asarray(sample) for sample in samples])
     if kind in _NUMBERS:
-        # NumPy converts all numbers to floats if one is a float. With other types it would make str or objects.
+        # NumPy makes floats of all numbers if one is a float. Reject other types, or NumPy would make str or objects.
         kinds = {type(sample) for sample in samples}
         if not kinds <= _NUMBERS.keys():
             raise TypeError(f"numbers and {', '.join(sorted(other.__name__ for other in kinds))} in one batch")

@@ -1,4 +1,4 @@
-"""Exceptions of the user's data set code as records of limited size that can be sent between processes."""
+"""Records of exceptions in the user's data set code. They have limited size and can be sent between processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import cast
 
 from hetero.errors import DatasetError, SampleFailure
+from hetero.system.text import printable, without_middle
 
 __all__ = [
     "MAX_EXCEPTION_CHARS",
@@ -52,13 +53,13 @@ def dataset_error(
     """Return the `DatasetError` for an exception or another fault of the user's code.
 
     Args:
-        error: The exception, or a sentence. A sentence has no traceback.
+        error: The exception, or a sentence that describes the fault. With a sentence, the record has no traceback.
         dataset: Registered name.
         host: Host where the failure happened.
         stage: See `SampleFailure.stage`.
         sample_index: The sampler's index, if one sample caused the failure.
         note: Text that is appended to the exception's text.
-        to_do: Sentences that follow the traceback. If a data host lacks a file, advice about that precedes them.
+        to_do: Advice to append to the traceback. If a data host lacks a file, advice about the file's path precedes it.
 
     Returns:
         The error. Its text is printable UTF-8 of limited size. Raise it ``from`` the exception.
@@ -82,7 +83,7 @@ def dataset_error(
         host=host,
         stage=stage,
         sample_index="" if sample_index == "" else _printable(repr(sample_index), 256),
-        # Keep it on one line, because each line of a log has a prefix and a message must not be able to forge one.
+        # Make the text one line. Each line of a log has a prefix, and a second line of the text could forge one.
         exception=_printable(text + note, _MAX_EXCEPTION_BYTES).replace("\n", "\\n"),
         traceback=_printable(trace, MAX_TRACEBACK_BYTES),
         types=types,
@@ -91,7 +92,7 @@ def dataset_error(
 
 
 def with_note(error: DatasetError, note: str) -> DatasetError:
-    """Return a copy of an error of `dataset_error` with a note appended to the exception's text."""
+    """Return a copy of an error that `dataset_error` made, with a note appended to the exception's text."""
     record = cast("SampleFailure", error.record)
     return DatasetError(dataclasses.replace(record, exception=record.exception + note))
 
@@ -99,10 +100,10 @@ def with_note(error: DatasetError, note: str) -> DatasetError:
 def with_user_type(error: DatasetError) -> DatasetError:
     """Return the error as an instance of the exception type that the user's code raised, if this process knows it.
 
-    The class is looked up by its name among the imported modules. If it is not found, its nearest base that is found
-    is used. Nothing is imported.
+    The names of the type and of its bases are looked up in the imported modules. The first one found is used. Nothing
+    is imported.
     """
-    from hetero.batches.structure import find_type  # imports NumPy, which launchers do not need
+    from hetero.batches.structure.conversion import find_type  # imports NumPy, which launchers do not need
 
     cause = error.__cause__
     if isinstance(cause, Exception):
@@ -117,14 +118,14 @@ def with_user_type(error: DatasetError) -> DatasetError:
 
 def _type_names(kind: type[BaseException]) -> tuple[str, ...]:
     """Return the names of a class and its bases up to `Exception`, for `SampleFailure.types`."""
-    from hetero.batches.structure import module_name  # see `with_user_type`
+    from hetero.batches.structure.conversion import module_name  # imports NumPy, which launchers do not need
 
     bases = [base for base in kind.__mro__ if issubclass(base, Exception) and base is not Exception]
     return tuple(f"{module_name(base)}:{base.__qualname__}" for base in bases)
 
 
 def _without_script_module(text: str) -> str:
-    from hetero.batches.structure import without_script_module  # see `with_user_type`
+    from hetero.batches.structure.conversion import without_script_module  # imports NumPy
 
     return without_script_module(text)
 
@@ -132,41 +133,24 @@ def _without_script_module(text: str) -> str:
 def exception_line(error: BaseException) -> str:
     """Return the first line of an exception with its type, as printable text of at most 160 characters."""
     lines = _without_script_module("".join(traceback.format_exception_only(type(error), error))).splitlines()
-    # The text of a SyntaxError begins with its place and its code, which are indented.
+    # Skip indented lines, because the text of a SyntaxError begins with the file name and the code, both indented.
     line = next((line for line in lines if line and not line[0].isspace()), type(error).__name__)
-    return _short(line.rstrip(), MAX_EXCEPTION_CHARS)
+    return printable(line.rstrip(), max_chars=MAX_EXCEPTION_CHARS)
 
 
 def index_text(index: object) -> str:
     """Return an index as printable text of at most 64 characters."""
-    return _short(repr(index), MAX_INDEX_CHARS)
+    return printable(repr(index), max_chars=MAX_INDEX_CHARS)
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame outside this package on, or all of it if there is no such frame."""
+    """Return a traceback without the frames of this package at its start, or unchanged if it has no other frames."""
     frame = trace
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_HERE):
         frame = frame.tb_next
     return trace if frame is None else frame
 
 
-def _escaped(text: str, keep: str = "") -> str:
-    """Escape control characters and lone surrogates."""
-    return "".join(char if char in keep or char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def _short(text: str, limit: int) -> str:
-    """Return printable text of one line. The end of a longer text is cut off."""
-    escaped = _escaped(text[: limit + 1])
-    return escaped if len(escaped) <= limit else f"{escaped[: limit - 3]}..."
-
-
 def _printable(text: str, limit: int) -> str:
     """Escape control characters and lone surrogates, and cut out the middle of a long text."""
-    escaped = _escaped(text, keep="\n\t")
-    encoded = escaped.encode()
-    if len(encoded) <= limit:
-        return escaped
-    gap = b"\n  ... cut ...\n"
-    head, tail = limit // 4, limit - limit // 4 - len(gap)
-    return (encoded[:head] + gap + encoded[-tail:]).decode(errors="ignore")
+    return without_middle(printable(text, keep="\n\t"), limit, mark="\n  ... cut ...\n")

@@ -20,11 +20,11 @@ import numpy as np
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.imported import imported
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.keras import to_arrays
-from hetero.batches.purity import IMPURITY_ADVICE, compare, freeze, outline, sketch
-from hetero.batches.request import BatchRequest, plain_indices
-from hetero.batches.samples import compute_samples
-from hetero.batches.seeds import batch_key, preserved_generators, seed_generators
+from hetero.batches.purity.comparison import IMPURITY_ADVICE, compare, freeze, outline, sketch
+from hetero.batches.request import BatchRequest
+from hetero.batches.seeds import preserved_generators, seed_generators
 from hetero.batches.skips import FailedSamples, Skips
 from hetero.errors import ConfigError, DatasetError
 from hetero.spec import DatasetSpec
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_PROBES = 8
 _NUM_PROBED_BATCHES = 2
-"""Number of probes if the items are batches. It is small, because each takes as long as all the samples in it."""
+"""Number of probed items if each item is a batch. It is low, because an item takes as long as a batch of samples."""
 _BATCHES_ALREADY = (
     "ConfigError: the items of a Keras data set are batches already; pass batch_size=None to the loader, "
     "and the number of samples to the data set"
@@ -51,54 +51,57 @@ def fetch(
     host: str = "local",
     cancelled: Callable[[], bool] | None = None,
     on_skips: Callable[[Skips], object] | None = None,
+    on_first: Callable[[Any], object] | None = None,
 ) -> Any:
     """Compute one batch. The batch is the same in every process for the same request.
 
-    The function seeds and uses the process's global generators. Only one thread of a
-    process may therefore call it. Inside a trainer wrap it in `preserved_generators`.
+    This function seeds and uses the global generators of the process. Only one thread of a
+    process may therefore call it. In a trainer, call it inside `preserved_generators`.
 
     Args:
         built: The data set of ``request.spec``.
         request: The batch to compute.
         host: Name of this host in error messages.
-        cancelled: Function that is polled before every sample. With one seed per batch it is polled at most 64 times,
-            at equal distances. With ``__getitems__`` it is polled once before the call, and again only if the call
-            raises and samples may be skipped.
-        on_skips: Function that receives the samples that were replaced by others. It is called at most once, after the
-            batch is computed, and only if samples were skipped. The request must allow skipping.
+        cancelled: Function that is called before every sample and returns whether to stop. With one seed per batch it
+            is called at most 64 times, at equal distances. With ``__getitems__`` it is called once before
+            ``__getitems__``, and again only if that raises and samples may be skipped.
+        on_skips: Function that receives a report of the samples that others replaced. It is called at most once, after
+            the batch is computed, and only if samples were skipped. The request must allow skipping.
+        on_first: Function that receives the first sample before the others are computed, if each sample has its own
+            seed. It may raise.
 
     Returns:
-        The result of ``collate_fn``, or of ``default_collate`` if the user gave none. Without collation, the sample
-        after the user's ``collate_fn``. If the user gave none, the sample after torch's ``default_convert``, or the
-        sample itself if the request has ``as_is`` or torch is not installed.
+        The result of ``collate_fn``, or of torch's ``default_collate`` if the user gave no ``collate_fn``. Without
+        collation, ``collate_fn`` gets the one sample. Its default is then torch's ``default_convert``, or a function
+        that returns the sample itself if the request has ``as_is`` or torch is not installed.
 
     Raises:
         Cancelled: If ``cancelled()`` was true between two samples.
         DatasetError: If the user's code raises, an index is out of range, or ``request.verify`` is set and two
             computations of the batch differ.
-        ConfigError: If seed, epoch or position are out of range, or collation has neither a ``collate_fn`` nor torch.
+        ConfigError: If seed, epoch or position are out of range, or there is no ``collate_fn`` and no torch to collate.
     """
     if request.collate and built.makes_batches:
         raise dataset_error(_BATCHES_ALREADY, dataset=built.name, host=host, stage="collate")
-    collate = built.collate_fn or _default_function(request)  # before the samples, because it may import torch
+    collate = built.collate_fn or _default_function(request)  # before the samples, because this may import torch
 
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
         failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
-        samples = compute_samples(built, request, host, cancelled, failed)
+        samples = request.work.compute(built, request, host=host, cancelled=cancelled, failed=failed, on_first=on_first)
         return samples, _collate(built, collate, samples, request, host), failed
 
     samples, batch, failed = _with_torch_seeded(compute)
     if not request.verify:
-        return batch if failed is None else _told(batch, failed, on_skips)
-    # The purity check: compute the batch again and compare. Freeze the first batch before that, because the second
-    # computation may reuse its memory.
+        return batch if failed is None else _reported(batch, failed, on_skips)
+    # The purity check: compute the batch again and compare. Copy the first batch before, because the second computation
+    # may reuse its memory.
     first, first_samples = freeze(batch), [freeze(sample) for sample in samples] if isinstance(samples, list) else ()
     samples, again, failed_again = compute()
     _check_same_failed(built, request, host, failed, failed_again)
     difference = compare(first, again)
     if difference is None:
-        return _told(batch, failed, on_skips)
-    pairs = zip(plain_indices(request.indices), first_samples, samples, strict=True) if first_samples else ()
+        return _reported(batch, failed, on_skips)
+    pairs = zip(request.work.labels, first_samples, samples, strict=True) if first_samples else ()
     differing = [index for index, one, other in pairs if compare(one, other)]
     raise dataset_error(
         f"computed twice, {difference}. {IMPURITY_ADVICE}",
@@ -129,12 +132,11 @@ class Description:
 
 
 def describe(built: BuiltDataset, *, host: str = "local") -> Description:
-    """Return length, fingerprint and environment.
+    """Return the description of a data set on this host.
 
-    Unless the factory has a ``fingerprint=``, up to 8 samples from the first to the last are
-    computed twice under a fixed seed. For a Keras data set these are the first and the last
-    batch. If the two results of a sample differ, or a sample raises, only that fact enters the
-    fingerprint. The purity check and `fetch` report what is wrong with the sample.
+    Unless the factory has a ``fingerprint=``, the fingerprint is a hash of up to 8 samples from the first to the last,
+    or of the first and the last batch of a Keras data set. Each is computed twice with a fixed seed. If a sample raises
+    or its two results differ, only this fact is hashed. `fetch` and the purity check report the fault.
 
     Raises:
         DatasetError: If the user's ``__len__`` or ``fingerprint`` raises.
@@ -144,12 +146,12 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
         try:
             num_samples = built.num_samples
             if callable(built.fingerprint):
-                seed_generators(0)  # the function may draw the samples to look at, the same ones on all hosts
+                seed_generators(0)  # the function may draw samples, and must draw the same on all hosts
                 fingerprint = str(built.fingerprint(built.dataset))
             else:
                 fingerprint = built.fingerprint or _probe(built, num_samples, host)
             if built.seeding_was_probed:
-                fingerprint += "+getitems"  # a host whose probed samples draw random numbers would make other batches
+                fingerprint += "+getitems"  # a host that seeds every sample would make other batches
         except Exception as exc:
             raise dataset_error(exc, dataset=built.name, host=host, stage="describe") from exc
     return Description(
@@ -158,18 +160,18 @@ def describe(built: BuiltDataset, *, host: str = "local") -> Description:
 
 
 def _with_torch_seeded(compute: Callable[[], _T]) -> _T:
-    """Return the result of ``compute``. Call it again if it imported torch, which had neither seed nor worker info."""
+    """Return the result of ``compute``. If it imported torch, call it again with torch seeded and with worker info."""
     had_torch = "torch" in sys.modules
     result = compute()
     return result if had_torch or "torch" not in sys.modules else compute()
 
 
 def _failed_samples(built: BuiltDataset, request: BatchRequest, host: str) -> FailedSamples:
-    return FailedSamples(plain_indices(request.indices), dataset=built.name, host=host, epoch=request.epoch)
+    return FailedSamples(request.work.labels, dataset=built.name, host=host, epoch=request.epoch)
 
 
-def _told(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips], object] | None) -> _T:
-    """Return the batch, after reporting its skipped samples to ``on_skips``."""
+def _reported(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips], object] | None) -> _T:
+    """Report the skipped samples of the batch to ``on_skips``, and return the batch."""
     if failed and on_skips is not None:
         on_skips(failed.skips())
     return batch
@@ -178,10 +180,10 @@ def _told(batch: _T, failed: FailedSamples | None, on_skips: Callable[[Skips], o
 def _check_same_failed(
     built: BuiltDataset, request: BatchRequest, host: str, failed: FailedSamples | None, again: FailedSamples | None
 ) -> None:
-    """Raise if a sample raised in only one of two computations, because its substitute would then depend on chance."""
+    """Raise if a sample raised in only one of two computations, because the batch would then depend on chance."""
     if failed is None or again is None or failed.positions == again.positions:
         return
-    index = plain_indices(request.indices)[min({*failed.positions} ^ {*again.positions})]
+    index = request.work.labels[min({*failed.positions} ^ {*again.positions})]
     raise dataset_error(
         f"computed twice, sample {index!r} raised only once. {IMPURITY_ADVICE}",
         dataset=built.name,
@@ -194,10 +196,8 @@ def _check_same_failed(
 def _collate(
     built: BuiltDataset, function: Callable[[Any], Any], samples: Sequence[Any], request: BatchRequest, host: str
 ) -> Any:
-    """Make the batch. If each sample had a key, collation is seeded with a key for the batch."""
-    key = None
-    if built.seeding == "sample":
-        key = batch_key(request.seed, request.epoch, request.position, request.indices)
+    """Make the batch. With ``seeding="sample"``, seed the generators with the key of the batch first."""
+    key = request.key if built.seeding == "sample" else None
     try:
         if key is not None:
             built.seed(key)
@@ -212,10 +212,10 @@ def _collate(
 
 
 def _contiguous(batch: Any) -> Any:
-    """Return a batch of torch's own collation with the memory order that it has in torch's workers.
+    """Return a batch of torch's own collation with its tensors in C order, as in torch's workers.
 
-    In torch's workers, collation puts tensors into new shared memory in C order. In other processes, tensors made of
-    channels-last samples of four dimensions or more keep the channels-last order.
+    In torch's workers, collation puts tensors into new shared memory in C order. In other processes, a tensor that is
+    made of channels-last samples of four dimensions or more is also channels-last.
     """
     torch = imported("torch")
     if torch is not None and type(batch) is torch.Tensor:
@@ -223,7 +223,7 @@ def _contiguous(batch: Any) -> Any:
     if isinstance(batch, dict | list):
         for key, value in batch.items() if isinstance(batch, dict) else enumerate(batch):
             if (made := _contiguous(value)) is not value:
-                with suppress(TypeError):  # a subclass that allows no assignment
+                with suppress(TypeError):  # a subclass that does not allow assignment
                     batch[key] = made
         return batch
     if type(batch) is tuple:
@@ -234,13 +234,13 @@ def _contiguous(batch: Any) -> Any:
 
 
 def _default_function(request: BatchRequest) -> Callable[[Any], Any]:
-    """Return the function for users who gave no ``collate_fn``: torch's, unless the request has ``as_is``."""
+    """Return the default of ``collate_fn``: torch's function, or one that returns the sample itself."""
     collate = request.collate
     if request.as_is and not collate:
         return _as_it_is
     try:
-        # Look into the table of modules first, which takes 2 us. import_module takes 15 to 20 us, because its code has
-        # left the CPU caches.
+        # Look in sys.modules first, which takes 2 us. import_module takes 15 to 20 us, because its code is no longer in
+        # the CPU caches.
         torch_data = imported("torch.utils.data") or import_module("torch.utils.data")
     except ImportError:
         if not collate:
@@ -257,14 +257,14 @@ def _as_it_is(sample: Any) -> Any:
 
 
 def _compare_outlines(samples: Sequence[Any], request: BatchRequest) -> str:
-    """Return types and shapes of the first sample and of the first one that differs from it. Never raises."""
+    """Return a note with types and shapes of the first sample, and of the first one that differs. Never raises."""
     if not isinstance(samples, list) or not samples:
         return ""
     outlines = [outline(sample) for sample in samples]
     other = next((position for position, text in enumerate(outlines) if text != outlines[0]), None)
-    indices = plain_indices(request.indices)
-    note = f" (sample {indices[0]!r} is {outlines[0]}"
-    return note + (")" if other is None else f"; sample {indices[other]!r} is {outlines[other]})")
+    labels = request.work.labels
+    note = f" (sample {labels[0]!r} is {outlines[0]}"
+    return note + (")" if other is None else f"; sample {labels[other]!r} is {outlines[other]})")
 
 
 def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
@@ -274,11 +274,11 @@ def _probe(built: BuiltDataset, num_samples: int | None, host: str) -> str:
     spec = DatasetSpec("probe")
     last_step = (_NUM_PROBED_BATCHES if built.makes_batches else _NUM_PROBES) - 1
     for probe in sorted({round(step * (count - 1) / last_step) for step in range(last_step + 1)} if count else ()):
-        request = BatchRequest(spec=spec, indices=np.array([probe]), seed=0, epoch=0, position=0)
-        compute = partial(compute_samples, built, request, host, None)  # returns a list or the result of __getitems__
+        request = BatchRequest(spec=spec, work=IndexedWork(np.array([probe])), seed=0, epoch=0, position=0)
+        compute = partial(request.work.compute, built, request, host=host)
         try:
             first = _with_torch_seeded(compute)
-            # Before the second computation, because it may reuse the memory of the first.
+            # Hash and copy the sample before it is computed again, because the second computation may reuse its memory.
             mark, frozen = sketch(first), freeze(first)
             pure = compare(frozen, compute()) is None
         except DatasetError as exc:

@@ -1,14 +1,13 @@
 """Keras' `PyDataset` and `Sequence`. The items of these data sets are batches and may change between epochs.
 
-Keras calls ``on_epoch_begin`` and ``on_epoch_end`` on the one object that it trains on. Here any process computes a
-batch of any epoch, in any order. The state of such a data set in an epoch is therefore defined as
+Keras calls ``on_epoch_begin`` and ``on_epoch_end`` on the one object that it trains on. In hetero, any process computes
+a batch of any epoch, in any order. For each epoch, hetero therefore uses a copy of the data set that the factory
+returned. The state of this copy is defined as follows: for every epoch from 0 up to its own, the generators were seeded
+from (seed, epoch), and then ``on_epoch_end`` and ``on_epoch_begin`` were called on the copy, in this order.
 
-    a copy of the data set that the factory returned, after on_epoch_end() and on_epoch_begin() were called, in this
-    order, before this epoch and before each earlier one, with the generators seeded from (seed, epoch) every time.
-
-Keras 3 does the same in a run that begins at epoch 0, except that here the random numbers come from the loader's
-seed. Keras 3 calls on_epoch_end before the first epoch too (`EpochIterator.reset`), which shuffles data that are
-sorted by class. Keras 2 does not call it before the first epoch, and for data sets of Keras 2 hetero does not either.
+Keras 3 does the same in a run that begins at epoch 0, but does not derive its random numbers from the loader's seed.
+Keras 3 calls on_epoch_end before the first epoch too (`EpochIterator.reset`), which shuffles data that are sorted by
+class. For data sets of Keras 2, hetero does not call it before the first epoch, because Keras 2 does not either.
 A data set without these methods is never copied.
 """
 
@@ -25,7 +24,7 @@ import numpy as np
 
 from hetero.batches.imported import imported
 from hetero.batches.seeds import sample_key, seed_generators
-from hetero.batches.structure import type_name
+from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
 
 __all__ = [
@@ -42,17 +41,17 @@ _PACKAGES = ("keras", "tf_keras")
 _CLASSES = ("PyDataset", "Sequence")
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 _EPOCH_INDEX = "hetero: an epoch of Keras"
-"""Index in the key of an epoch. It differs from all indices of Keras data sets, because those are integers."""
+"""Index from which an epoch's random key is derived. Items have other keys, because their indices are integers."""
 _SHARED_BYTES = 16 * 2**20
-"""Size of the smallest arrays that copies of a data set share. A permutation of two million samples is smaller."""
+"""Copies of a data set share arrays of at least this size. A permutation of two million samples is not shared."""
 _NUM_COPIES = 2
-"""Number of epochs whose copies are kept. When an epoch ends, ranks request batches of two epochs in turn."""
+"""Number of epochs whose copies are kept. While an epoch ends, ranks request batches of it and of the next one."""
 _MAX_DEPTH = 3
 _MAX_ITEMS = 1000
 
 
 def is_keras_dataset(dataset: object) -> bool:
-    """Return whether a data set is one of Keras', whose items are batches. Imports nothing."""
+    """Return whether a data set derives from one of Keras' classes, whose items are batches. Imports nothing."""
     return _keras_class(dataset) is not None
 
 
@@ -73,19 +72,16 @@ def num_batches(dataset: Any) -> int | None:
 
 
 def keras_problem(dataset: object) -> str:
-    """Return why the batches of a Keras data set cannot be fetched by index.
-
-    The text is empty if they can be fetched by index, or if the data set is not one of Keras'.
-    """
+    """Return why batches of a Keras data set cannot be fetched by index. Empty if they can, and for other data sets."""
     base = _keras_class(dataset)
     if base is None:
         return ""
     name = type_name(type(dataset))
     if any(each.__name__ == "Iterator" and ".preprocessing" in each.__module__ for each in type(dataset).__mro__):
         return (
-            f"a {name}, which draws its order and counts its batches in the process that runs it, so batches of "
-            "several processes repeat and miss samples; write a keras.utils.PyDataset that reads the files of a batch, "
-            "and use ImageDataGenerator.random_transform in its __getitem__"
+            f"a {name}, which draws its order in the process that runs it. In several processes, some samples would "
+            "repeat and others would be missing. Write a keras.utils.PyDataset that reads the files of a batch, and "
+            "use ImageDataGenerator.random_transform in its __getitem__"
         )
     try:
         count = num_batches(dataset)
@@ -100,11 +96,11 @@ def seed_tensorflow(key: int) -> None:
     """Seed TensorFlow's global generator, if TensorFlow is imported."""
     tensorflow = imported("tensorflow")
     if tensorflow is not None:
-        tensorflow.random.set_seed(key >> 1)  # signed 64-bit
+        tensorflow.random.set_seed(key >> 1)  # TensorFlow takes a signed 64-bit seed
 
 
 def to_arrays(value: Any) -> Any:
-    """Return a batch with the tensors of TensorFlow and JAX, which cannot be sent, converted to NumPy arrays."""
+    """Convert the TensorFlow and JAX tensors of a batch to NumPy arrays, because they cannot be sent."""
     if type(value) in (dict, OrderedDict):
         return type(value)((key, to_arrays(item)) for key, item in value.items())
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
@@ -118,8 +114,8 @@ def to_arrays(value: Any) -> Any:
 class EpochCopies:
     """Copies of a Keras data set with ``on_epoch_begin`` or ``on_epoch_end``, one for each epoch.
 
-    The module's docstring defines the state in an epoch. The calls start again from epoch 0 if the seed changes, or if
-    an earlier epoch than the latest one is requested.
+    The module's docstring defines the state of a copy. If the seed changes, or an epoch before the latest one is
+    requested, a new copy is made, on which the methods are called for all epochs from 0.
 
     Copies share NumPy arrays of 16 MiB and more with the original. These arrays are write-protected while the methods
     run. If a method writes to one of them, the data set is copied in full from then on.
@@ -134,7 +130,7 @@ class EpochCopies:
         self._is_of_keras_3 = base is not None and hasattr(base, "on_epoch_begin")
         self._shares_arrays = True
         self._latest: tuple[int, int, Any] | None = None
-        """Seed, epoch, and the copy that becomes the next epoch.
+        """Seed, epoch, and the copy on which the methods of the next epoch will be called.
 
         No batch is fetched from this copy, because fetching may change a data set.
         """
@@ -142,7 +138,7 @@ class EpochCopies:
         """Copies to fetch from, by seed and epoch, the oldest first."""
 
     def at(self, seed: int, epoch: int) -> Any:
-        """Return the data set in its state of an epoch. This may seed the global generators.
+        """Return the copy of the data set for an epoch. May seed the global generators.
 
         Args:
             seed: The loader's seed.
@@ -150,7 +146,7 @@ class EpochCopies:
 
         Raises:
             ConfigError: If the data set cannot be copied, or its length changes.
-            Exception: Any exception of its methods.
+            Exception: Any exception that a method of the data set raises.
         """
         found = self._copies.get((seed, epoch))
         if found is None:
@@ -170,7 +166,7 @@ class EpochCopies:
         return self._advance(seed, epoch)
 
     def _advance(self, seed: int, epoch: int) -> Any:
-        """Return the copy that is the source of the other copies of an epoch."""
+        """Return the data set after calling its methods for all epochs up to this one. Do not fetch from it."""
         latest, self._latest = self._latest, None  # if a method raises, the copy is half changed and must not be kept
         if latest is not None and latest[0] == seed and latest[1] <= epoch:
             _, done, dataset = latest
@@ -211,7 +207,7 @@ class EpochCopies:
 
 
 def _keras_class(dataset: object) -> type | None:
-    """Return Keras' class that a data set derives from, or None."""
+    """Return the class of Keras that a data set derives from, or None."""
     for base in type(dataset).__mro__:
         if base.__name__ in _CLASSES and base.__module__.partition(".")[0] in _PACKAGES:
             return base
@@ -251,5 +247,5 @@ def _write_protected(arrays: list[np.ndarray[Any, Any]]) -> Iterator[None]:
     try:
         yield
     finally:
-        for array in sorted(writeable, key=lambda array: array.base is not None):  # a view must follow its base
+        for array in sorted(writeable, key=lambda array: array.base is not None):  # NumPy requires bases before views
             array.setflags(write=True)

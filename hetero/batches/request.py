@@ -1,25 +1,74 @@
-"""Everything that a batch depends on."""
+"""Requests for batches. A request holds everything that its batch depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-import numpy as np
-import numpy.typing as npt
-
-from hetero.batches.indices import plain_index
+from hetero.batches.build import BuiltDataset
+from hetero.batches.skips import FailedSamples
 from hetero.errors import ConfigError
 from hetero.spec import DatasetSpec, Index
 
-__all__ = ["SAMPLE_ERROR_POLICIES", "BatchRequest", "Indices", "SampleErrorPolicy", "as_indices", "plain_indices"]
+__all__ = ["SAMPLE_ERROR_POLICIES", "BatchRequest", "Cancelled", "SampleErrorPolicy", "Work"]
 
-Indices: TypeAlias = npt.NDArray[np.int64] | tuple[Index, ...]
-"""An array if all indices are integers, because 10^9 indices need a compact form, else a tuple."""
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip"]
 """Handling of a sample that raises: raise an error, or skip the sample as `hetero.batches.skips` describes."""
 SAMPLE_ERROR_POLICIES: tuple[str, ...] = get_args(SampleErrorPolicy)
+
+
+class Cancelled(Exception):
+    """The computation of a batch stopped between two samples because ``cancelled()`` was true."""
+
+
+class Work(Protocol):
+    """The samples of one batch, and how they are computed.
+
+    Each kind of work has a module in this package, such as `hetero.batches.indexed`, and a module in `hetero.wire` that
+    sends it. `hetero.wire.requests` lists the kinds.
+    """
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples, which is known before they are computed."""
+
+    @property
+    def labels(self) -> Sequence[Index]:
+        """Names of the samples in order, for messages and for tools that show the indices of a batch."""
+
+    def key(self, seed: int, epoch: int, position: int) -> int:
+        """Return the 64-bit random key of the whole batch. It is different for different arguments and work."""
+
+    def compute(
+        self,
+        built: BuiltDataset,
+        request: BatchRequest,
+        *,
+        host: str,
+        cancelled: Callable[[], bool] | None = None,
+        failed: FailedSamples | None = None,
+        on_first: Callable[[Any], object] | None = None,
+    ) -> Sequence[Any]:
+        """Return the samples in order. With ``failed``, other samples replace those that raise.
+
+        ``on_first`` receives the first sample before the others are computed, if each sample has its own seed.
+
+        Raises:
+            Cancelled: If ``cancelled()`` was true between two samples.
+            DatasetError: If the user's code raises.
+        """
+
+    def digest(self) -> bytes:
+        """Return a 16-byte hash of the samples in order, for the ledger."""
+
+    def samples_sum(self, *, leave_out_repeats: bool) -> bytes:
+        """Return a 16-byte sum over the samples, for the ledger. It does not depend on their order.
+
+        Args:
+            leave_out_repeats: Whether to ignore samples that came before in the epoch. Padding repeats samples, and how
+                many it repeats depends on the number of ranks.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,10 +81,8 @@ class BatchRequest:
 
     spec: DatasetSpec
     """Spec of the data set."""
-    indices: Indices
-    """Indices that the sampler yielded: an int64 array, or a tuple if some are not integers. See `as_indices`."""
-    occurrences: npt.NDArray[np.uint32] | None = None
-    """For each index, how often it came before in the epoch's global order. None means that all are 0."""
+    work: Work
+    """The samples of the batch."""
     seed: int
     """Seed of the loader, signed 64-bit."""
     epoch: int
@@ -43,63 +90,32 @@ class BatchRequest:
     position: int
     """Position of this batch in the epoch's global order, at least 0."""
     collate: bool = True
-    """Whether to collate. If not, there is exactly one index, as with torch's ``batch_size=None``."""
+    """Whether to collate. If not, the work has exactly one sample, as with torch's ``batch_size=None``."""
     as_is: bool = False
     """Whether to return the sample itself, without torch's ``default_convert``.
 
     Ignored with collation or with a ``collate_fn``.
     """
     contiguous: bool = False
-    """Whether torch's own collation makes contiguous tensors. torch itself does so only in its workers."""
+    """Whether to make the tensors of torch's own collation contiguous. torch itself does so only in its workers."""
     step: int = 0
-    """Step of the rank that sends the request. Lower steps are served first. The batch does not depend on it."""
+    """Step of the rank that sends the request. Lower steps are served first. The step does not affect the batch."""
     verify: bool = False
     """Whether to compute the batch twice and compare the results (the purity check)."""
     on_sample_error: SampleErrorPolicy = "raise"
     """With ``"skip"``, another sample of the batch replaces a sample that raises."""
     compression: str | None = None
-    """Compression for sending the payload, see `hetero.wire.compression`. The batch does not depend on it."""
+    """Compression for sending the payload, see `hetero.wire.compression`. It does not affect the batch."""
 
     def __post_init__(self) -> None:
-        if self.occurrences is not None and len(self.occurrences) != len(self.indices):
-            raise ConfigError(f"{len(self.indices)} indices but {len(self.occurrences)} occurrences; expected as many")
-        if not self.collate and len(self.indices) != 1:
-            raise ConfigError(f"a request without collation has {len(self.indices)} indices, expected exactly 1")
+        if not self.collate and self.work.num_samples != 1:
+            raise ConfigError(f"a request without collation has {self.work.num_samples} indices, expected exactly 1")
         if self.on_sample_error not in SAMPLE_ERROR_POLICIES:
             raise ConfigError(f"on_sample_error is {self.on_sample_error!r}, expected 'raise' or 'skip'")
         if self.on_sample_error == "skip" and not self.collate:
-            raise ConfigError("a request without collation has no other sample that could stand in: no 'skip' for it")
+            raise ConfigError("a request without collation cannot skip: no other sample can be the substitute")
 
-
-def as_indices(indices: Iterable[Any]) -> Indices:
-    """Return a sampler's indices in the form that `BatchRequest` takes.
-
-    Args:
-        indices: Indices of the types that `hetero.batches.indices.plain_index` accepts.
-
-    Returns:
-        A new int64 array if all indices are integers of 64 bits, else a tuple. Lists in the tuple are copies.
-
-    Raises:
-        ConfigError: If an index has another type.
-    """
-    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
-        if indices.dtype.kind == "u" and indices.size and int(indices.max()) >= 2**63:
-            return tuple(indices.tolist())
-        return indices.astype(np.int64)  # a copy, because a sampler may reuse its array
-    plain: list[Any] = list(indices)
-    # Nearly all samplers yield Python's integers. They need no conversion, which takes 3 us instead of 12 for 64 of
-    # them.
-    if set(map(type, plain)) != {int}:
-        plain = [plain_index(index) for index in plain]
-        if any(type(index) is not int for index in plain):
-            return tuple(plain)
-    try:
-        return np.array(plain, dtype=np.int64)
-    except OverflowError:
-        return tuple(plain)
-
-
-def plain_indices(indices: Indices) -> Sequence[Index]:
-    """Return the indices in Python's own types, which is the form that data sets receive."""
-    return indices.tolist() if isinstance(indices, np.ndarray) else indices
+    @property
+    def key(self) -> int:
+        """The 64-bit random key of the whole batch, for collation and for ``seeding="batch"``."""
+        return self.work.key(self.seed, self.epoch, self.position)

@@ -1,8 +1,8 @@
-"""Random keys of samples and batches, and the process's generators that they seed.
+"""Random keys of samples and batches, and seeding of the process's generators with these keys.
 
 A key is a 64-bit integer. It is the blake2b hash of bytes that are different for
-different arguments. Golden values in the tests pin the keys, because a change would
-silently change the augmentation in every user's next run.
+different arguments. The tests compare keys with recorded values, because other keys
+would silently change the augmentation in every user's next run.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
     "torch_generator_is_untouched",
 ]
 
-# Every message starts with a tag and a head of fixed size. One field of varying length may follow.
+# Every hashed message starts with a tag and a head of fixed size. One field of varying length may follow.
 _INTEGER = struct.Struct("<cqQIq").pack
 _HEAD = struct.Struct("<cqQI").pack
-_INTEGER_HEAD = struct.Struct("<cqQ").pack  # followed by _INTEGER_TAIL, the bytes are those of _INTEGER
+_INTEGER_HEAD = struct.Struct("<cqQ").pack  # together with _INTEGER_TAIL, the same bytes as _INTEGER
 _INTEGER_TAIL = struct.Struct("<Iq").pack
 _BATCH_HEAD = struct.Struct("<cqQQ").pack
 _LENGTH = struct.Struct("<cI").pack
@@ -48,8 +48,8 @@ _SAMPLE, _BATCH, _BUILD = b"hetero.sample", b"hetero.batch", b"hetero.build"
 BUILD_KEY = int.from_bytes(blake2b(b"", digest_size=8, person=_BUILD).digest(), "little")
 """Key that seeds the generators before a data set's factory runs.
 
-It is the same for all factories, arguments and hosts. ``random_split`` therefore makes the same split in
-``photos(split="train")`` and in ``photos(split="val")``.
+It is the same for all factories, arguments and hosts. ``random_split`` in a factory ``photos`` therefore makes the same
+split for ``photos(split="train")`` and for ``photos(split="val")``.
 """
 
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]  # `random` exports the methods of this generator
@@ -66,7 +66,7 @@ def sample_key(seed: int, epoch: int, index: Index, occurrence: int) -> int:
         occurrence: How often ``index`` came before in the epoch's global order, unsigned 32-bit.
 
     Raises:
-        ConfigError: If a number is out of its range or the index has another type.
+        ConfigError: If a number is out of its range, or the index has a type that `index_bytes` rejects.
     """
     try:
         if isinstance(index, str):
@@ -98,7 +98,7 @@ def sample_keys(seed: int, epoch: int) -> Callable[[Index, int], int]:
     try:
         copy = blake2b(_INTEGER_HEAD(b"i", seed, epoch), digest_size=8, person=_SAMPLE).copy
     except struct.error:
-        return any_key  # raises an error that tells what is wrong
+        return any_key  # each call raises an error that describes the problem
     to_bytes, from_bytes = _INTEGER_TAIL, int.from_bytes
 
     def key(index: Index, occurrence: int) -> int:
@@ -123,7 +123,7 @@ def batch_key(seed: int, epoch: int, position: int, indices: npt.NDArray[np.int6
         indices: Indices of the batch. An array and a tuple of the same integers give the same key.
 
     Raises:
-        ConfigError: If a number is out of its range or an index has another type.
+        ConfigError: If a number is out of its range, or an index has a type that `index_bytes` rejects.
     """
     try:
         message = _BATCH_HEAD(b"b", seed, epoch, position)
@@ -148,11 +148,11 @@ def seed_generators(key: int) -> None:
     Args:
         key: Unsigned 64-bit.
     """
-    # The same as random.seed with an integer, without its Python code. That code takes 0.3 us in a loop, and up to 4 us
-    # after the decoding of an image has driven it from the CPU caches.
+    # Do what random.seed does with an integer, but without its Python code. That code takes 0.3 us in a loop, and up to
+    # 4 us if it is no longer in the CPU caches because an image was decoded.
     _seed_python(key)
     _python.gauss_next = None
-    # NumPy and torch both expand 32 bits into the same Mersenne twister state. Give each another half of the key,
+    # NumPy and torch both expand 32 bits into the same Mersenne twister state. Give each a different half of the key,
     # because with the same half both would draw the same numbers.
     np.random.seed(key >> 32)
     generator = _torch_generator()
@@ -164,9 +164,9 @@ def seed_generators(key: int) -> None:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restore the state of the three generators on exit. Use it for a fetch inside the trainer.
+    """Restore the global generators of `random`, NumPy and torch on exit. Use it for a fetch in the trainer.
 
-    If torch is imported inside, torch's generator is seeded at random on exit, as the import of torch does.
+    If torch is first imported inside this context, its generator is seeded at random on exit, as the import does.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
@@ -185,7 +185,7 @@ def preserved_generators() -> Iterator[None]:
 def single_threaded() -> Iterator[None]:
     """Make torch compute with one thread, as in workers and endpoints. Costs 0.2 us.
 
-    The number of threads matters because sums may depend on it.
+    The bits of a sum may depend on the number of threads.
     """
     torch: Any = sys.modules.get("torch")
     num_threads = 1 if torch is None else torch.get_num_threads()
@@ -200,7 +200,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def torch_generator_is_untouched() -> bool:
-    """Return whether torch's default generator has drawn nothing since it was seeded. True if torch is not imported."""
+    """Return whether torch's default generator drew nothing since it was seeded. True if torch is not imported."""
     generator = _torch_generator()
     if generator is None:
         return True

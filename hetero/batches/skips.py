@@ -1,8 +1,8 @@
 """Samples that raise, and the samples of the same batch that replace them.
 
-With ``on_sample_error="skip"`` a batch keeps its size. The next sample of the batch that works replaces a sample that
-raised. The first sample follows the last. Whether a sample raises depends only on the data set, its index and its
-draws. The batch is therefore the same in every process that computes it, like any other batch.
+With ``on_sample_error="skip"``, the next sample of the batch that does not raise replaces a sample that raised, so the
+batch keeps its size. After the last sample, the search continues with the first. Whether a sample raises depends only
+on the data set, the index and the random numbers. The batch is therefore the same in every process that computes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hetero.spec import Index
 __all__ = ["MAX_LISTED", "FailedSamples", "Skip", "Skips"]
 
 MAX_LISTED = 100
-"""Limit on the skipped samples of one batch that are listed. All are counted."""
+"""Limit on the skipped samples that a report lists for one batch. The report counts all of them."""
 
 _T = TypeVar("_T")
 
@@ -49,7 +49,7 @@ class Skips:
 class FailedSamples:
     """Record of the samples of one batch that raised, for use while the batch is computed.
 
-    An instance is false in a condition if no sample raised.
+    An instance is false in a condition (``if failed:``) if no sample raised.
 
     Args:
         indices: Indices of the batch.
@@ -75,7 +75,7 @@ class FailedSamples:
     def add(self, position: int, error: Exception) -> None:
         """Record that the sample at ``position`` raised.
 
-        Record all failed samples, in ascending order, before the first call of `stand_in`.
+        Record all failed samples, in ascending order, before the first call of `substitute`.
         """
         index = self._indices[position]
         # Keep only the text, because the exception refers to the frames that hold the samples and this record.
@@ -87,34 +87,34 @@ class FailedSamples:
             self._listed.append(Skip(index=index_text(index), exception=exception_line(error)))
         self.positions.append(position)
 
-    def stand_in(self, position: int) -> int:
-        """Return the position of the next sample that works. The first sample follows the last.
+    def substitute(self, position: int) -> int:
+        """Return the position of the next sample that did not raise. After the last, search from the first.
 
         Raises:
-            DatasetError: The error of the first failed sample, if no sample of the batch works.
+            DatasetError: The error of the first failed sample, if all samples of the batch raised.
         """
         if self._working is None:
             failed = set(self.positions)
             self._working = [other for other in range(len(self._indices)) if other not in failed]
         if not self._working:
             assert self._first is not None
-            note = f" (and no other of the batch's {len(self._indices)} samples works: none can stand in)"
+            note = f" (and no other of the batch's {len(self._indices)} samples works: there is no substitute)"
             raise with_note(self._first, note)
         return self._working[bisect.bisect(self._working, position) % len(self._working)]
 
     def withdraw(self, position: int) -> None:
-        """Record that a sample which worked before raised as a substitute. It is not used as a substitute again."""
+        """Record that a sample raised when it was computed again as a substitute. `substitute` skips it from now on."""
         cast("list[int]", self._working).remove(position)
 
     def replaced(self, items: Sequence[_T]) -> list[_T]:
-        """Return a copy of the batch's ``items`` where items of working samples replace those of failed samples.
+        """Return a copy of ``items`` (one per sample), with the item of a failed sample replaced by its substitute's.
 
         Raises:
-            DatasetError: If no sample works, see `stand_in`.
+            DatasetError: If all samples raised, see `substitute`.
         """
         found = list(items)
         for position in self.positions:
-            found[position] = items[self.stand_in(position)]
+            found[position] = items[self.substitute(position)]
         return found
 
     def skips(self) -> Skips:

@@ -1,4 +1,14 @@
-"""The ``hetero`` command: one module for each of its commands."""
+"""The ``hetero`` command.
+
+Each command has a module, however short: audit, certs, check, doctor, launch, prices, report, simulate. Its ``add``
+adds the parser. It imports what the command needs only when the command runs, so ``hetero --help`` is quick.
+Two modules are shared:
+
+arguments.py   parsing of arguments that several commands have
+output.py      writing to standard output and standard error, which may be closed
+
+``__main__.py`` is ``python -m hetero.cli``, which starts launchers and endpoints. ``python -m hetero`` is the same.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +17,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from hetero import config
+from hetero import __version__, config
 from hetero.cli import audit, certs, check, doctor, launch, prices, report, simulate
 from hetero.cli.output import complain, discard, say
 from hetero.errors import ExitCode, HeteroError
-from hetero.version import __version__
 
 __all__ = ["main"]
 

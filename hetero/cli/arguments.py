@@ -26,17 +26,17 @@ def pairs(flag: str, texts: Sequence[str], form: str) -> list[tuple[str, str]]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"{flag} {text!r} is not {form}")
+            raise ConfigError(f"{flag} {text!r}: expected {form}")
         found.append((name, value))
     return found
 
 
 def positive(flag: str, text: str) -> int:
-    """Return a whole number of at least 1.
+    """Return the whole number in a text. It must be at least 1.
 
     Raises:
         ConfigError: If the text is not such a number.
     """
     if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{flag}: {text!r} is not a whole number of at least 1")
+        raise ConfigError(f"{flag} {text!r}: expected a whole number of at least 1")
     return int(text)

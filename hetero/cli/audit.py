@@ -16,9 +16,9 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser(
         "audit",
         allow_abbrev=False,
-        help="say whether two runs trained on the same data",
-        description="Compare the ledgers that two runs wrote with --audit, and say where they part.",
-        epilog="exit status: 0 the same data, 1 not the same or a ledger is damaged, 2 the ledgers cannot be compared",
+        help="check whether two runs trained on the same data",
+        description="Compare the ledgers that two runs wrote with --audit, and show the first difference.",
+        epilog="exit status: 0 the same data, 1 different data or a damaged ledger, 2 the ledgers cannot be compared",
     )
     for name in ("A", "B"):
         help_text = "a run's folder, or one of its ledgers"

@@ -8,6 +8,7 @@ from pathlib import Path
 from hetero.cli.arguments import Subparsers, positive
 from hetero.cli.output import say
 from hetero.errors import ExitCode
+from hetero.system.text import counted
 
 __all__ = ["add"]
 
@@ -15,12 +16,21 @@ __all__ = ["add"]
 def add(commands: Subparsers) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("certs", allow_abbrev=False, help="make the certificates of a job for --tls-dir")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the folder to write them to")
-    parser.add_argument("--host", action="append", default=[], metavar="NAME", help="a host; repeat for each")
-    parser.add_argument("--cluster-file", type=Path, metavar="FILE", help="cluster, for all its hosts")
-    parser.add_argument("--days", default="30", metavar="N", help="until they end, 1 to 825. Default: 30.")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="folder for the certificates")
     parser.add_argument(
-        "--keep-ca-key", action="store_true", help="also write ca.key, with which more hosts can be let in"
+        "--host", action="append", default=[], metavar="NAME", help="name of a host; repeat for each host"
+    )
+    parser.add_argument(
+        "--cluster-file",
+        type=Path,
+        metavar="FILE",
+        help="description of a cluster; all its hosts get certificates",
+    )
+    parser.add_argument(
+        "--days", default="30", metavar="N", help="days until the certificates expire, 1 to 825. Default: 30."
+    )
+    parser.add_argument(
+        "--keep-ca-key", action="store_true", help="also write ca.key, which can sign certificates for more hosts"
     )
     parser.set_defaults(run=_run)
 
@@ -38,5 +48,6 @@ def _run(namespace: argparse.Namespace) -> int:
         days=positive("--days", namespace.days),
         keep_authority_key=namespace.keep_ca_key,
     )
-    say(f"certificates of {len(hosts)} hosts for {namespace.days} days are in {namespace.directory}\n")
+    num_hosts = counted(len(hosts), "host")
+    say(f"wrote certificates of {num_hosts} to {namespace.directory}; they expire in {namespace.days} days\n")
     return int(ExitCode.OK)

@@ -16,11 +16,13 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser(
         "check",
         allow_abbrev=False,
-        help="say what is wrong with a SageMaker training job before it starts",
+        help="find mistakes in a SageMaker training job before it starts",
         description="Check the request of a SageMaker training job (CreateTrainingJob) for mistakes that cost money.",
         epilog="exit status: 0 no errors (there may be warnings), 1 errors, 2 the request cannot be read",
     )
-    parser.add_argument("request", type=Path, metavar="REQUEST.json", help="the request, or what describes a job")
+    parser.add_argument(
+        "request", type=Path, metavar="REQUEST.json", help="request, or output of describe-training-job"
+    )
     parser.add_argument("--json", action="store_true", help="write the findings as JSON")
     parser.set_defaults(run=_run)
 

@@ -1,4 +1,4 @@
-"""``hetero doctor``: find out what would go wrong on this host."""
+"""``hetero doctor``: find what would make a job fail on this host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser(
         "doctor",
         allow_abbrev=False,
-        help="say what would go wrong on this host",
-        description="Examine this host before a job, beside one, or on a machine that belongs to no cluster: versions, "
-        "names and ports of all hosts, proxies, token, signals, limits, disk, leftovers. Takes what hetero launch "
-        "takes, and changes nothing.",
-        epilog="exit status: 0 no error (there may be warnings), 1 a job would fail of what was found, "
+        help="find what would make a job fail on this host",
+        description="Examine this host before or during a job, or a machine without a cluster. The checks concern "
+        "versions, names and ports of all hosts, proxies, token, signals, limits, disk and leftovers. The command "
+        "accepts the options of hetero launch and changes nothing.",
+        epilog="exit status: 0 no error (there may be warnings), 1 a job would fail on this host, "
         "2 the command line or a configuration value is wrong",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object with details instead of lines")
@@ -32,13 +32,13 @@ def add(commands: Subparsers) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     from hetero import doctor
-    from hetero.cluster import base_dir
+    from hetero.cluster import find_platform
 
     environment = {"HETERO_SCRIPT": "-", **os.environ}  # the option is required, but the doctor needs no script
-    options = config.resolve_options(namespace, environment, base_dir(os.environ))
-    findings = doctor.examine(doctor.look_around(options, os.environ))
+    options = config.resolve_options(namespace, environment, find_platform(os.environ).parameters())
+    diagnoses = doctor.examine(doctor.take_snapshot(options, os.environ))
     if namespace.json:
-        say(json.dumps(doctor.to_json(findings), indent=2) + "\n")
+        say(json.dumps(doctor.to_json(diagnoses), indent=2) + "\n")
     else:
-        say(doctor.render_text(findings))
-    return int(any(finding.level is doctor.Level.ERROR for each in findings.values() for finding in each))
+        say(doctor.render_text(diagnoses))
+    return int(any(diagnosis.level is doctor.Level.ERROR for each in diagnoses.values() for diagnosis in each))

@@ -8,8 +8,8 @@ import socket
 
 from hetero import config
 from hetero.cli.arguments import Subparsers
-from hetero.cli.parent import bind_to_parent
 from hetero.errors import HeteroError
+from hetero.system.process import bind_to_parent
 
 __all__ = ["add"]
 
@@ -23,19 +23,18 @@ def add(commands: Subparsers) -> None:
 
 def _run(namespace: argparse.Namespace) -> int:
     bind_to_parent()
-    from hetero.cluster import base_dir, read_cluster
+    from hetero.cluster import find_platform
     from hetero.launch.failure import write_failure
     from hetero.launch.host import cause_of
     from hetero.launch.launcher import launch
 
-    base = base_dir(os.environ)
+    platform = find_platform(os.environ)
     try:
-        options = config.resolve_options(namespace, os.environ, base)
-        cluster = read_cluster(
-            env=os.environ, cluster_file=options.cluster_file, host=options.host, roles=options.roles
-        )
-        return launch(options, cluster, base_dir=base)
+        options = config.resolve_options(namespace, os.environ, platform.parameters())
+        platform = find_platform(os.environ, cluster_file=options.cluster_file)
+        cluster = platform.read_cluster(host=options.host, roles=options.roles)
+        return launch(options, cluster, platform=platform)
     except HeteroError as error:  # raised before this host's part began, so no other code writes the failure file
-        if base.is_dir():
-            write_failure(base / "output" / "failure", cause_of(error, socket.gethostname()))
+        if platform.folders.root.is_dir():
+            write_failure(platform.folders.failure, cause_of(error, socket.gethostname()))
         raise

@@ -11,11 +11,11 @@ __all__ = ["complain", "discard", "say"]
 def say(text: str) -> None:
     """Write to standard output and flush it, unless it is closed.
 
-    The flush is needed because an error while the interpreter exits would give status 120.
+    Without the flush, a failed write would appear only when the interpreter exits, and give status 120.
 
     Raises:
-        BrokenPipeError: If the reader has closed the pipe, or if the write fails for another reason. The other reason
-            is written to standard error.
+        BrokenPipeError: If the reader has closed the pipe, or if the write fails for another reason, which is then
+            written to standard error.
     """
     if sys.stdout is None:
         return

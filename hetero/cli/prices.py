@@ -15,9 +15,9 @@ __all__ = ["add"]
 
 def add(commands: Subparsers) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("prices", allow_abbrev=False, help="what the catalogue of instance types says")
+    parser = commands.add_parser("prices", allow_abbrev=False, help="show or refresh the prices of instance types")
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    for name, help_text in (("list", "every type"), ("show", "one type")):
+    for name, help_text in (("list", "list all types"), ("show", "show one type")):
         action = actions.add_parser(name, allow_abbrev=False, help=help_text)
         if name == "show":
             action.add_argument("instance_type", metavar="TYPE")
@@ -27,21 +27,23 @@ def add(commands: Subparsers) -> None:
         "refresh",
         allow_abbrev=False,
         help="write AWS's current prices into a price file",
-        description="Write AWS's on-demand prices of training into a price file; the overrides in it stay.",
+        description="Write AWS's on-demand prices of training into a price file. Overrides in the file are kept.",
     )
     refresh.add_argument(
         "--from-file",
         type=Path,
         metavar="OFFER.json",
-        help="AWS's offer file of AmazonSageMaker, instead of asking AWS",
+        help="read the prices from AWS's offer file of AmazonSageMaker instead of asking AWS",
     )
-    refresh.add_argument("--region", default="us-east-1", metavar="NAME", help="whose prices. Default: us-east-1.")
+    refresh.add_argument(
+        "--region", default="us-east-1", metavar="NAME", help="AWS region of the prices. Default: us-east-1."
+    )
     refresh.add_argument(
         "--output",
         type=Path,
         default=Path("prices.json"),
         metavar="FILE",
-        help="the price file, JSON. Default: prices.json.",
+        help="JSON price file to write. Default: prices.json.",
     )
     refresh.set_defaults(run=_refresh)
 
@@ -70,7 +72,7 @@ def _refresh(namespace: argparse.Namespace) -> int:
     if namespace.from_file is not None:
         prices = read_offer_file(namespace.from_file, namespace.region)
     else:
-        from hetero.sagemaker.price_list import fetch_prices
+        from hetero.pricing.price_service import fetch_prices
 
         prices = fetch_prices(namespace.region)
     say(refresh_file(namespace.output, prices) + "\n")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from hetero import config
 from hetero.cli.arguments import Subparsers, pairs, positive
-from hetero.cli.parent import bind_to_parent
 from hetero.errors import ConfigError
 from hetero.system import logs
+from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 
 __all__ = ["add"]
@@ -27,35 +27,43 @@ def add(commands: Subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME=TYPE:COUNT",
-        help="an instance group, for example data_group=ml.c5.9xlarge:2; repeat for each",
+        help="Instance group with its number of hosts, for example data_group=ml.c5.9xlarge:2. Repeat for each group.",
     )
     parser.add_argument(
         "--channel",
         action="append",
         default=[],
         metavar="NAME=DIR",
-        help="an input channel, seen by every host; with --request, data in place of what it names in S3",
+        help="Folder of an input channel, for every host. With --request it replaces the channel's data in S3. "
+        "Repeat for each channel.",
     )
     parser.add_argument(
         "--request",
         type=Path,
         metavar="FILE",
-        help="a request for a SageMaker training job, in JSON: its groups, channels and program instead of SCRIPT",
+        help="JSON request for a SageMaker training job. Its groups, channels and program replace --group and SCRIPT.",
     )
     parser.add_argument(
-        "--source-dir", type=Path, metavar="DIR", help="with --request: the code, in place of what it names in S3"
+        "--source-dir",
+        type=Path,
+        metavar="DIR",
+        help="With --request: folder with the code. It replaces the code in S3.",
     )
     parser.add_argument(
         "--through",
         metavar="{toolkit,plain}",
-        help="with --request: SageMaker's training toolkit runs the program, or nothing between; by default the "
-        "toolkit if it is installed",
+        help="With --request: start the program with SageMaker's training toolkit, or directly. Default: toolkit if it "
+        "is installed.",
     )
     parser.add_argument(
-        "--vcpus", action="append", default=[], metavar="TYPE=N", help="vCPUs of a type that the catalogue lacks"
+        "--vcpus",
+        action="append",
+        default=[],
+        metavar="TYPE=N",
+        help="Number of vCPUs of an instance type that the catalogue lacks. Repeat for each type.",
     )
     parser.add_argument(
-        "--tls", action="store_true", help="make certificates for this run: the job under TLS, as with --tls-dir"
+        "--tls", action="store_true", help="Run the job under TLS with certificates that are made for this run."
     )
     config.add_launch_arguments(parser, makes_cluster=True)
     parser.set_defaults(run=_run)
@@ -68,10 +76,9 @@ def _run(namespace: argparse.Namespace) -> int:
     if namespace.request is not None:
         return _simulate_request(namespace)
     if namespace.source_dir is not None or namespace.through is not None:
-        raise ConfigError("--source-dir and --through belong to a request; expected --request FILE beside them")
-    # This machine may itself be a host of a job: its SM_* variables and its /opt/ml do not describe the simulated job.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
-    options = config.resolve_options(namespace, environment, Path(os.devnull))
+        raise ConfigError("--source-dir and --through need --request FILE")
+    # This machine may itself be a host of a job, whose parameters are not those of the simulated job.
+    options = config.resolve_options(namespace, os.environ, None)
     logs.setup_logging(group="simulate", host="", role="", level=options.log_level)
     output_dir = options.output_dir or Path("runs") / script_label(options.script, is_module=options.module)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -89,10 +96,12 @@ def _run(namespace: argparse.Namespace) -> int:
 def _simulate_request(namespace: argparse.Namespace) -> int:
     from hetero.cluster import slug
     from hetero.sagemaker import read_request
-    from hetero.sagemaker.hosts import run_request
+    from hetero.sagemaker.rehearsal.local_job import run_request
 
     if namespace.group or namespace.script is not None or namespace.script_args or namespace.config is not None:
-        raise ConfigError("a request has the groups, the script and its options; give neither those nor --config")
+        raise ConfigError(
+            "a request has groups, script and options; remove --group, SCRIPT, its arguments and --config"
+        )
     request = read_request(namespace.request)
     names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - {"output_dir", "script", "script_args"}
     stated = {name: value for name in names if (value := getattr(namespace, name, None)) not in (None, [])}
@@ -113,10 +122,10 @@ def _simulate_request(namespace: argparse.Namespace) -> int:
 
 
 def _ordered_lines() -> contextlib.AbstractContextManager[None]:
-    """Return a context that has a thread write log lines, unless standard error is a terminal.
+    """Return a context in which a separate thread writes log lines, unless standard error is a terminal.
 
-    On a terminal, log lines and the redrawn status line must keep their order, so the context does nothing. Elsewhere a
-    log line does not wait until it is written.
+    On a terminal, log lines and the redrawn status line must keep their order, so the context does nothing. Elsewhere
+    the code that logs a line does not wait until the line is written.
     """
     return contextlib.nullcontext() if sys.stderr.isatty() else logs.write_behind()
 

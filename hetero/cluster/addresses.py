@@ -19,7 +19,7 @@ def resolve_address(
 ) -> str:
     """Return the numeric address of a host, IPv4 if it has one.
 
-    Nothing is cached, because on the platform a name may appear minutes after the job has started. Callers ask again.
+    Nothing is cached, because a platform may publish a name minutes after the job has started. Callers retry.
 
     Args:
         host: A host name, or an address, which is returned as it is.

@@ -6,11 +6,15 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, cast
 
 from hetero.cluster.spec import natural_key
-from hetero.errors import ClusterError
+from hetero.errors import ClusterError, ConfigError
+from hetero.system.records import Mismatch, limits
+from hetero.system.records import decode as decode_record
+from hetero.system.text import shortened
 
 __all__ = ["Document", "Group", "close", "decode", "listing", "load", "show"]
 
@@ -21,27 +25,69 @@ MAX_GROUP_NAME = 64
 MAX_TEXT = 253  # the longest host name
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
-_GROUP_KEYS = ("hosts", "instance_group_name", "instance_type")
-_KEYS = (
-    "current_group_name",
-    "current_host",
-    "current_instance_group",
-    "current_instance_type",
-    "hosts",
-    "instance_groups",
-    "network_interface_name",
-    "topology",
+
+
+def _text_of(max_length: int) -> dict[str, Any]:
+    expected = f"1 to {max_length} printable characters"
+    return limits(max_length=max_length, accepts=lambda text: bool(text) and text.isprintable(), expected=expected)
+
+
+_TEXT = _text_of(MAX_TEXT)
+_HOSTS = limits(
+    min_items=1,
+    max_items=MAX_HOSTS,
+    accepts=_HOST_NAME.fullmatch,
+    expected="a host name or address: at most 253 letters, digits and . _ : -",
 )
-Group: TypeAlias = tuple[str, str, list[str]]
-"""Name, instance type (may be empty) and host names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One instance group of a description."""
+
+    instance_group_name: str = field(metadata=_text_of(MAX_GROUP_NAME))
+    hosts: tuple[str, ...] = field(metadata=_HOSTS)
+    instance_type: str = field(default="", metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """The keys of a description that hetero reads. Other keys are ignored."""
+
+    hosts: tuple[str, ...] | None = field(default=None, metadata=_HOSTS)
+    instance_groups: tuple[Group, ...] = field(default=(), metadata=limits(max_items=MAX_GROUPS))
+    current_host: str | None = field(default=None, metadata=_TEXT)
+    current_group_name: str = field(default="", metadata=_TEXT)
+    current_instance_group: str = field(default="", metadata=_TEXT)
+    current_instance_type: str = field(default="", metadata=_TEXT)
+    network_interface_name: str = field(default="eth0", metadata=_TEXT)
 
 
 class Document:
-    """Typed access to an untrusted document. Every error names the key path, what was found and what is expected."""
+    """An untrusted description. `decode_record` checks its types and sizes. This class checks it for contradictions.
+
+    Every error names the path of the key, the value that was found, and what is expected.
+
+    Raises:
+        ClusterError: If a key is missing, or if a value has the wrong type or size.
+    """
 
     def __init__(self, document: Mapping[str, object], source: str) -> None:
-        self.document = document
         self.source = source
+        self._keys = list(document)
+        try:
+            self.content = decode_record(_Content, dict(document), is_foreign=True)
+        except ConfigError as error:
+            record = cast("Mismatch", error.record)
+            if record.problem == "missing":
+                raise self._missing(record.path, record.expected, record.guess) from None
+            raise self.malformed(
+                record.path, found=record.problem.removeprefix("found "), expected=record.expected
+            ) from None
+        if self.content.hosts is not None:
+            self._distinct("hosts", self.content.hosts)
+        for index, group in enumerate(self.content.instance_groups):
+            self._distinct(f"instance_groups[{index}].hosts", group.hosts)
 
     def malformed(self, path: str, *, found: str, expected: str, advice: str = "", guess: str = "") -> ClusterError:
         """Return the error for a wrong value."""
@@ -49,70 +95,25 @@ class Document:
         lines += [f"expected: {expected}", guess and f"did you mean {guess!r}?", advice and f"to do: {advice}"]
         return ClusterError("\n  ".join(line for line in lines if line))
 
-    def missing(self, key: str, path: str, expected: str, where: Mapping[str, object]) -> ClusterError:
-        """Return the error for a missing key. It points out an unknown key with a similar spelling."""
-        known = _GROUP_KEYS if path else _KEYS
-        strangers = [name for name in where if name not in known]
-        guess = close(key, strangers)
-        return self.malformed(
-            path + key,
-            found=f"no such key beside {listing(where)}",
-            expected=expected,
-            advice=f"write {key!r} for {guess!r}" if guess else f"add {key!r}",
-        )
+    def missing(self, key: str, expected: str) -> ClusterError:
+        """Return the error for a missing key at the top level. It names an unknown key with a similar spelling."""
+        known = {part.name for part in fields(_Content)}
+        return self._missing(key, expected, close(key, [name for name in self._keys if name not in known]))
 
-    def text(self, where: Mapping[str, object], key: str, path: str, *, default: str | None = None) -> str:
-        """Return the text at a key, or the default if the key is missing or its value is null."""
-        if where.get(key) is None:
-            if default is not None:
-                return default
-            raise self.missing(key, path, "a text", where)
-        value = where[key]
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable():
-            raise self.malformed(path + key, found=show(value), expected=f"1 to {MAX_TEXT} printable characters")
-        return value
+    def _missing(self, path: str, expected: str, guess: str) -> ClusterError:
+        key = path.rpartition(".")[2]
+        advice = f"write {key!r} for {guess!r}" if guess else f"add {key!r}"
+        return self.malformed(path, found="no such key", expected=expected, advice=advice)
 
-    def host_names(self, where: Mapping[str, object], key: str, path: str) -> list[str]:
-        """Return a list of distinct host names in the order of the document."""
-        names = where.get(key)
-        if key not in where:
-            raise self.missing(key, path, "a list of host names", where)
-        if not isinstance(names, list) or not 0 < len(names) <= MAX_HOSTS:
-            expected = f"a list of 1 to {MAX_HOSTS} host names"
-            raise self.malformed(path + key, found=show(names), expected=expected)
-        for index, name in enumerate(names):
-            if not isinstance(name, str) or not _HOST_NAME.fullmatch(name):
-                expected = "a host name or address: at most 253 letters, digits and . _ : -"
-                raise self.malformed(f"{path}{key}[{index}]", found=show(name), expected=expected)
+    def _distinct(self, path: str, names: Sequence[str]) -> None:
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise self.malformed(path + key, found=f"{twice!r} twice", expected="every host once")
-        return names
-
-    def group_list(self) -> list[object]:
-        """Return the items of ``instance_groups``, which `group` validates."""
-        items = self.document["instance_groups"]
-        if not isinstance(items, list) or len(items) > MAX_GROUPS:
-            expected = f"a list of 1 to {MAX_GROUPS} instance groups"
-            raise self.malformed("instance_groups", found=show(items), expected=expected)
-        return items
-
-    def group(self, item: object, index: int) -> Group:
-        """Validate and return one instance group."""
-        path = f"instance_groups[{index}]"
-        if not isinstance(item, dict):
-            raise self.malformed(path, found=show(item), expected=f"an object with {listing(_GROUP_KEYS)}")
-        name = self.text(item, "instance_group_name", f"{path}.")
-        if len(name) > MAX_GROUP_NAME:
-            expected = f"at most {MAX_GROUP_NAME} characters"
-            raise self.malformed(f"{path}.instance_group_name", found=f"{len(name)} characters", expected=expected)
-        kind = self.text(item, "instance_type", f"{path}.", default="")
-        return name, kind, self.host_names(item, "hosts", f"{path}.")
+            raise self.malformed(path, found=f"{twice!r} twice", expected="every host once")
 
     def group_name(self) -> str:
-        """Return the current group's name under either spelling of its key, empty if neither key is there."""
+        """Return the name of the current group, whose key has two spellings, or an empty text if both are missing."""
         spellings = ("current_group_name", "current_instance_group")
-        names = [self.text(self.document, key, "", default="") for key in spellings]
+        names = [self.content.current_group_name, self.content.current_instance_group]
         if all(names) and names[0] != names[1]:
             found = f"{names[0]!r}, but {names[1]!r} as {spellings[1]}"
             raise self.malformed(spellings[0], found=found, expected="the same group under both spellings")
@@ -121,14 +122,14 @@ class Document:
     def consistent(self, groups: Sequence[Group], hosts: Sequence[str] | None) -> None:
         """Check that group names differ, every host is in one group, and the groups have exactly the listed hosts."""
         owner: dict[str, str] = {}
-        names = [name for name, _, _ in groups]
-        for index, (name, _, members) in enumerate(groups):
+        names = [group.instance_group_name for group in groups]
+        for index, (name, group) in enumerate(zip(names, groups, strict=True)):
             if name in names[:index]:
                 path = f"instance_groups[{index}].instance_group_name"
-                raise self.malformed(path, found=f"{name!r} a second time", expected="group names that differ")
-            for host in members:
+                raise self.malformed(path, found=f"{name!r} a second time", expected="distinct group names")
+            for host in group.hosts:
                 if host in owner:
-                    found = f"{host!r}, which group {owner[host]!r} has too"
+                    found = f"{host!r}, which group {owner[host]!r} also has"
                     path = f"instance_groups[{index}].hosts"
                     raise self.malformed(path, found=found, expected="every host in one group")
                 owner[host] = name
@@ -140,11 +141,11 @@ class Document:
     def current_group_agrees(self, groups: Sequence[Group], current_host: str) -> None:
         """Check that the stated current group contains the current host."""
         stated = self.group_name()
-        actual = next((name for name, _, hosts in groups if current_host in hosts), stated)
+        actual = next((group.instance_group_name for group in groups if current_host in group.hosts), stated)
         if stated and stated != actual:
-            names = [name for name, _, _ in groups]
+            names = [group.instance_group_name for group in groups]
             raise self.malformed(
-                "current_group_name" if self.document.get("current_group_name") else "current_instance_group",
+                "current_group_name" if self.content.current_group_name else "current_instance_group",
                 found=f"{stated!r}, although {current_host!r} is a host of {actual!r}",
                 expected=f"one of {listing(names)}, the one with the current host",
                 guess=close(stated, names),
@@ -188,8 +189,7 @@ def close(name: str, known: Iterable[str]) -> str:
 
 def show(value: object) -> str:
     """Return a short form of a value with its type."""
-    text = repr(value)
-    return f"{text if len(text) <= 100 else text[:97] + '...'} ({type(value).__name__})"
+    return f"{shortened(repr(value), 100)} ({type(value).__name__})"
 
 
 def listing(names: Iterable[object]) -> str:

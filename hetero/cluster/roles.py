@@ -30,13 +30,13 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
     """Return the role of every group.
 
     A single group trains, unless its flag says otherwise. With several groups, the role of each comes from the first of
-    these that gives one: its flag, its name, its accelerated instance type. If none of them gives a role and a trainer
-    group has accelerators, the group is a data group.
+    these that gives one: its flag, its name, an instance type with accelerators. If none of them gives a role and a
+    trainer group has accelerators, the group is a data group.
 
     Args:
         groups: Name and instance type of each group.
         overrides: Flags, each ``GROUP=data`` or ``GROUP=trainer``.
-        source: Where the groups were read, for messages.
+        source: Origin of the groups, for messages.
 
     Raises:
         ClusterError: If a role is unclear, an override names an unknown group, or no group trains.
@@ -57,13 +57,13 @@ def assign_roles(groups: Sequence[tuple[str, str]], overrides: Sequence[str], so
         raise ClusterError(
             f"cannot tell whether group {unclear[0]!r} preprocesses or trains\n  in: {source}\n"
             f"  found: {listing(f'{name} ({kind})' if kind else name for name, kind in groups)}\n"
-            "  expected: a name that starts with data or cpu, or with dnn, train or gpu, or accelerators beside it\n"
-            f"  to do: say {flags}, or the same with =trainer"
+            "  expected: names that start with data, cpu, dnn, train or gpu, or one group with accelerators\n"
+            f"  to do: give {flags}, or the same with =trainer"
         )
     if Role.TRAINER not in roles.values():
         raise ClusterError(
             f"no group trains: {listing(names)} all have the role data\n  in: {source}\n"
-            f"  to do: say --role '{names[0]}=trainer' for the group that trains"
+            f"  to do: give --role '{names[0]}=trainer' for the group that trains"
         )
     return [roles[name] for name in names]
 
@@ -83,8 +83,8 @@ def several_trainers(groups: Sequence[tuple[str, str]], roles: Sequence[Role], o
     reasons = [f"{name} ({_reason(name, kind, overrides)})" for name, kind in groups]
     both = " ".join(f"--role '{name}=trainer'" for name, _ in groups)
     return (
-        f"{len(groups)} groups train and none preprocesses: {listing(reasons)}; give --role '{likely}=data' if "
-        f"that one is to preprocess, or {both} if all are to train"
+        f"all {len(groups)} groups train, and no group preprocesses: {listing(reasons)}; if {likely!r} should "
+        f"preprocess, give --role '{likely}=data'; if all should train, give {both}"
     )
 
 
@@ -107,11 +107,13 @@ def _parse_overrides(overrides: Sequence[str], names: Sequence[str], source: str
     for text in overrides:
         name, _, value = text.rpartition("=")
         if not name or value not in {role.value for role in Role}:
-            raise ConfigError(f"--role {text!r} is malformed; expected GROUP=data or GROUP=trainer")
+            raise ConfigError(f"--role {text!r}: expected GROUP=data or GROUP=trainer")
         if name not in names:
             guess = close(name, names)
             hint = f"; did you mean {guess!r}?" if guess else ""
-            raise ClusterError(f"--role {text!r} names no group{hint}\n  in: {source}\n  groups: {listing(names)}")
+            raise ClusterError(
+                f"--role {text!r}: no group has that name{hint}\n  in: {source}\n  groups: {listing(names)}"
+            )
         if roles.setdefault(name, Role(value)) is not Role(value):
             raise ConfigError(f"--role gives group {name!r} both roles; expected one")
     return roles

@@ -61,7 +61,7 @@ class ClusterSpec:
     network_interface_name: str = "eth0"
     """Network interface that connects the hosts."""
     source: str = ""
-    """Where the cluster was read, for messages."""
+    """Origin of the description, for messages."""
 
     @property
     def current_group(self) -> InstanceGroup:
@@ -119,9 +119,9 @@ def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
 
 
 def slug(name: str) -> str:
-    """Return a name of at most 64 characters of ``[A-Za-z0-9._-]`` that cannot leave its folder.
+    """Return a safe file name of at most 64 characters of ``[A-Za-z0-9._-]``.
 
-    A safe name stays as it is. Any other name gets a digest, so two names never share a slug.
+    A name that is already safe does not change. Any other name gets a digest, so two names never share a slug.
     """
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):
         return name

@@ -1,7 +1,7 @@
 """The options of a job: defaults < file < environment < hyperparameters < flags.
 
-Every option is one field of `LaunchOptions`. Its flag, its variable, its hyperparameter and its key in a file follow
-from the field.
+Every option is one field of `LaunchOptions`. The field determines the flag, the environment variable, the
+hyperparameter and the key in a file.
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ __all__ = [
 ]
 
 _NOT_FLAGS = ("script", "script_args")
-_OF_A_CLUSTER = ("cluster_file", "host")  # describe a cluster that exists
-_OWN = (*_OF_A_CLUSTER, "output_dir")  # differ between the launchers of a job
+_OF_A_CLUSTER = ("cluster_file", "host")  # these options describe a cluster that exists
+_OWN = (*_OF_A_CLUSTER, "output_dir")  # these options differ between the launchers of a job
 _PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool = False) -> None:
     """Add every launch option, and the script, to a parser.
 
-    Values stay texts. A value that is not given is None. `resolve_options` converts them.
+    The parsed values are texts, or None if not given. `resolve_options` converts them.
 
     Args:
         parser: Parser that receives the options.
@@ -43,11 +43,13 @@ def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool
     """
     helps = _attribute_docstrings()
     script_help = (
-        f"{helps['script']} Everything after it belongs to the script, options too. If the environment names the "
-        "script, its arguments come after two: -- -- data/ --lr 1."
+        f"{helps['script']} All arguments after SCRIPT go to the script, also options. If HETERO_SCRIPT names the "
+        "script, its arguments come after two separators: -- -- data/ --lr 1."
     )
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help=script_help)
-    parser.add_argument("--config", metavar="FILE", help="options in YAML, by name: endpoints_per_host: 8")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with options by name, for example endpoints_per_host: 8."
+    )
     left_out = (*_NOT_FLAGS, *_OF_A_CLUSTER) if makes_cluster else _NOT_FLAGS
     for field in dataclasses.fields(LaunchOptions):
         if field.name not in left_out:
@@ -57,7 +59,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool
 def add_price_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options about prices of instance types.
 
-    Their values have the names ``region``, ``price_profile``, ``price_file`` and ``price``. The last is a list or None.
+    The namespace gets ``region``, ``price_profile``, ``price_file`` and ``price``. ``price`` is a list or None.
     """
     helps = _attribute_docstrings()
     for field in dataclasses.fields(LaunchOptions):
@@ -73,7 +75,7 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
     As with ``python`` and ``torchrun``, options of the command come before SCRIPT. One ``--`` right before SCRIPT and
     one right after it are dropped. If an option or a second ``--`` follows the first ``--``, the line names no script.
     The second ``--`` is dropped, and the rest are arguments of a script that the environment or a hyperparameter names.
-    ``-mpackage.train`` is ``-m package.train``.
+    ``-mpackage.train`` means ``-m package.train``.
 
     Args:
         parser: Parser of the whole command line.
@@ -118,21 +120,26 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     namespace, unknown = parser.parse_known_args(arguments)
     flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
     takes_script = "script" in namespace
+    if flags and takes_script and flags[0] in ("--cluster-file", "--host"):  # only simulate lacks them
+        raise ConfigError(
+            f"{flags[0]} describes a cluster that exists, but simulate makes its own\n"
+            f"  to do: leave out {flags[0]}, and give --group NAME=TYPE:COUNT for each group; or use hetero launch"
+        )
     if flags:
         close = difflib.get_close_matches(flags[0], _known_flags(parser, arguments), n=1)
-        hint = f"did you mean {close[0]}?" if close else "--help lists them."
+        hint = f"did you mean {close[0]}?" if close else "see --help."
         of_script = " Options of the script come after SCRIPT." if takes_script else ""
         raise ConfigError(f"unknown flag {flags[0]}; {hint}{of_script}")
     if unknown:
-        raise ConfigError(f"unexpected argument {unknown[0]!r}; --help lists what is expected")
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; see --help")
     return namespace
 
 
 def to_flags(options: LaunchOptions) -> list[str]:
     """Return the flags that pass these options to the launchers of a job.
 
-    The flags leave out the script and its arguments, and what differs between hosts: the description of the cluster,
-    the host and the output folder. They include defaults, because the receiver's environment must not change them.
+    The flags leave out the script and its arguments, and options that differ between hosts: the description of the
+    cluster, the host and the output folder. They include defaults, which the launcher's environment must not override.
     """
     fields = (field for field in dataclasses.fields(options) if field.name not in (*_NOT_FLAGS, *_OWN))
     return stated_flags({field.name: getattr(options, field.name) for field in fields})
@@ -149,7 +156,7 @@ def stated_flags(values: Mapping[str, object]) -> list[str]:
     for name, value in values.items():
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "hetero launch --help lists them"
+            hint = f"did you mean {close[0]!r}?" if close else "see hetero launch --help"
             raise ConfigError(f"unknown option {name!r:.80}; {hint}")
         flag = flag_of(fields[name])
         if value is None:
@@ -172,7 +179,8 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
         names.append(names[0] + "-s")
     if field.metadata["short"]:
         names.insert(0, field.metadata["short"])
-    default = "" if field.default in (None, (), False) else f" Default: {field.default}.".replace(".0.", ".")
+    has_none = field.default is False or field.default in (None, ())
+    default = "" if has_none else f" Default: {field.default}.".replace(".0.", ".")
     shown = help_text.replace("``", "").replace("%", "%%") + default
     if base_type(field) == "bool":
         parser.add_argument(*names, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=shown)
@@ -185,7 +193,7 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], *, dest
 
 @functools.cache
 def _attribute_docstrings() -> dict[str, str]:
-    """Return the docstrings of the fields, read from the source because Python discards them. They are the help."""
+    """Return the fields' docstrings, which are the help. Python discards them, so they are read from the source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(LaunchOptions))).body[0]
     assert isinstance(body, ast.ClassDef)
     return {

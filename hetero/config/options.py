@@ -12,19 +12,44 @@ from typing import Any
 from hetero.errors import ConfigError
 from hetero.system.scripts import script_words
 
-__all__ = ["DATA_SERVICES", "FRAMEWORKS", "LOG_LEVELS", "LaunchOptions", "base_type", "framework_of", "kind_text"]
+__all__ = [
+    "DATA_SERVICES",
+    "DEFAULT_DATA_SERVICE",
+    "DEFAULT_WARMUP_STEPS",
+    "FRAMEWORKS",
+    "LOG_LEVELS",
+    "LaunchOptions",
+    "base_type",
+    "framework_of",
+    "kind_text",
+]
 
-DATA_SERVICES = ("grpc", "tf")
+DATA_SERVICES = {"grpc": "torch", "tf": "tensorflow"}
+"""The data services. For each, the framework of the ranks that use it, unless ``--framework`` names another.
+
+`hetero.launch.data_services` implements them.
+"""
+DEFAULT_DATA_SERVICE = "grpc"
+DEFAULT_WARMUP_STEPS = 10
+"""Number of first steps that measurements leave out, both in a job and in a process without a launcher.
+
+At the start, batches that were fetched ahead hide the data wait, and the framework still compiles and tunes. A loader
+that fetches more batches ahead needs a larger number.
+"""
 FRAMEWORKS = ("torch", "tensorflow")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
+_UNPROTECTED = (
+    "leave it out, because tf.data.service has neither tokens nor TLS. Every peer that reaches its ports can use it. "
+    "Allow only the hosts of the job on its network"
+)
 _KINDS = {
-    "str": "a text",
+    "str": "a string",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     "Path": "a path",
-    "tuple[str, ...]": "a list of texts",
+    "tuple[str, ...]": "a list of strings",
 }
 
 
@@ -39,6 +64,8 @@ def _option(
     short: str = "",
     metavar: str = "",
     shared: bool = False,
+    data_service: str = "",
+    to_do: str = "",
 ) -> Any:
     """Declare an option.
 
@@ -50,11 +77,14 @@ def _option(
         choices: Allowed values. Empty allows all.
         flag: The option's flag if it is not the name in kebab-case.
         short: A second flag of one letter.
-        metavar: How help shows the value if not by its choices.
+        metavar: Name of the value in the help. Empty shows the choices.
         shared: Whether the hosts of a job must agree on the value.
+        data_service: The only data service that can use the option. Empty if all can.
+        to_do: Advice to a user of another data service, for the error.
     """
     bounds = {"low": low, "high": high, "above": above, "choices": choices}
     metadata = {**bounds, "flag": flag, "short": short, "metavar": metavar, "shared": shared}
+    metadata |= {"data_service": data_service, "to_do": to_do}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -67,81 +97,96 @@ class LaunchOptions:
     """
 
     script: str = _option()
-    """The training script."""
+    """Path of the training script, or with -m the name of a module."""
     script_args: tuple[str, ...] = _option(())
-    """Arguments of the script: on the command line, everything after SCRIPT."""
+    """Arguments of the script. On the command line, these are all arguments after SCRIPT."""
     module: bool = _option(False, short="-m")
     """Whether SCRIPT is the name of a Python module, such as package.train, as with ``python -m``."""
     cluster_file: str | None = _option(None, metavar="FILE")
-    """Description of the cluster, in the schema of resourceconfig.json. Replaces the platform's description."""
+    """File that describes the cluster, in the schema of resourceconfig.json. Overrides the platform's description."""
     host: str | None = _option(None, metavar="NAME")
     """This host's name in the description of the cluster."""
     roles: tuple[str, ...] = _option((), flag="--role", metavar="GROUP=ROLE")
-    """What a group does, data or trainer, if its name and type do not show it. Repeat for each group."""
+    """Role of a group, data or trainer. Needed if its name and instance type do not show it. Repeat for each group."""
     nproc_per_node: int | None = _option(None, low=1, high=1024, metavar="N")
-    """Ranks per trainer host, 1 to 1024. The default is 1, and with torch one per GPU."""
+    """Ranks per trainer host, 1 to 1024. Default: with torch one per GPU if there are GPUs, otherwise 1."""
     framework: str | None = _option(None, choices=FRAMEWORKS, shared=True)
-    """Framework of the ranks, by default torch, run by torchrun. With tensorflow, each rank gets a TF_CONFIG."""
-    endpoints_per_host: int | None = _option(None, low=1, high=1024, metavar="N")
-    """Endpoints per data host, 1 to 1024. The default is one per usable CPU."""
-    trainer_endpoints: int = _option(0, low=0, high=1024, metavar="N")
-    """Endpoints on every trainer host, beside its ranks, 0 to 1024."""
-    data_service: str = _option("grpc", choices=DATA_SERVICES, shared=True)
-    """What data hosts run: grpc (endpoints of hetero's data plane) or tf (tf.data.service)."""
-    tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N", shared=True)
+    """Framework of the ranks. With torch, torchrun starts them. With tensorflow, each gets a TF_CONFIG. Default: torch,
+    and tensorflow with --data-service tf."""
+    endpoints_per_host: int | None = _option(
+        None, low=1, high=1024, metavar="N", data_service="grpc", to_do="give tf_workers_per_host instead"
+    )
+    """Endpoints per data host, 1 to 1024. Default: one per usable CPU."""
+    trainer_endpoints: int = _option(
+        0, low=0, high=1024, metavar="N", data_service="grpc", to_do="give trainer_tf_workers instead"
+    )
+    """Endpoints per trainer host, beside its ranks, 0 to 1024."""
+    data_service: str = _option(DEFAULT_DATA_SERVICE, choices=tuple(DATA_SERVICES), shared=True)
+    """Service that data hosts run: grpc for hetero's endpoints, tf for tf.data.service."""
+    tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N", shared=True, data_service="tf")
     """Workers of tf.data.service per data host, 1 to 1024. Each uses all CPUs of its host."""
-    trainer_tf_workers: int = _option(0, low=0, high=1024, metavar="N", shared=True)
-    """Workers of tf.data.service on every trainer host, beside its ranks, 0 to 1024."""
-    tf_work_dir: Path | None = _option(None, metavar="DIR")
-    """Folder for the journal of tf.data.service's dispatcher. A restarted dispatcher continues from it."""
+    trainer_tf_workers: int = _option(0, low=0, high=1024, metavar="N", shared=True, data_service="tf")
+    """Workers of tf.data.service per trainer host, beside its ranks, 0 to 1024."""
+    tf_work_dir: Path | None = _option(None, metavar="DIR", data_service="tf")
+    """Folder for the journal of tf.data.service's dispatcher. A restarted dispatcher continues from it. Default: no
+    journal."""
     port: int = _option(17170, low=1, high=65535)
     """Port of every launcher's control service, 1 to 65535. Endpoints choose free ports."""
     start_timeout_s: float = _option(900.0, above=0, high=86400, flag="--start-timeout", metavar="SECONDS")
-    """Time to wait for the other hosts, at most a day."""
+    """Seconds to wait for the other hosts at the start, at most 86400."""
     data_timeout_s: float = _option(300.0, above=0, high=86400, flag="--data-timeout", metavar="SECONDS")
-    """Time that a rank waits while no endpoint is left, at most a day."""
+    """Seconds until a rank without any endpoint fails, at most 86400."""
     prepare_timeout_s: float = _option(600.0, above=0, high=86400, flag="--prepare-timeout", metavar="SECONDS")
-    """Time limit for the construction of a data set, at most a day."""
+    """Time limit in seconds for the construction of a data set, at most 86400."""
     max_batch_bytes: int = _option(2**30, low=1024, high=2**36, metavar="BYTES", shared=True)
-    """Largest size of a batch from an endpoint, 1 KiB to 64 GiB. All sides reject larger batches."""
+    """Largest size of a batch from an endpoint in bytes, 1 KiB to 64 GiB. All hosts reject larger batches."""
     endpoint_restarts: int = _option(20, low=0, high=1_000_000, metavar="N")
-    """Number of crashed endpoints that a host restarts, 0 or more. An hour without a crash gives one back."""
+    """Restarts of crashed endpoints per host, 0 or more. An hour without a crash gives one restart back."""
     job_restarts: int = _option(0, low=0, high=1_000_000, metavar="N", shared=True)
-    """Number of restarts of the trainer group from its checkpoint after a rank has failed, 0 or more."""
+    """Restarts of the trainer group from its checkpoint after a rank has failed, 0 or more."""
     emulate_sample_s: float | None = _option(
-        None, above=0, high=3600, flag="--emulate-sample-seconds", metavar="SECONDS", shared=True
+        None,
+        above=0,
+        high=3600,
+        flag="--emulate-sample-seconds",
+        metavar="SECONDS",
+        shared=True,
+        data_service="grpc",
+        to_do="leave it out, because workers of tf.data.service cannot emulate vCPUs",
     )
-    """Time that every sample costs one emulated vCPU, at most an hour. Results are labelled simulated."""
+    """Seconds that each sample costs one emulated vCPU, at most 3600. Results are labelled simulated."""
     emulate_step_s: float | None = _option(None, low=0, high=3600, flag="--emulate-step-seconds", metavar="SECONDS")
-    """Time that the compute of every step takes, as a wait, at most an hour. Results are labelled simulated."""
+    """Seconds that each step waits in place of its compute, at most 3600. Results are labelled simulated."""
     emulate_vcpus: int | None = _option(None, low=1, high=4096, metavar="N")
-    """vCPUs that this host emulates while samples are emulated, 1 to 4096."""
-    require_token: bool = _option(False)
+    """vCPUs that this host emulates with --emulate-sample-seconds, 1 to 4096. Default: its usable CPUs, and in hetero
+    simulate the vCPUs of its instance type."""
+    require_token: bool = _option(False, data_service="grpc", to_do=_UNPROTECTED)
     """Whether a job without a token fails instead of logging a warning."""
-    tls_dir: Path | None = _option(None, metavar="DIR")
+    tls_dir: Path | None = _option(None, metavar="DIR", data_service="grpc", to_do=_UNPROTECTED)
     """Folder with ca.pem, HOST.pem and HOST.key from hetero certs. All connections of hetero then use mutual TLS."""
     purity_checks: int = _option(2, low=0, high=1_000_000, metavar="N")
-    """Number of first batches of each loader that are computed twice and compared, 0 or more."""
-    warmup_steps: int = _option(10, low=0, high=1_000_000, metavar="N")
-    """Number of first steps that measurements leave out, 0 or more."""
+    """First batches of each loader that are computed twice and compared, 0 or more."""
+    warmup_steps: int = _option(DEFAULT_WARMUP_STEPS, low=0, high=1_000_000, metavar="N")
+    """First steps of each loader that measurements leave out, 0 or more."""
     audit: bool = _option(False)
     """Whether every rank records a digest of each batch that it gets, for comparison with hetero audit."""
     output_dir: Path | None = _option(None, metavar="DIR")
-    """Folder for the report and the hosts' folders."""
+    """Folder for the report and the files of hosts. Default: the platform's output folder, and in hetero simulate a
+    folder in runs/."""
     region: str = _option("us-east-1", metavar="NAME")
-    """Region whose prices are used."""
+    """AWS region whose prices are used."""
     price_profile: str | None = _option(None, metavar="NAME")
-    """Name of prices that hetero contains, for example seed-2022."""
+    """Name of a price list that is part of hetero, for example seed-2022."""
     price_file: Path | None = _option(None, metavar="FILE")
-    """File with prices in YAML or JSON. They override the profile."""
+    """YAML or JSON file with prices. They override those of the profile."""
     prices: tuple[str, ...] = _option((), flag="--price", metavar="TYPE=USD")
-    """USD per hour of an instance type. Overrides the file. Repeat for each type."""
+    """Price of an instance type in USD per hour. Overrides the price file. Repeat for each type."""
     sigterm_ok: bool = _option(False)
     """Whether a job that stopped on request exits with 0 instead of 143."""
     allow_faults: bool = _option(False)
-    """Whether HETERO_FAULTS, which makes processes fail on purpose, has an effect outside of simulations."""
+    """Whether HETERO_FAULTS has an effect outside of simulations. It makes processes fail on purpose."""
     log_level: str = _option("info", choices=LOG_LEVELS)
-    """Lowest level of the messages that are shown."""
+    """Lowest level of the log lines that are shown."""
 
     @property
     def command(self) -> list[str]:
@@ -163,7 +208,7 @@ class LaunchOptions:
 
 def framework_of(options: LaunchOptions) -> str:
     """Return the framework of a job's ranks, one of `FRAMEWORKS`."""
-    return options.framework or ("tensorflow" if options.data_service == "tf" else "torch")
+    return options.framework or DATA_SERVICES[options.data_service]
 
 
 def base_type(field: dataclasses.Field[Any]) -> str:
@@ -181,8 +226,8 @@ def kind_text(field: dataclasses.Field[Any]) -> str:
         (meta.get("above"), "greater than {:g}"),
         (meta.get("high"), "at most {:g}"),
     )
-    said = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
-    return f"{_KINDS[base_type(field)]}{', ' if said else ''}{said}"
+    limits = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
+    return f"{_KINDS[base_type(field)]}{', ' if limits else ''}{limits}"
 
 
 def _check(field: dataclasses.Field[Any], value: object) -> None:
@@ -194,22 +239,14 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
 
 
 def _check_data_service(options: LaunchOptions) -> None:
-    """Raise if options are stated that the data service of the data hosts cannot use."""
-    if options.data_service == "tf":
-        if options.require_token or options.tls_dir is not None:
+    """Raise if an option is stated that the data service of the job cannot use."""
+    for field in dataclasses.fields(options):
+        needed = field.metadata["data_service"]
+        if needed not in ("", options.data_service) and getattr(options, field.name) != field.default:
+            to_do = field.metadata["to_do"] or f"leave it out, or give data_service {needed!r}"
             raise ConfigError(
-                "data_service is 'tf', which has neither tokens nor TLS: whoever reaches its ports can use them\n"
-                "  Leave out require_token and tls_dir, and let nobody else into the network of the job; or use grpc."
+                f"{field.name} needs data_service {needed!r}, found {options.data_service!r}\n  to do: {to_do}"
             )
-        if options.emulate_sample_s is not None:
-            raise ConfigError("emulate_sample_s needs data_service 'grpc': TensorFlow's workers emulate no vCPUs")
-        if options.endpoints_per_host is not None or options.trainer_endpoints:
-            raise ConfigError(
-                "endpoints_per_host and trainer_endpoints are for data_service 'grpc'; "
-                "with 'tf' give tf_workers_per_host and trainer_tf_workers"
-            )
-    elif options.tf_workers_per_host != 1 or options.trainer_tf_workers or options.tf_work_dir is not None:
-        raise ConfigError("tf_workers_per_host, trainer_tf_workers and tf_work_dir need data_service 'tf'")
 
 
 def _has_type(name: str, value: object) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hetero.cluster import JobParameters
 from hetero.config.flags import flag_of
 from hetero.config.options import LaunchOptions, base_type, kind_text
 from hetero.errors import ConfigError
-from hetero.system.documents import MAX_BYTES, parse_yaml
+from hetero.system.documents import parse_yaml, read_bounded
 
 __all__ = ["check_hyperparameters", "resolve_options"]
 
@@ -22,17 +23,19 @@ _FIELDS = {field.name: field for field in dataclasses.fields(LaunchOptions)}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_dir: Path) -> LaunchOptions:
+def resolve_options(
+    namespace: argparse.Namespace, env: Mapping[str, str], parameters: JobParameters | None
+) -> LaunchOptions:
     """Return the options of a job.
 
     Later sources override earlier ones: the field's default, ``--config FILE`` (YAML), ``HETERO_<NAME>``, the
-    hyperparameter ``hetero_<name>`` from ``hyperparameters.json`` or else from ``SM_HPS``, the flag. A list in a text
-    is JSON, or separated by commas. Script arguments are quoted as in a shell.
+    platform's parameter ``hetero_<name>``, the flag. A list in a text is JSON, or separated by commas. Script arguments
+    are quoted as in a shell.
 
     Args:
         namespace: Result of a parser that `add_launch_arguments` has prepared.
         env: The process environment.
-        base_dir: The folder that the platform fills, see `hetero.cluster.base_dir`.
+        parameters: The parameters of the job on its platform, if it has any.
 
     Raises:
         ConfigError: If a name is unknown or a value is malformed. The message names the source of the option.
@@ -44,7 +47,8 @@ def resolve_options(namespace: argparse.Namespace, env: Mapping[str, str], base_
         variable = f"HETERO_{name.upper()}"
         if env.get(variable):
             values[name] = _convert(field, env[variable], variable)
-    values |= _from_hyperparameters(env, base_dir)
+    if parameters is not None:
+        values |= _named(_ours(parameters.values), parameters.source, prefix="hetero_")
     for name, field in _FIELDS.items():
         stated = getattr(namespace, name, None)
         if stated not in (None, [], ()):
@@ -67,42 +71,31 @@ def check_hyperparameters(parameters: Mapping[str, object], source: str) -> Laun
     Raises:
         ConfigError: If a name is unknown, a value is malformed or out of its bounds, or ``hetero_script`` is missing.
     """
-    values = _named(_ours(parameters), source, prefix="hetero_")
+    decoded = {name: _unquote(value) for name, value in parameters.items()}
+    values = _named(_ours(decoded), source, prefix="hetero_")
     if "script" not in values:
         raise ConfigError(f"{source} has no 'hetero_script'; expected the path of the training script")
     return LaunchOptions(**values)  # type: ignore[arg-type]
 
 
 def _ours(parameters: Mapping[Any, object]) -> dict[str, object]:
-    return {name: _unquote(value) for name, value in parameters.items() if str(name).startswith("hetero_")}
+    return {name: value for name, value in parameters.items() if str(name).startswith("hetero_")}
 
 
 def _from_file(path: Path) -> dict[str, object]:
     """Read options from YAML."""
-    content = _read(path)
-    if content is None:
-        raise ConfigError(f"the configuration file {path} does not exist; check the path given to --config")
+    try:
+        content = read_bounded(path, str(path))
+    except ConfigError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise
+        raise ConfigError(f"the configuration file {path} does not exist; check the path given to --config") from error
     document = parse_yaml(content, str(path))
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds {type(document).__name__}; expected options by name, such as port: 17170")
     return _named(document, str(path), prefix="")
-
-
-def _from_hyperparameters(env: Mapping[str, str], base_dir: Path) -> dict[str, object]:
-    path = base_dir / "input/config/hyperparameters.json"
-    content: str | bytes | None = _read(path)
-    source = str(path)
-    if content is None:
-        content, source = env.get("SM_HPS") or "{}", "SM_HPS"
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is not JSON: {str(error)[:300]}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{source} holds {type(document).__name__}; expected an object")
-    return _named(_ours(document), source, prefix="hetero_")
 
 
 def _named(document: Mapping[Any, object], source: str, *, prefix: str) -> dict[str, object]:
@@ -172,17 +165,3 @@ def _to_tuple(value: object, *, quoted: bool) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, (str, int, float)) for item in value):
         raise TypeError
     return tuple(str(item) for item in value)
-
-
-def _read(path: Path) -> bytes | None:
-    """Return the content of a file of limited size, or None if the file does not exist."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path} is too large; expected at most {MAX_BYTES} bytes")
-    return content

@@ -12,7 +12,7 @@ from hetero.errors import ConfigError
 
 __all__ = ["Timings", "time_scale"]
 
-# Starting an interpreter or importing a framework can block a process for seconds, even with a small scale.
+# Lower limits of scaled times. Starting an interpreter or importing a framework can block a process for seconds.
 _FLOORS_S = {"lease_s": 3.0, "orphan_s": 6.0, "abort_grace_s": 2.0, "stop_grace_s": 2.0}
 _MAX_SCALE = 100.0
 
@@ -24,7 +24,7 @@ class Timings:
     heartbeat_s: float = 2.0
     """Interval between two heartbeats of a launcher, before jitter."""
     suspect_s: float = 6.0
-    """A launcher that answers counts as stuck if its main loop has made no turn for this time."""
+    """A launcher that answers counts as stuck if its main loop has not run for this time."""
     lease_s: float = 15.0
     """A host that is silent for this time counts as lost and gets no new requests. Longer than ``suspect_s``."""
     patience_s: float = 10.0
@@ -32,15 +32,15 @@ class Timings:
     orphan_s: float = 45.0
     """A data host ends if all trainer hosts are silent for this time."""
     start_timeout_s: float = 900.0
-    """Time limit for all hosts to appear. The platform's own wait for names is as long."""
+    """Time limit for all hosts to appear. The platform itself waits equally long until the hosts' names resolve."""
     data_timeout_s: float = 300.0
     """A rank gives up if it has no endpoint for this time."""
     prepare_timeout_s: float = 600.0
     """Time limit for the construction of a data set."""
     stable_s: float = 60.0
-    """An endpoint counts as stable if it works for this time without a crash. 60 times this gives one restart back."""
+    """An endpoint is stable after this time without a crash. After 60 times as long, the host gets one restart back."""
     stop_grace_s: float = 50.0
-    """Time limit for the ranks to end after a request to stop. The platform kills them after 120 s."""
+    """Time limit for the ranks to end after a request to stop. Platforms kill ranks later, SageMaker after 120 s."""
     abort_grace_s: float = 8.0
     """Time limit for any process to end after an abort."""
 
@@ -54,11 +54,13 @@ class Timings:
             raise ConfigError(f"heartbeat_s, suspect_s and lease_s are {found}; expected each less than the next")
 
     @classmethod
-    def scaled(cls, scale: float) -> Timings:
+    def scaled(cls, scale: float, *, kill_after_s: float = math.inf) -> Timings:
         """Return the defaults multiplied by a factor. Some have a lower limit, such as 3 s for the lease.
 
         Args:
             scale: Factor in (0, 100].
+            kill_after_s: Seconds from a request to stop until the platform kills the job. Ranks get at most half of
+                them, because the hosts need the rest to end.
 
         Raises:
             ConfigError: If ``scale`` is out of range.
@@ -66,11 +68,12 @@ class Timings:
         if not 0 < scale <= _MAX_SCALE:
             raise ConfigError(f"the time scale is {scale!r}; expected a number in (0, {_MAX_SCALE:g}]")
         defaults: dict[str, float] = dataclasses.asdict(cls())
+        defaults["stop_grace_s"] = min(defaults["stop_grace_s"], kill_after_s / 2)
         floors = {name: min(value, _FLOORS_S.get(name, 0.0)) for name, value in defaults.items()}
         return cls(**{name: max(value * scale, floors[name]) for name, value in defaults.items()})
 
     @classmethod
-    def from_options(cls, options: LaunchOptions, env: Mapping[str, str]) -> Timings:
+    def from_options(cls, options: LaunchOptions, env: Mapping[str, str], *, kill_after_s: float = math.inf) -> Timings:
         """Return the timings of a job.
 
         ``HETERO_TIME_SCALE`` multiplies every default. A timeout that differs from its default is not scaled.
@@ -78,11 +81,12 @@ class Timings:
         Args:
             options: Resolved options.
             env: The process environment.
+            kill_after_s: See `scaled`.
 
         Raises:
             ConfigError: If the scale is not a number in (0, 100].
         """
-        scaled = cls.scaled(time_scale(env))
+        scaled = cls.scaled(time_scale(env), kill_after_s=kill_after_s)
         timeouts = ("start_timeout_s", "data_timeout_s", "prepare_timeout_s")
         stated = {name: getattr(options, name) for name in timeouts if getattr(options, name) != getattr(cls(), name)}
         return dataclasses.replace(scaled, **stated)

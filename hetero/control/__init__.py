@@ -1,1 +1,40 @@
-"""How the hosts of a job find, authenticate and follow each other."""
+"""The control plane tracks hosts, ranks and endpoints, and decides when and why the job ends.
+
+It carries no batches. The launcher of each host takes part in it with a `Hub`, and each rank with a `RankSession`.
+
+    launcher of host A  <-- Heartbeat, in both directions, one thread per peer -->  launcher of host B
+        |
+        |   Register, Report, Watch: over gRPC, or over a Unix socket for ranks that fork
+        v
+    ranks of host A
+
+hub.py              launcher: the gRPC server, and the membership behind a lock
+membership.py       launcher: the state machine of the job's hosts, without threads
+peers.py            launcher: what it knows about another host
+peer_connection.py  launcher: a thread per other host, which sends the heartbeats
+causes.py           which failure is the root cause, and whether a restart helps
+host_socket.py      launcher and rank: both ends of the socket
+launcher_link.py    rank: the connection to the launcher, over gRPC or the socket
+rank/               rank: the session, and how it ends
+status.py           the records that hosts and ranks send, and their messages (protos/hetero/v1/control.proto)
+directory.py        the current endpoints, which launchers publish and readers follow
+security.py         the job's token, and the interceptor that checks every call. Endpoints use it too
+health.py           the standard health service of launchers and endpoints
+
+Threads of a launcher: The main thread updates the status and waits for changes. ``peer-HOST`` sends heartbeats to one
+other host. ``control_N`` serves RPCs. ``hetero-ranks`` and ``hetero-rank`` serve the socket. All of them use the
+membership through `Hub.membership`, which holds the lock. A rank has ``hetero-watch``, which follows the directory and
+the request to stop, and ``hetero-report``, which reports about once a second.
+
+The life of a host (`HostState`)::
+
+    data host      INIT -> SERVING -> DRAINING -> DONE
+    trainer host   INIT -> WAIT_PEERS -> TRAINING -> DONE         each state may change to FAILED
+                    ^                       |
+                    +-- restart of the -----+
+                        trainer group
+
+How a job ends: If a rank or launcher fails, its host puts a `Cause` into its status. The arbiter (the living trainer
+host with the lowest rank) collects causes for a moment and chooses the root. It then ends the job or begins the next
+generation of the trainer group. Its heartbeats carry the decision to every host.
+"""

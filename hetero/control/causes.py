@@ -1,4 +1,11 @@
-"""Which of several failures caused the others. Pure."""
+"""Finds the failure that caused the others, and whether the trainer group may restart after it. Pure.
+
+This is a separate module because launchers use it without the membership.
+
+A restart helps if a rank has ended and all hosts still run. It does not help if the trainer group would fail again for
+the same reason: a wrong option, a rejected token, hosts that disagree. It is impossible if a trainer host and its
+launcher are lost, because no launcher can then start the host's ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +13,46 @@ import signal
 from collections.abc import Iterable
 
 from hetero.control.status import Cause
+from hetero.errors import ExitCode
 
-__all__ = ["is_crash", "root_of"]
+__all__ = ["is_crash", "is_restartable", "root_of"]
 
 _CRASHES = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+_RESTARTABLE = frozenset(
+    {
+        ExitCode.SCRIPT_FAILED,  # an exception, a signal, or an exit status that the script chose
+        ExitCode.DATA_PLANE_LOST,  # no data host was reachable within the data timeout; one may be reachable now
+        ExitCode.DATASET_FAILED,  # for example because a mount was gone for a moment
+        ExitCode.CORRUPTION,
+        ExitCode.INTERNAL,
+    }
+)
 
 
 def is_crash(exit_status: int) -> bool:
-    """Return whether a crash ended a process: a signal that only its fault or a lack of memory explains.
+    """Return whether a process crashed: SIGKILL (lack of memory) or a signal such as SIGSEGV (a bug) ended it.
 
     SIGABRT does not count because NCCL's watchdog uses it to end a rank after another rank has failed. SIGTERM does
     not count because supervisors end processes with it.
 
     Args:
-        exit_status: Exit status as `subprocess` reports it: for a signal, its negative number.
+        exit_status: Exit status as `subprocess` reports it: minus the number of the signal that ended the process.
     """
     return -exit_status in _CRASHES
 
 
 def root_of(causes: Iterable[Cause]) -> Cause:
-    """Return the first cause of the best kind.
+    """Return the cause that most likely led to the others: the first cause of the most likely kind.
 
-    The kinds, best first: a crash, a failure without a signal, an end by a signal that may be the echo of another
-    failure, a connection that broke.
+    The kinds, most likely first: a crash, a failure without a signal, a signal that another failure may have caused, a
+    broken connection.
 
     Args:
         causes: At least one cause, in order of arrival.
     """
     return min(causes, key=lambda cause: (cause.is_echo, not cause.by_signal))
+
+
+def is_restartable(cause: Cause) -> bool:
+    """Return whether the trainer group may begin again from its checkpoint after this failure."""
+    return cause.of_rank and cause.exit_code in _RESTARTABLE

@@ -1,11 +1,12 @@
-"""The endpoints that exist now, and the hosts that may have some. Launchers publish them and readers follow them."""
+"""The directory of the current endpoints and of the hosts in service. Launchers publish it and readers follow it."""
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from hetero.cluster import natural_key
 
 __all__ = ["BATCHES", "KINDS", "TF_DISPATCHER", "TF_WORKER", "Directory", "EndpointRecord"]
 
@@ -29,25 +30,25 @@ class EndpointRecord:
     address: str
     """``ip:port``, numeric."""
     incarnation: str
-    """Random for each process start, so it distinguishes a restart from an interruption. For a dispatcher with a
-    journal it belongs to the journal. It begins with `launch` and a dash."""
+    """Random for each start of the process, so readers can tell a restart from a lost connection. A dispatcher that
+    continues from a journal keeps its incarnation. The text begins with `launch` and a dash."""
     num_slots: int = 1
-    """Batches that the endpoint computes at the same time. More than one only in emulation."""
+    """Number of batches that the endpoint computes at the same time. Above 1 only in emulation."""
     kind: str = BATCHES
     """What the endpoint serves, one of `KINDS`."""
 
     @property
     def launch(self) -> str:
-        """Part that the endpoints of one run of a launcher share. It distinguishes their restart from the host's."""
+        """Part of `incarnation` that changes only if the launcher restarts. All endpoints of the host share it."""
         return self.incarnation.rpartition("-")[0]
 
 
 class Directory:
-    """The current endpoints, and the hosts that may have some. Thread-safe.
+    """The current endpoints, and the hosts in service, with or without endpoints. Thread-safe.
 
     Args:
         records: The endpoints.
-        hosts: The hosts that are there. None means the hosts of ``records``.
+        hosts: The hosts in service. None means the hosts of ``records``.
     """
 
     def __init__(self, records: Iterable[EndpointRecord] = (), *, hosts: Iterable[str] | None = None) -> None:
@@ -60,7 +61,7 @@ class Directory:
         return self.contents()[0]
 
     def contents(self) -> tuple[tuple[EndpointRecord, ...], frozenset[str]]:
-        """Return `records` and the hosts that are there at the same moment, with or without an endpoint."""
+        """Return the endpoints, and the hosts that are in service at the same moment."""
         with self._lock:
             return self._contents
 
@@ -69,7 +70,7 @@ class Directory:
 
         Args:
             records: The endpoints.
-            hosts: The hosts that are there. None means the hosts of ``records``.
+            hosts: The hosts in service. None means the hosts of ``records``.
         """
         contents = _contents(records, hosts)
         with self._lock:
@@ -100,10 +101,5 @@ class Directory:
 def _contents(
     records: Iterable[EndpointRecord], hosts: Iterable[str] | None
 ) -> tuple[tuple[EndpointRecord, ...], frozenset[str]]:
-    ordered = tuple(sorted(records, key=lambda record: _natural_key(record.endpoint_id)))
+    ordered = tuple(sorted(records, key=lambda record: natural_key(record.endpoint_id)))
     return ordered, frozenset((record.host for record in ordered) if hosts is None else hosts)
-
-
-def _natural_key(text: str) -> list[tuple[int, int, str]]:
-    parts = re.findall(r"[0-9]+|[^0-9]+", text)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]

@@ -1,7 +1,7 @@
 """The standard health service (``grpc.health.v1``), for probes and load balancers.
 
-Anyone may call it, so it returns only whether the server is SERVING. Its two messages have one field each. This module
-writes and reads them by hand.
+Anyone may call it, so it returns only whether the server is SERVING. Its two messages have one field each, so this
+module encodes and decodes them without generated code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hetero.control.security import Policy, serve_on
-from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
+from hetero.wire import channels  # noqa: F401  (before grpc, because channels sets grpc's environment)
 
 import grpc  # isort: skip
 
@@ -29,10 +29,10 @@ _SERVICE_UNKNOWN = b"\x08\x03"
 
 
 class Health:
-    """Whether this server accepts work. Thread-safe. It starts as serving.
+    """The health service of one server. Thread-safe. It reports SERVING until `set_serving` changes it.
 
     Args:
-        services: Service names known here. The empty name, which means all services, is always known.
+        services: Names of the server's services. The empty name, which means all services, is always known.
     """
 
     MAX_WATCHERS = 4
@@ -45,7 +45,7 @@ class Health:
         self._num_watchers = 0
 
     def set_serving(self, serving: bool) -> None:
-        """Change the answer and send it to all watchers."""
+        """Set whether the server accepts work, and notify all watchers."""
         with self._changed:
             self._is_serving = serving
             self._changed.notify_all()
@@ -92,7 +92,7 @@ class Health:
 
 
 def _service_name(request: bytes) -> str | None:
-    """Return field 1 of a HealthCheckRequest, or None if the bytes are no such request or the name is too long."""
+    """Return field 1 of a HealthCheckRequest, or None if the bytes are not such a request or are too long."""
     if not request:
         return ""
     if len(request) < 2 or len(request) > 129 or request[0] != 0x0A or request[1] != len(request) - 2:

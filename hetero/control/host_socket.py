@@ -2,7 +2,7 @@
 
 This socket is for ranks that fork (see `hetero.control.launcher_link`). It has an abstract name, so no file remains.
 Each side accepts only a peer of the same user, or root, as the kernel reports it. This check alone is too weak. A
-process in another container that shares the network has the same abstract names, and it may be root there without
+process in another container that shares the network sees the same abstract names, and it may be root there without
 access to this job's files. Therefore the first frame of a connection is the job's token, if the job has one.
 
 A frame is one byte, the length of the message, and the message. In a request the byte is the index of the method in
@@ -33,7 +33,7 @@ __all__ = ["ADDRESS_PREFIX", "METHODS", "Caller", "HostSocket", "SocketLink"]
 
 ADDRESS_PREFIX = "unix-abstract:"
 METHODS = ("Register", "Report", "Watch")
-"""Methods of the service ``Launcher``. A frame holds the index of one."""
+"""Methods of the service ``Launcher``. The frame of a request contains the index of its method."""
 
 _FRAME = struct.Struct("!BI")
 _CREDENTIALS = struct.Struct("3i")
@@ -44,17 +44,17 @@ _TOKEN_S = 5.0
 """Time limit for a connection to send the token."""
 _CALL_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 4096
-"""Limit on connections. It exceeds two connections for each rank that a host can have."""
+"""Maximum number of connections. A rank uses two, and ``--nproc-per-node`` is at most 1024."""
 _JOIN_S = 1.0
 _PAUSE_S = 0.05
-"""Pause after a failed accept. Descriptors or threads that have run out may be free again soon."""
+"""Seconds to wait after a failed accept. File descriptors or threads may be available again after this time."""
 _LOG_INTERVAL_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class Caller:
-    """The caller of a launcher's method. It has the part of ``grpc.ServicerContext`` that the launcher uses."""
+    """The caller of a launcher's method, with the part of ``grpc.ServicerContext`` that the launcher uses."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -78,12 +78,12 @@ class _RefusedError(Exception):
 
 
 class HostSocket:
-    """A launcher's end. It serves the ranks of its host until it is closed. A context manager.
+    """A launcher's end of the socket. Serves the ranks of its host until it is closed. A context manager.
 
     Args:
         call: Receives the name of a method, the request and the caller. Returns the serialised answers.
         token: The job's token. With None, a peer of this user, or root, is accepted without a token.
-        on_stranger: Called for each connection that does not send the token.
+        on_unauthenticated: Called for each connection that does not send the token.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class HostSocket:
         call: Callable[[str, bytes, Caller], Iterable[bytes]],
         *,
         token: Token | None = None,
-        on_stranger: Callable[[], object] = lambda: None,
+        on_unauthenticated: Callable[[], object] = lambda: None,
     ) -> None:
         self._call = call
         self._token = token
-        self._on_stranger = on_stranger
+        self._on_unauthenticated = on_unauthenticated
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._is_closed = False
@@ -137,12 +137,12 @@ class HostSocket:
                 time.sleep(_PAUSE_S)
                 continue
             with self._lock:
-                is_taken = (
+                is_accepted = (
                     not self._is_closed and len(self._connections) < _MAX_CONNECTIONS and _is_own_user(connection)
                 )
-                if is_taken:
+                if is_accepted:
                     self._connections.add(connection)
-            if not is_taken:
+            if not is_accepted:
                 connection.close()
                 continue
             try:
@@ -155,7 +155,7 @@ class HostSocket:
         now_s = time.monotonic()
         if now_s >= self._next_log_s:
             self._next_log_s = now_s + _LOG_INTERVAL_S
-            logger.warning("cannot accept the connection of a rank: %s; going on to try", error)
+            logger.warning("cannot accept the connection of a rank: %s; trying again", error)
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
@@ -166,7 +166,7 @@ class HostSocket:
         try:
             with contextlib.suppress(OSError, HeteroError):
                 if not self._is_authentic(connection):
-                    self._on_stranger()
+                    self._on_unauthenticated()
                     return
                 while (frame := _receive(connection, MAX_REQUEST_BYTES)) is not None:
                     self._answer(connection, *frame)
@@ -194,7 +194,7 @@ class HostSocket:
 
 
 class SocketLink:
-    """A rank's end. It implements `hetero.control.launcher_link.LauncherLink`.
+    """A rank's end of the socket. Implements `hetero.control.launcher_link.LauncherLink`.
 
     Args:
         address: Address of a `HostSocket`.
@@ -277,7 +277,7 @@ class SocketLink:
         try:
             connection.connect(f"\0{self._address.removeprefix(ADDRESS_PREFIX)}")
             if not _is_own_user(connection):
-                raise AuthenticationError(f"rank {self._rank}: the launcher at {self._address} is another user's")
+                raise AuthenticationError(f"rank {self._rank}: the launcher at {self._address} belongs to another user")
             if self._token is not None:
                 _send(connection, _TOKEN, self._token.reveal().encode("ascii"))
         except BaseException:
@@ -297,13 +297,12 @@ def _send(connection: socket.socket, number: int, data: bytes) -> None:
 
 
 def _receive(connection: socket.socket, max_bytes: int, *, deadline_s: float | None = None) -> tuple[int, bytes] | None:
-    """Return the number and the message of the next frame, or None if the peer has closed the connection.
+    """Return the first byte of the next frame and its message, or None if the peer has closed the connection.
 
     Args:
         connection: The connection.
         max_bytes: Largest message to accept.
-        deadline_s: Deadline on the monotonic clock for the whole frame. The time that remains stays set as the
-            connection's timeout.
+        deadline_s: Deadline for the whole frame on the monotonic clock. It replaces the connection's timeout.
 
     Raises:
         HeteroError: If the message is larger than ``max_bytes``.
@@ -314,15 +313,15 @@ def _receive(connection: socket.socket, max_bytes: int, *, deadline_s: float | N
         return None
     number, length = _FRAME.unpack(head)
     if length > max_bytes:
-        raise HeteroError(f"a message of {length} bytes between a rank and its launcher; at most {max_bytes} may come")
+        raise HeteroError(f"a message between a rank and its launcher has {length} bytes, expected at most {max_bytes}")
     data = _read(connection, length, deadline_s)
     if len(data) < length:
-        raise ConnectionError("the connection broke within a message")
+        raise ConnectionError("the connection broke in the middle of a message")
     return number, data
 
 
 def _read(connection: socket.socket, num_bytes: int, deadline_s: float | None) -> bytes:
-    """Return ``num_bytes`` bytes, or fewer if the connection ends before."""
+    """Return ``num_bytes`` bytes, or fewer if the connection ends first."""
     data = bytearray()
     while len(data) < num_bytes:
         if deadline_s is not None:
@@ -342,5 +341,5 @@ def _answer_of(frame: tuple[int, bytes] | None) -> bytes:
         raise ConnectionError("the launcher has closed the connection")
     number, data = frame
     if number != _ANSWER:
-        raise HeteroError(f"the launcher refuses a message: {data.decode('utf-8', 'replace')}")
+        raise HeteroError(f"the launcher rejected a message: {data.decode('utf-8', 'replace')}")
     return data

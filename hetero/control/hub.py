@@ -1,12 +1,12 @@
-"""A launcher's end of the control plane: membership behind a lock, heartbeats, and the RPCs.
+"""A launcher's part of the control plane: membership behind a lock, heartbeats, and the RPCs.
 
-One thread per peer sends this host's status in every heartbeat interval, and at once after a change. The answer is the
-peer's status. Both messages count as hearing from the peer.
+One thread per peer sends this host's status in every heartbeat interval, and at once after a change. The peer answers
+with its own status. Both a heartbeat and an answer from a peer show that the peer lives.
 
-A network may be cut in one direction only. Both sides notice this because of TCP. A host whose packets arrive but which
-gets no acknowledgements only repeats what it sent last, and it cannot open another connection. So its peers soon hear
-nothing new from it either. If something between the hosts sends the acknowledgements (a proxy, for example), only the
-host that hears nothing notices.
+If a network is cut in one direction only, both hosts still notice. The host that receives nothing also gets no
+acknowledgements from TCP. It can then only repeat its last packets, and cannot open another connection, so the other
+host soon receives nothing new either. If a proxy between the hosts sends the acknowledgements, only the host that
+receives nothing notices.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from hetero.wire import channels  # before grpc: sets its environment
+from hetero.wire import channels  # before grpc, because channels sets grpc's environment
 
 import grpc  # isort: skip
 
 from hetero.control import security
-from hetero.control.facts import SessionOptions
 from hetero.control.host_socket import Caller, HostSocket
-from hetero.control.links import Link, LinkOptions
 from hetero.control.membership import Membership
+from hetero.control.peer_connection import ConnectionOptions, PeerConnection
 from hetero.control.status import (
     CONTROL_PROTOCOL,
     Cause,
     HostStatus,
     RankReport,
+    SessionOptions,
     endpoint_to_proto,
     report_from_proto,
     status_from_proto,
@@ -58,9 +58,9 @@ _Parsed = TypeVar("_Parsed")
 _Context = grpc.ServicerContext | Caller
 
 _FORWARD_S = 2.0
-"""Longest time that a failing rank waits until the arbiter has received its failure."""
+"""Longest time that a failing rank waits for the arbiter to receive its failure."""
 _MAX_REFUSALS = 100
-"""Number of different refusals that are logged. Without a token, unauthenticated peers can cause any number of them."""
+"""Maximum number of different refusals to log. Without a token, unauthenticated peers can cause any number of them."""
 _MAX_REFUSAL_CHARS = 300
 _CONTROL = "hetero.v1.Control"
 _LAUNCHER = "hetero.v1.Launcher"
@@ -80,12 +80,12 @@ class Hub:
         membership: The state machine. Only the hub may use it from now on.
         address: Address of this host to bind, never all interfaces.
         port: Control port, the same on every host. 0 picks a free port (for tests).
-        resolve: Maps a host name to the ``address:port`` of its launcher. It may block, and raises `HeteroError`
-            without DNS.
+        resolve: Maps a host name to the ``address:port`` of its launcher. It may block, and raises `HeteroError` if
+            DNS fails.
         peers: Names of the other hosts.
         token: The job's token. With None the hub accepts every caller that reaches the port.
         job_id: Id of the job. The hub rejects launchers of other jobs.
-        remote: Whether the job plans endpoints. The hub passes it to the ranks.
+        remote: Whether the job uses endpoints. The hub passes this to the ranks.
         session_options: The other options that the hub passes to the ranks.
         heartbeat_s: Heartbeat interval, seconds.
         num_ranks: Ranks of this host.
@@ -121,7 +121,7 @@ class Hub:
         self._heartbeat_s = heartbeat_s
         self._stopping = threading.Event()
         self._refusals: set[str] = set()
-        """Refusals of messages that were logged."""
+        """Reasons of refused messages that were logged."""
         self._interceptor = security.ServerInterceptor(token, job_id=job_id, policies=CONTROL_POLICIES)
         # Each rank holds one thread for its watch during its whole life, and one thread while it reports.
         num_threads = 2 * len(peers) + 2 * num_ranks + 64
@@ -133,7 +133,7 @@ class Hub:
         )
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         self.port = channels.bind(self._server, address, port, tls=tls)
-        link_options = LinkOptions(
+        options = ConnectionOptions(
             resolve=resolve,
             news=self._news,
             membership=self.membership,
@@ -144,17 +144,17 @@ class Hub:
             tls=tls,
             fault=faults_at("heartbeat"),
         )
-        self._links = [Link(host, link_options) for host in peers]
+        self._peers = [PeerConnection(host, options) for host in peers]
 
     def start(self) -> None:
         """Start the server and the heartbeats. Does not block."""
         self._server.start()
-        for link in self._links:
-            link.start()
+        for peer in self._peers:
+            peer.start()
 
     def open_host_socket(self) -> HostSocket:
-        """Serve the ranks of this host without gRPC, too. The caller closes the socket."""
-        return HostSocket(self._on_call, token=self._token, on_stranger=self._interceptor.count_failure)
+        """Open a socket over which ranks of this host call the hub without gRPC. The caller must close it."""
+        return HostSocket(self._on_call, token=self._token, on_unauthenticated=self._interceptor.count_failure)
 
     def stop(self, *, grace_s: float = 0.5) -> None:
         """Stop the server and the heartbeats. Idempotent."""
@@ -163,8 +163,8 @@ class Hub:
             self._changed.notify_all()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         deadline_s = time.monotonic() + self._heartbeat_s
-        for link in self._links:  # a link may wait for a silent peer
-            link.join(max(0.0, deadline_s - time.monotonic()))
+        for peer in self._peers:  # its thread may be waiting for a silent host
+            peer.join(max(0.0, deadline_s - time.monotonic()))
 
     def __enter__(self) -> Hub:
         self.start()
@@ -181,7 +181,7 @@ class Hub:
             membership.update(**changes)
 
     def fail(self, cause: Cause, *, generation: int | None = None) -> None:
-        """Report a failure of this host, or of its ranks of one generation. The arbiter decides what follows."""
+        """Report a failure of this host, or of its ranks of the given generation. The arbiter decides what follows."""
         with self.membership() as membership:
             membership.fail(cause, generation=generation)
 
@@ -192,7 +192,7 @@ class Hub:
 
     @contextlib.contextmanager
     def membership(self) -> Iterator[Membership]:
-        """Read or change the membership under the lock, and draw its conclusions at the end."""
+        """Yield the membership under the lock, to read or change it. Then tick it, and wake threads after a change."""
         with self._changed:
             yield self._membership
             self._membership.tick()
@@ -205,12 +205,12 @@ class Hub:
 
     @property
     def decided(self) -> Cause | None:
-        """The job's root cause. Reading it takes no lock, for callers that must not wait."""
+        """The job's root cause, None until it is decided. Reading it takes no lock, for callers that must not wait."""
         return self._membership.own.decided
 
     @property
     def auth_failures(self) -> int:
-        """Number of calls that were rejected because of their token."""
+        """Number of calls that the interceptor rejected, see `security.ServerInterceptor.auth_failures`."""
         return self._interceptor.auth_failures
 
     def _news(self, sent_version: int, timeout_s: float) -> tuple[int, HostStatus]:
@@ -223,8 +223,8 @@ class Hub:
 
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[Any, Any]]:
         def received(method: Callable[..., Any], kind: type[Message]) -> Callable[[bytes, grpc.ServicerContext], Any]:
-            # gRPC does not parse the request here: a request that its deserializer rejects keeps its place among the
-            # requests of the connection. Enough of such requests would end the connection.
+            # Do not let gRPC parse the request. If its deserializer rejects a request, gRPC goes on counting the
+            # request as open, and enough such requests would end the connection.
             return lambda data, context: method(self._parsed(context, functools.partial(parse, kind), data), context)
 
         def unary(method: Callable[..., object], kind: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
@@ -248,14 +248,14 @@ class Hub:
         )
 
     def _calls_of_ranks(self) -> dict[str, tuple[Callable[..., Message], type[Message]]]:
-        """Return the calls that have exactly one answer, by name."""
+        """Return the handler and request type of each call that has exactly one answer, by name."""
         return {
             "Register": (self._on_register, pb.RegisterRequest),
             "Report": (self._on_report, pb.RankReport),
         }
 
     def _on_call(self, name: str, data: bytes, caller: Caller) -> Iterator[bytes]:
-        """Answer a call of a rank that does not use gRPC."""
+        """Answer a call that a rank made without gRPC."""
         if name == "Watch":
             request = self._parsed(caller, functools.partial(parse, pb.WatchRequest), data)
             yield from (update.SerializeToString() for update in self._on_watch(request, caller))
@@ -265,9 +265,9 @@ class Hub:
 
     def _on_heartbeat(self, request: pb.HostStatus, context: _Context) -> pb.HostStatus:
         if request.protocol != CONTROL_PROTOCOL:
-            # The hub answers but ignores the content, so the peer that called this host by name learns that the two
-            # disagree. This host learns it from its own call, because the caller's identity is not known.
-            self._say_refused(f"it is of control protocol {request.protocol}, this host speaks {CONTROL_PROTOCOL}")
+            # Ignore the status but answer, because the answer tells the caller that the protocols differ. This host
+            # does not know who called. The answers to its own heartbeats show which peer has the other protocol.
+            self._log_refusal(f"it speaks control protocol {request.protocol}, this host speaks {CONTROL_PROTOCOL}")
             return pb.HostStatus(protocol=CONTROL_PROTOCOL, host=self._membership.own.host)
         status = self._parsed(context, status_from_proto, request)
         with self.membership() as membership:
@@ -336,12 +336,12 @@ class Hub:
         try:
             return parse(message)
         except HeteroError as error:
-            # Log the text, not the error: a kept log record would keep the call, and with it the call's place in gRPC.
-            self._say_refused(str(error))
+            # Log the text, not the error. A stored log record with the error would keep the call open for gRPC.
+            self._log_refusal(str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
 
-    def _say_refused(self, why: str) -> None:
+    def _log_refusal(self, why: str) -> None:
         """Log a problem with a message once, because it may occur with every heartbeat."""
         why = why[:_MAX_REFUSAL_CHARS]
         if why not in self._refusals and len(self._refusals) < _MAX_REFUSALS:

@@ -1,8 +1,8 @@
 """How a rank calls its launcher: the three calls of `LauncherLink`, over gRPC or over a socket of this host.
 
 A rank of a job with endpoints uses gRPC, because its data plane does so too. A rank of a homogeneous job uses
-`hetero.control.host_socket`, because torch forks its loader's workers from the rank and a process that is forked
-beside a living gRPC channel can hang.
+`hetero.control.host_socket`, because torch forks its loader's workers from the rank, and a process forked from one
+with an open gRPC channel can hang.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from hetero.wire import channels  # before grpc: sets its environment
+from hetero.wire import channels  # before grpc, because channels sets grpc's environment
 
 import grpc  # isort: skip
 
@@ -25,12 +25,12 @@ __all__ = ["GrpcLink", "LauncherLink", "open_link"]
 _CALL_TIMEOUT_S = 10.0
 
 _abandoned: list[GrpcLink] = []
-"""Links of the process that this one was forked from. They are never freed. Freeing a channel takes locks of gRPC, and
+"""Links that this process inherited in a fork. They are never freed, because freeing a channel takes locks of gRPC, and
 the thread that holds such a lock may not exist in this process."""
 
 
 class LauncherLink(Protocol):
-    """One rank's connection to the launcher of its host. It allows one call at a time and one `watch` in parallel."""
+    """One rank's connection to the launcher of its host. It allows one call at a time, and one `watch` beside it."""
 
     def register(self, request: pb.RegisterRequest) -> pb.RegisterReply:
         """Announce this rank. Block until the launcher answers.

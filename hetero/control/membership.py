@@ -1,12 +1,12 @@
-"""The state machine of a job's hosts: who is there, who is done, why the job ends.
+"""The state machine of a job's hosts: which hosts are present, which are done, and why the job ends.
 
 Pure: it has no threads and no I/O, and the clock is passed in. `hetero.control.hub` puts a lock, the heartbeats and the
 RPCs around it.
 
 Every host holds one `Membership` and feeds it with the messages that arrive. One host decides everything that must be
 the same everywhere (the root cause, the step where ranks stop). This host is the *arbiter*, the lowest-ranked living
-trainer host. The others adopt its decision from its heartbeats. Therefore a lost message delays the decision by an
-interval, but does not lose it. Clocks of different hosts are never compared. Order means order of arrival.
+trainer host. The others adopt its decision from its heartbeats. Therefore a lost message only delays the decision by a
+heartbeat interval. Failures are ordered by arrival, because clocks of different hosts are never compared.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hetero.cluster import Role
 from hetero.config import Timings
-from hetero.control.causes import root_of
+from hetero.control.causes import is_restartable, root_of
 from hetero.control.directory import EndpointRecord
 from hetero.control.peers import Member, Peer, differences
-from hetero.control.restarts import is_restartable
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
 from hetero.errors import ExitCode
 
@@ -34,22 +33,22 @@ _LEAVING = (HostState.DRAINING, *_ENDED)
 
 
 class Membership:
-    """What one host knows of every host of its job.
+    """What one host knows about every host of its job.
 
     Args:
         members: Every host, trainer hosts in rank order.
         own: Status of this host at the start.
         timings: Leases and intervals, seconds.
         clock: Monotonic seconds.
-        max_restarts: Restarts of the trainer group that failures of its ranks may cause.
+        max_restarts: Maximum number of restarts of the trainer group after failures of its ranks.
     """
 
     SETTLE_S = 1.0
-    """Seconds that the arbiter collects failures before it decides. A killed rank is noticed a moment after the
-    exceptions that its death raises in other ranks."""
+    """Seconds that the arbiter collects failures before it decides. The report of a killed rank arrives a moment after
+    the exceptions that its death raises in other ranks."""
     ECHO_SETTLE_S = 4.0
-    """The same while all known failures are echoes: ranks whose connection broke. The arbiter waits longer, at most for
-    a lease, if a trainer host is silent by then."""
+    """Seconds that the arbiter collects failures if all are echoes (`Cause.is_echo`). If a trainer host is silent by
+    then, the arbiter waits longer, until that host is heard again or its lease ends."""
 
     def __init__(
         self,
@@ -69,9 +68,9 @@ class Membership:
         self._max_restarts = max_restarts
         self._failures: list[tuple[float, Cause]] = []
         self.past_counters: collections.Counter[str] = collections.Counter()
-        """Counters of this host's ranks from before their restart."""
+        """Counters of this host's ranks from earlier generations."""
 
-    # Arrivals
+    # Inputs
 
     def update(self, **changes: object) -> None:
         """Replace fields of this host's own status."""
@@ -96,29 +95,29 @@ class Membership:
         """Process a heartbeat that was received, or the answer to one that was sent."""
         peer = self._peers.get(status.host)
         if peer is None:
-            logger.warning("heartbeat from %r, which is no host of this job: ignored", status.host)
+            logger.warning("ignored a heartbeat from %r, which is not a host of this job", status.host)
             return
         before = peer.status
         had_served = peer.has_served
         is_same = before is not None and before.incarnation == status.incarnation
         if is_same and before is not None and status.revision < before.revision:
-            return  # requests and answers travel separately, and a newer status has overtaken this one
+            return  # a newer status has overtaken it, because heartbeats and answers travel separately
         now_s = self._clock()
-        # Progress: a stuck launcher answers, but its counter of turns stays the same.
+        # If the ticks have not changed, the peer counts as silent, because a stuck launcher still answers.
         if not is_same or before is None or status.ticks == 0 or status.ticks != before.ticks:
             peer.last_heard_s = now_s
         peer.is_stuck = now_s - peer.last_heard_s > self._timings.suspect_s
         state = status.state.name.lower()
-        peer.last_word = f"heard, {state}, but its main loop stands still" if peer.is_stuck else f"heard, {state}"
+        peer.last_state = f"heard, {state}, but its main loop stands still" if peer.is_stuck else f"heard, {state}"
         peer.status, peer.has_left = status, False
         peer.has_served |= bool(status.endpoints)
-        # A new launcher of the host: compare its settings, and treat a restart of a trainer host as a failure.
+        # If the peer's launcher is new, compare its settings. A restart on a trainer host counts as a failure.
         if not is_same:
             self._compare(peer, status, had_served=had_served)
             if before is not None:
                 self._restarted(peer, before)
         if peer.objection:
-            peer.last_word = peer.objection
+            peer.last_state = peer.objection
             return
         # Adopt what the peer has decided or found out.
         if status.generation > self.own.generation and self.own.decided is None:
@@ -131,7 +130,7 @@ class Membership:
             self.update(stop_at=status.stop_at)
 
     def store(self, report: RankReport) -> None:
-        """Keep the last report of one of this host's ranks. Ignore a rank that a restart has ended."""
+        """Store the latest report of one of this host's ranks. Ignore a rank of an earlier generation."""
         if report.generation != self.own.generation:
             return
         others = [known for known in self.own.ranks if known.rank != report.rank]
@@ -141,32 +140,32 @@ class Membership:
     def unreachable(self, host: str, why: str) -> None:
         """Record that ``host`` could not be reached, and why."""
         peer = self._peers[host]
-        peer.last_word = why
+        peer.last_state = why
         peer.has_left = peer.status is not None and peer.status.state in _LEAVING
 
     def do_without(self, host: str, why: str) -> bool:
-        """Record that ``host`` is there but cannot be used, and log it once.
+        """If the job can continue without ``host``, record and log once why ``host`` cannot be used.
 
         Returns:
-            Whether the job continues. If False, the job needs the host, and the host's fault is the job's fault.
+            Whether the job continues. If False, the job needs the host, and the caller must fail the job.
         """
         peer = self._peers[host]
         if not self._may_do_without(peer, has_served=peer.has_served):
             return False
-        peer.last_word = why
+        peer.last_state = why
         if peer.complaint != why:
             peer.complaint = why
-            logger.warning("the job goes on without data host %s: %s", host, why)
+            logger.warning("the job continues without data host %s: %s", host, why)
         return True
 
     def delivered(self, host: str, status: HostStatus) -> None:
-        """Record that ``host`` has received ``status`` of this host."""
+        """Record that ``host`` has received this host's ``status``."""
         self._peers[host].delivered = status
 
-    # Conclusions
+    # Decisions and queries
 
     def tick(self) -> None:
-        """Draw the conclusions that the time and the arrivals allow."""
+        """Check leases. Decide the root cause and where ranks stop, if the messages so far suffice."""
         now = self._clock()
         self._check_leases(now)
         if self.own.decided is None:
@@ -176,7 +175,7 @@ class Membership:
 
     @property
     def news(self) -> tuple[object, ...]:
-        """What the hub sends to other hosts at once instead of with the next heartbeat."""
+        """Values whose changes the hub sends to other hosts at once, not only with the next heartbeat."""
         own = self.own
         votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
         decisions = own.failure, own.decided, own.stop_requested, own.stop_at, own.generation
@@ -184,7 +183,7 @@ class Membership:
 
     @property
     def local_news(self) -> tuple[object, ...]:
-        """What waiting threads of this host should see at once."""
+        """Values whose changes wake the waiting threads of this host."""
         finals = tuple((peer.has_our_final, peer.has_left) for peer in self._peers.values())
         states = tuple(self._state(host) for host in self._members)
         directory = self.endpoints(), self.hosts_in_service()
@@ -211,7 +210,7 @@ class Membership:
 
     @property
     def failure_delivered(self) -> bool:
-        """Whether the arbiter has received this host's failure, if there is one."""
+        """Whether the arbiter has received this host's failure. True if there is none or the job's cause is decided."""
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True
@@ -241,9 +240,9 @@ class Membership:
         return found
 
     def missing(self, role: Role, *, at_least: HostState) -> list[tuple[str, str]]:
-        """Return (host, last word) of each host of ``role`` that has not reached the state ``at_least``."""
+        """Return (host, last news about it) for each other host of ``role`` whose state is below ``at_least``."""
         return [
-            (host, self._peers[host].last_word)
+            (host, self._peers[host].last_state)
             for host in self.hosts(role)
             if host != self.own.host and self._state(host).value < at_least.value
         ]
@@ -255,7 +254,7 @@ class Membership:
     def hosts_in_service(self) -> tuple[str, ...]:
         """Return the hosts that live and have begun their work, with or without endpoints at the moment.
 
-        A host whose launcher has just been restarted has not begun, because it lost everything that it had before.
+        A host whose launcher was just restarted has not begun, because it lost its endpoints.
         """
         return tuple(
             status.host for status in self._in_service() if status.endpoints or status.state is not HostState.INIT
@@ -285,17 +284,17 @@ class Membership:
         return peer.status is not None and self._clock() - peer.last_heard_s <= self._timings.lease_s
 
     def _may_do_without(self, peer: Peer, *, has_served: bool) -> bool:
-        # The job can lose a data host that has served, and its replacement may be unusable. For a data host that never
-        # served, the trainer hosts decide. Another data host must not decide, because it may be the one replaced.
+        # The job can continue without a data host that has served, for example if its replacement is unusable. If a
+        # data host never served, trainer hosts fail the job. Data hosts do not, because the fault may be their own.
         return peer.member.role is Role.DATA and (has_served or self._members[self.own.host].role is Role.DATA)
 
     def _is_fatal(self, peer: Peer) -> bool:
-        # The job can lose a data host that has served, because the others compute its batches. Such a host has no
-        # endpoints any longer when it reports a failure. A host that never served has a fault that must be visible.
+        # The job can lose a data host that has served, because the others compute its batches. `has_served` remembers
+        # this, because a host that fails has no endpoints left. If a host never served, its failure ends the job.
         return peer.member.role is Role.TRAINER or not peer.has_served
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:
-        # A data host passes on decisions of others. If it finds itself alone (a partition), that ends only itself.
+        # A data host may pass on what others decided. If it decides alone, it is cut off by a partition and ends alone.
         return member.role is Role.TRAINER or decided.host != member.host
 
     def _compare(self, peer: Peer, status: HostStatus, *, had_served: bool) -> None:
@@ -321,13 +320,11 @@ class Membership:
             silent_s = now - max([self._started_s, *heard])
             started = any(self._peers[host].status is not None for host in self.hosts(Role.TRAINER))
             if started and silent_s > self._timings.orphan_s and not self.trainers_done:
-                summary = (
-                    f"no trainer host was heard for {silent_s:.0f} s: leaving, so that nothing is billed for nobody"
-                )
+                summary = f"no trainer host was heard for {silent_s:.0f} s; this host ends, to cause no more cost"
                 self._orphaned(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
-            self._say_who_is_silent(Role.TRAINER, now)
+            self._log_silence(Role.TRAINER, now)
             return
-        self._say_who_is_silent(Role.DATA, now)
+        self._log_silence(Role.DATA, now)
         for host in self.hosts(Role.TRAINER):
             peer = self._peers.get(host)
             if peer is None or peer.status is None or self._state(host) in _ENDED or self._lives(host):
@@ -335,14 +332,14 @@ class Membership:
             what = "stood still" if peer.is_stuck else "fell silent"
             summary = (
                 f"trainer host {host} {what} for {now - peer.last_heard_s:.0f} s "
-                f"(lease {self._timings.lease_s:.0f} s; last word: {peer.last_word})"
+                f"(lease {self._timings.lease_s:.0f} s; last state: {peer.last_state})"
             )
-            words = f"trainer host {host} "  # an echo may name the host, too
+            words = f"trainer host {host} "  # echoes do not count, even if they contain these words
             if not any(words in known.summary and not known.is_echo for _, known in self._failures):
                 self.fail(Cause(host=self.own.host, summary=summary, exit_code=ExitCode.ORPHANED))
 
-    def _say_who_is_silent(self, role: Role, now: float) -> None:
-        """Log once that a host of the other role has been silent for a lease, and once that it is heard again."""
+    def _log_silence(self, role: Role, now: float) -> None:
+        """Log once if a host of ``role`` has been silent for a lease, and once if it is heard again."""
         for host in self.hosts(role):
             peer = self._peers[host]
             is_silent = peer.status is not None and self._state(host) not in _ENDED and not self._lives(host)
@@ -352,7 +349,7 @@ class Membership:
             if is_silent:
                 what = "stood still" if peer.is_stuck else "fell silent"
                 silent_s = now - peer.last_heard_s
-                logger.warning("%s host %s %s for %.0f s (%s)", role.value, host, what, silent_s, peer.last_word)
+                logger.warning("%s host %s %s for %.0f s (%s)", role.value, host, what, silent_s, peer.last_state)
             else:
                 logger.info("%s host %s is heard again", role.value, host)
 
@@ -380,15 +377,16 @@ class Membership:
                 else:
                     self._begin_generation(self.own.generation + 1, root)
         elif self.own.failure is not None and now - first_s > self._timings.lease_s + self.SETTLE_S:
-            # No decision has arrived: the arbiter rejects this host. The arbiter may wait for a lease, too.
+            # The arbiter decides after one lease at the latest. No decision has reached this host in that time, so the
+            # arbiter rejects this host.
             self.update(decided=self.own.failure)
         elif self.arbiter is None and self.own.failure is not None and now - first_s > self._timings.heartbeat_s:
             self.update(decided=self.own.failure)
 
     def _awaits_host(self, now: float) -> bool:
-        """Return whether a trainer host has missed heartbeats and may be lost. The end of its lease will tell.
+        """Return whether a trainer host has missed heartbeats and may be lost, although its lease has not ended.
 
-        The loss of a trainer host breaks the connections of other hosts' ranks, which report this much earlier.
+        If it is lost, ranks of other hosts report broken connections long before the lease ends.
         """
         missed_s = max(self.SETTLE_S, 1.5 * self._timings.heartbeat_s)
         return any(
@@ -406,7 +404,7 @@ class Membership:
         )
 
     def _begin_generation(self, generation: int, cause: Cause | None) -> None:
-        """Forget the failures of ranks. On a trainer host, also reset what belongs to the ranks that end now."""
+        """Begin a generation and forget failures of ranks. On a trainer host, also reset the state of the old ranks."""
         changes: dict[str, object] = {"generation": generation, "restarted_for": cause}
         self._failures = [(at_s, known) for at_s, known in self._failures if not known.of_rank]
         if self.own.failure is not None and self.own.failure.of_rank:
@@ -429,8 +427,8 @@ class Membership:
 def stop_point(reports: Sequence[RankReport]) -> StopPoint:
     """Return the point where ranks that run the same loop end together.
 
-    Use a loader that all ranks have used. If there are several, use the one that most ranks are in. The point is the
-    step of the most advanced rank.
+    The point is in a loader that all ranks have used. If there are several, it is in the one that most ranks use now.
+    The number of steps is that of the most advanced rank.
 
     Args:
         reports: Reports of ranks that have paused.
@@ -446,6 +444,6 @@ def stop_point(reports: Sequence[RankReport]) -> StopPoint:
     def num_ranks_in(loader: str) -> int:
         return sum(report.loader == loader for report in reports)
 
-    # On a tie, take the shorter loader: some ranks have gone on to a validation, and the others will follow.
+    # On a tie, use the loader with fewer steps. It may be a validation that the other ranks will begin too.
     chosen = min(shared, key=lambda loader: (-num_ranks_in(loader), steps(loader), loader))
     return StopPoint(loader=chosen, steps=steps(chosen))

@@ -1,4 +1,4 @@
-"""What one host of a job knows of the others. Pure."""
+"""What one host of a job knows about the others. Pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Member:
 
 @dataclass(slots=True)
 class Peer:
-    """What this host knows of another host."""
+    """What this host knows about another host, its peer."""
 
     member: Member
     status: HostStatus | None = None
     last_heard_s: float = 0.0
     """Time of the last status that showed progress. A launcher that answers but is stuck counts as silent."""
     is_stuck: bool = False
-    """Whether its last answer showed no progress."""
+    """Whether the peer's launcher still answers but has shown no progress for some time."""
     has_served: bool = False
-    """Whether it has ever had endpoints, in this life or an earlier one."""
+    """Whether the peer has ever had endpoints, even if its launcher has restarted since."""
     objection: str = ""
-    """Why this host ignores everything that the peer reports in this life. Empty if it does not ignore the peer."""
+    """Why this host ignores the peer until the peer's launcher restarts. Empty if it does not ignore the peer."""
     complaint: str = ""
-    """Last log message about a host that the job continues without."""
+    """Last logged reason why the job continues without the peer."""
     is_silent: bool = False
-    """Whether the last log message reported it as silent for a lease, and not as heard again."""
+    """Whether the log has reported the peer as silent for a lease, and not yet as heard again."""
     has_left: bool = False
-    """Whether it became unreachable after it had reported that it ends or has ended."""
-    last_word: str = "never heard of"
+    """Whether the peer became unreachable after it had reported that it was ending or had ended."""
+    last_state: str = "sent nothing yet"
     delivered: HostStatus | None = None
     """The last status of this host that the peer has received."""
 
@@ -51,10 +51,10 @@ class Peer:
         )
 
     def awaits_final_of(self, role: Role) -> bool:
-        """Return whether the peer may still run and wait for the end of this host.
+        """Return whether the peer may still be waiting to learn how this host ends.
 
-        A host that has ended does not wait. The exception is a trainer host that is done, because it stays until all
-        trainer hosts are done.
+        A host that has ended does not wait, except a trainer host that is done, which stays until all trainer hosts
+        are done.
 
         Args:
             role: Role of this host.
@@ -75,4 +75,4 @@ def differences(theirs: HostStatus, ours: HostStatus) -> Iterator[str]:
         *((name, theirs.options[name], ours.options[name]) for name in shared),
     ):
         if found != expected:
-            yield f"{theirs.host} has {what} {found}, {ours.host} has {expected}: give all groups the same"
+            yield f"{theirs.host} has {what} {found}, {ours.host} has {expected}; use the same in all groups"

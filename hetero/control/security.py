@@ -1,9 +1,9 @@
-"""The job's token: where it comes from, how calls carry it, how servers demand it.
+"""The job's token: reads and writes its file, adds it to calls, and checks it in servers.
 
 The trust boundary is the hosts of the job. Every call carries the token and the job's id in its metadata. A call to an
-endpoint also names the endpoint's incarnation, so a recorded call is worthless once the process has been replaced.
+endpoint also names the endpoint's incarnation, so a recorded call is useless after the process was restarted.
 Calls to launchers name no incarnation, because peers and ranks call a launcher before they know its incarnation. A
-server rejects every method that its policy table does not list, so an RPC that is added without a policy is closed.
+server rejects every method that its policy table does not list, so an RPC without a policy cannot be called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from hetero.errors import AuthenticationError
-from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
+from hetero.wire import channels  # noqa: F401  (before grpc, because channels sets grpc's environment)
 
 import grpc  # isort: skip
 
@@ -56,13 +56,13 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 logger = logging.getLogger(__name__)
 
 
-def _is_no_strangers_word(record: logging.LogRecord) -> bool:
+def _is_not_about_headers(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Invalid encoding on")
 
 
 # gRPC logs each header that is not UTF-8, with a traceback, before the token is checked. An unauthenticated peer could
-# fill the log with arbitrary text. Such a call is rejected and counted like any other.
-logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_strangers_word)
+# fill the log with arbitrary text. Calls with such headers are still rejected and counted.
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_about_headers)
 
 
 class Token:
@@ -94,7 +94,7 @@ class Token:
         return self._value.decode("ascii")
 
     def matches(self, candidate: bytes) -> bool:
-        """Compare in a time that does not depend on the position of the first difference."""
+        """Compare the token with ``candidate``. The time taken does not depend on where they differ."""
         return hmac.compare_digest(self._value, candidate)
 
     def __eq__(self, other: object) -> bool:
@@ -107,7 +107,7 @@ class Token:
         return "Token(...)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a token is not to be pickled; hand over the path of its file")
+        raise TypeError("a token cannot be pickled; pass the path of its file")
 
 
 def load_token(path: str) -> Token:
@@ -180,7 +180,7 @@ def token_memfd(token: Token) -> tuple[int, str]:
 
 
 class _Bearer(str):
-    """The value of the header. Tracebacks with local variables do not show it."""
+    """Value of the authorization header. Tracebacks that print local variables do not show it."""
 
     __slots__ = ()
 
@@ -191,7 +191,7 @@ class _Bearer(str):
         return "'Bearer ...'"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a token is not to be pickled; hand over the path of its file")
+        raise TypeError("a token cannot be pickled; pass the path of its file")
 
 
 def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") -> tuple[tuple[str, str], ...]:
@@ -202,8 +202,8 @@ def call_metadata(token: Token | None, job_id: str, *, incarnation: str = "") ->
         job_id: Id of the job.
         incarnation: Incarnation of the endpoint that is called. Empty for a launcher.
     """
-    told = ((_JOB, job_id), *(((_INCARNATION, incarnation),) if incarnation else ()))
-    return told if token is None else ((_AUTHORIZATION, _Bearer(token)), *told)
+    ids = ((_JOB, job_id), *(((_INCARNATION, incarnation),) if incarnation else ()))
+    return ids if token is None else ((_AUTHORIZATION, _Bearer(token)), *ids)
 
 
 class Policy(enum.Enum):
@@ -219,10 +219,10 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Rejects every call that the policy table does not allow. Thread-safe.
 
     Args:
-        token: The job's token. None for a job without a token, where only ids and the policy table are checked.
+        token: The job's token. None for a job without one, for which only ids and the policy table are checked.
         job_id: Id of this server's job.
         policies: Maps a full method name (``/package.Service/Method``) to its policy. Other methods are rejected.
-        incarnation: Incarnation of this server, random per start. Calls that do not name it are rejected. If it is
+        incarnation: Incarnation of this server, random for each start. Calls that do not name it are rejected. If it is
             empty, calls need not name one.
         clock: Monotonic seconds, for the rate limit of the log.
     """
@@ -278,7 +278,8 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return self._other_job
         meant = _values(metadata, _INCARNATION)
         is_meant = len(meant) == 1 and hmac.compare_digest(meant[0], self._incarnation)
-        # Not counted, because readers that do not know of a restart yet belong to the job.
+        # A wrong incarnation does not count as a failed authentication. The caller belongs to the job, and may not know
+        # yet that this server was restarted.
         if self._incarnation and not is_meant:
             return self._other_incarnation
         return continuation(handler_call_details)
@@ -290,7 +291,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         return self._token.matches(candidate) and scheme.lower() == b"bearer"
 
     def count_failure(self) -> None:
-        """Count a rejected call and log it, unless one was logged just before. Other servers may call this, too."""
+        """Count a rejected call and log it, at most once per `LOG_INTERVAL_S`. Servers without gRPC call this, too."""
         with self._lock:
             self._auth_failures += 1
             total, now_s = self._auth_failures, self._clock()
@@ -317,5 +318,5 @@ def _refusal(code: grpc.StatusCode, details: str, threads: ThreadPoolExecutor) -
     def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
         context.abort(code, details)
 
-    # A handler with streams on both sides answers calls of all four arities, without waiting for their first message.
+    # A handler with streams on both sides can reject unary and streaming calls, without waiting for a first message.
     return grpc.stream_stream_rpc_method_handler(serve_on(threads, refuse))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hetero.control.directory import BATCHES, KINDS, EndpointRecord
 from hetero.errors import ExitCode, ProtocolError
-from hetero.system.logs import escape_line
+from hetero.system.text import escape_line, last_bytes, one_line
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 
@@ -20,6 +20,7 @@ __all__ = [
     "HostState",
     "HostStatus",
     "RankReport",
+    "SessionOptions",
     "StopPoint",
     "cause_from_proto",
     "cause_to_proto",
@@ -36,11 +37,11 @@ CONTROL_PROTOCOL = 1
 _MAX_SUMMARY_CHARS = 1024
 _MAX_DETAIL_BYTES = 32 * 1024
 _MAX_STATUS_BYTES = MAX_REQUEST_BYTES - 64 * 1024
-"""Limit of a heartbeat. A peer would reject a larger one, and the host would count as silent."""
+"""Maximum size of a heartbeat. A peer would reject a larger one, and the host would count as silent."""
 _MAX_JSON_BYTES = 64 * 1024
 _MAX_ENDPOINTS = 1024
 MAX_LOADERS = 64
-"""Loaders of a rank in one report."""
+"""Maximum number of loaders in one report of a rank."""
 _MAX_COUNTERS = 100
 _MAX_OPTIONS = 32
 _MAX_OPTION_CHARS = 200
@@ -49,8 +50,8 @@ _MAX_OPTION_CHARS = 200
 class HostState(enum.IntEnum):
     """Phase of a host in the life of a job.
 
-    Transitions: INIT -> WAIT_PEERS -> SERVING (data host) or TRAINING (trainer host) -> DRAINING -> DONE. Each state
-    may also change to FAILED. A restart of the trainer group takes a trainer host back to INIT.
+    A data host goes INIT -> SERVING -> DRAINING -> DONE. A trainer host goes INIT -> WAIT_PEERS -> TRAINING -> DONE.
+    Each state may also change to FAILED. A restart of the trainer group takes a trainer host back to INIT.
     """
 
     INIT = pb.INIT
@@ -68,34 +69,35 @@ class Cause:
 
     host: str
     summary: str
-    """One line."""
+    """The reason in one line."""
     detail: str = ""
     """Traceback or last lines of output."""
     exit_code: ExitCode = ExitCode.INTERNAL
     by_signal: bool = False
-    """A process was killed. This outranks the exceptions that its death raises in others, unless it may be an echo."""
+    """Whether a signal ended the process. Unless it is an echo, such a failure outranks exceptions of other ranks."""
     is_echo: bool = False
-    """The ranks' connection broke, or a rank ended by a signal that failures of other ranks cause, too. Another rank
-    may have failed before, and its failure is the better reason. See `hetero.control.causes`."""
+    """Whether a failure of another rank may have caused this one. Either a connection between ranks broke, or the rank
+    was ended by a signal that failures of other ranks also cause. See `hetero.control.causes`."""
     of_rank: bool = False
-    """A rank failed, not a launcher or an endpoint. A restart of the trainer group may help."""
+    """Whether a rank failed, not a launcher or an endpoint. A restart of the trainer group may then help."""
 
     @property
     def first_line(self) -> str:
-        """First line of every host's failure file. It is the same before and after the wire."""
-        return escape_line(f"HET-{int(self.exit_code):02d} {self.host}: {_one_line(self.summary)}")
+        """First line of every host's failure file. It does not change when the cause is sent to another host."""
+        summary = one_line(self.summary, _MAX_SUMMARY_CHARS)
+        return escape_line(f"HET-{int(self.exit_code):02d} {self.host}: {summary}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPoint:
-    """Where ranks end when the job is asked to stop: after a number of steps of one loader.
+    """The number of steps of one loader after which all ranks end, if the job is asked to stop.
 
-    The point names one loader because ranks do not share all loaders. A validation that rank 0 runs alone must not
-    change the end of its training.
+    Steps of other loaders do not count, because ranks do not share all loaders. A validation that rank 0 runs alone
+    must not change the step at which its training ends.
     """
 
     loader: str
-    """Name of the loader. Empty means before any step."""
+    """Name of the loader. Empty if ranks end before their next step."""
     steps: int
 
 
@@ -113,9 +115,9 @@ class RankReport:
     summaries_json: tuple[bytes, ...] = ()
     """One `hetero.metrics.StepSummary` per loader."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Events of the rank's data plane, for the report."""
+    """Counts of events in the rank's data plane, by name, for the report."""
     stop_vote: bool = False
-    """Whether the rank begins no further step until the decision where to stop arrives."""
+    """Whether the rank has paused until it learns after which step to stop."""
     failure: Cause | None = None
     finished: bool = False
     generation: int = 0
@@ -128,7 +130,7 @@ class HostStatus:
 
     host: str
     incarnation: str
-    """Random per launcher start. It distinguishes a restart from an interruption."""
+    """Random for each start of the launcher, so other hosts can tell a restart from a lost connection."""
     version: str
     script_digest: str
     state: HostState = HostState.INIT
@@ -137,13 +139,13 @@ class HostStatus:
     decided: Cause | None = None
     stop_requested: bool = False
     stop_at: StopPoint | None = None
-    """Where every rank ends. None while undecided."""
+    """The step at which every rank ends. None until it is decided."""
     usage_json: bytes = b""
     ranks: tuple[RankReport, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Events, for the report."""
+    """Counts of events on this host, by name, for the report."""
     revision: int = 0
-    """Counter of changes. It distinguishes an older status from a newer one of the same launcher."""
+    """Number of changes so far. It shows which of two statuses of the same launcher is newer."""
     rendezvous_port: int = 0
     """A free port of a trainer host, new for each generation. On the first trainer host, torch's ranks meet there. With
     TensorFlow, this host's ranks listen on this port and the ones after it."""
@@ -152,17 +154,33 @@ class HostStatus:
     restarted_for: Cause | None = None
     """Why this generation began. None in the first generation."""
     ticks: int = 0
-    """Turns of the launcher's main loop. A launcher that answers without progress is stuck. 0 disables the check."""
+    """Number of turns of the main loop. The launcher is stuck if the number stays the same. 0 disables the check."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options that must be the same on every host that states them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """Options that the launcher sends to its ranks."""
+
+    data_timeout_s: float
+    prepare_timeout_s: float
+    emulate_step_s: float | None
+    purity_checks: int
+    warmup_steps: int
+    max_batch_bytes: int
+    stop_grace_s: float = 50.0
+    """Seconds after a request to stop until the launcher kills ranks that still run."""
+    data_service: str = ""
+    """Service of data hosts: ``grpc`` (hetero's data plane) or ``tf`` (tf.data.service). Empty without data hosts."""
 
 
 def cause_to_proto(cause: Cause) -> pb.Cause:
     """Return the message for ``cause``, with texts cut to their limits."""
     return pb.Cause(
         host=cause.host,
-        summary=_one_line(cause.summary),
-        detail=_end_of(cause.detail),
+        summary=one_line(cause.summary, _MAX_SUMMARY_CHARS),
+        detail=last_bytes(cause.detail, _MAX_DETAIL_BYTES),
         exit_code=int(cause.exit_code),
         by_signal=cause.by_signal,
         is_echo=cause.is_echo,
@@ -178,8 +196,8 @@ def cause_from_proto(message: pb.Cause) -> Cause:
         exit_code = ExitCode.INTERNAL
     return Cause(
         host=message.host,
-        summary=_one_line(message.summary),
-        detail=_end_of(message.detail),
+        summary=one_line(message.summary, _MAX_SUMMARY_CHARS),
+        detail=last_bytes(message.detail, _MAX_DETAIL_BYTES),
         exit_code=exit_code,
         by_signal=message.by_signal,
         is_echo=message.is_echo,
@@ -188,7 +206,7 @@ def cause_from_proto(message: pb.Cause) -> Cause:
 
 
 def stop_to_proto(stop_at: StopPoint | None) -> pb.StopPoint | None:
-    """Return the message for ``stop_at``, or None while undecided."""
+    """Return the message for ``stop_at``. None if the job has not decided where to stop."""
     return None if stop_at is None else pb.StopPoint(loader=stop_at.loader, steps=stop_at.steps)
 
 
@@ -242,8 +260,8 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
 def status_to_proto(status: HostStatus) -> pb.HostStatus:
     """Return the message for ``status``, small enough for a request.
 
-    The details of ranks' failures stay on their host. The host sends them with its own failure. The measurements of
-    ranks are left out and counted if they make the message too large.
+    Details of ranks' failures are left out, because the host sends them with its own failure. Measurements of ranks are
+    left out and counted if they make the message too large.
     """
     message = pb.HostStatus(
         protocol=CONTROL_PROTOCOL,
@@ -288,7 +306,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
     """
     if message.protocol != CONTROL_PROTOCOL:
         raise ProtocolError(
-            f"host {message.host!r} speaks control protocol {message.protocol}, this host {CONTROL_PROTOCOL}; "
+            f"host {message.host!r} speaks control protocol {message.protocol}, this host speaks {CONTROL_PROTOCOL}; "
             "install the same hetero version in all groups"
         )
     try:
@@ -361,16 +379,6 @@ def _without_detail(report: RankReport) -> RankReport:
     return dataclasses.replace(report, failure=dataclasses.replace(report.failure, detail=""))
 
 
-def _one_line(text: str) -> str:
-    # Characters that are not Unicode are escaped before the cut, so the receiver's cut does not shorten the text again.
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return " ".join(text[:_MAX_SUMMARY_CHARS].split())
-
-
-def _end_of(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace")[-_MAX_DETAIL_BYTES:].decode("utf-8", "ignore")
-
-
 def _check(what: str, found: int, bound: int) -> None:
     if found > bound:
-        raise ProtocolError(f"a status holds {found} {what}, the bound is {bound}")
+        raise ProtocolError(f"a status has {found} {what}, expected at most {bound}")

@@ -1,7 +1,6 @@
 """The data plane. Endpoints compute batches, readers put them in order.
 
-reader/         in a rank: asks for batches by index and delivers them in order
-endpoint/       in an endpoint process: computes and serves batches
-pool/           in a launcher: starts, watches and restarts the endpoints of a host
-statistics.py   the counters of readers and endpoints
+reader/     in a rank: asks for batches by index and delivers them in order
+endpoint/   in an endpoint process: computes and serves batches
+pool/       in a launcher: starts, watches and restarts the endpoints of a host
 """

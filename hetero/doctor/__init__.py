@@ -1,13 +1,29 @@
-"""Finds what would go wrong on this host before a job starts: one finding for everything that has failed jobs before.
+"""Finds problems of this host before a job starts. Each check looks for a problem that has made jobs fail.
 
-Each subject is one module with ``examine(surroundings) -> list[Finding]``. The examination works on a host of a job,
-beside a running job, and on a machine that belongs to no cluster. It changes nothing and shows no secrets.
+The examination works on a host of a job, also while the job runs, and on a machine outside any cluster. It changes
+nothing and shows no secrets. ``hetero doctor`` runs it:
+
+snapshot.py      the input of the examination: options, environment, platform, cluster
+examination.py   runs all subjects in parallel, and shows their diagnoses as text or JSON
+diagnosis.py     one result: ok, warning or error, with advice
+parallel.py      runs tasks in parallel, and abandons those that take too long
+
+Each subject is a function from the snapshot to diagnoses:
+
+cluster.py       the description of the cluster, and the names of its hosts
+connections.py   ports and proxies
+disk.py          folders that a job writes to
+leftovers.py     processes, folders and files of earlier runs
+limits.py        CPUs, open files, shared memory
+signals.py       whether a stop reaches the launcher
+token.py         the token and the certificates
+versions.py      Python and packages
 """
 
 from __future__ import annotations
 
+from hetero.doctor.diagnosis import Diagnosis, Level
 from hetero.doctor.examination import examine, render_text, to_json
-from hetero.doctor.finding import Finding, Level
-from hetero.doctor.surroundings import Surroundings, look_around
+from hetero.doctor.snapshot import Snapshot, take_snapshot
 
-__all__ = ["Finding", "Level", "Surroundings", "examine", "look_around", "render_text", "to_json"]
+__all__ = ["Diagnosis", "Level", "Snapshot", "examine", "render_text", "take_snapshot", "to_json"]

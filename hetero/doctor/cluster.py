@@ -1,25 +1,83 @@
-"""The description of the cluster: whether there is one, whether it is valid, and this host's place in it."""
+"""Checks the description of the cluster, whether it lists this host, and the addresses of the hosts' names."""
 
 from __future__ import annotations
 
-from hetero.doctor.finding import Finding, error, ok, warning
-from hetero.doctor.surroundings import Surroundings
+import functools
+import ipaddress
 
-__all__ = ["examine"]
+from hetero.cluster import resolve_address
+from hetero.cluster.document import listing
+from hetero.doctor.diagnosis import Diagnosis, error, ok, warning
+from hetero.doctor.parallel import gather
+from hetero.doctor.snapshot import Snapshot
+
+__all__ = ["examine_description", "examine_names"]
+
+_TIMEOUT_S = 4.0
+_RETRY = "run this again, because a platform may add names minutes after the start; otherwise correct DNS or /etc/hosts"
 
 
-def examine(surroundings: Surroundings) -> list[Finding]:
-    """Report what a launcher would read."""
-    cluster = surroundings.cluster
+def examine_description(snapshot: Snapshot) -> list[Diagnosis]:
+    """Report the cluster as a launcher would read it."""
+    cluster = snapshot.cluster
     if cluster is not None:
         groups = ", ".join(
             f"{group.name}={group.instance_type or 'unknown type'}:{len(group.hosts)} ({group.role.value})"
             for group in cluster.groups
         )
         return [ok(f"{cluster.current_host} of {groups}, from {cluster.source}")]
-    if surroundings.hosts and surroundings.options.cluster_file is not None and surroundings.options.host is None:
-        found = f"{len(surroundings.hosts)} hosts are described, and this machine is none of them"
-        return [warning(found, "on a host of the cluster say --host NAME; from elsewhere only names and ports count")]
-    if surroundings.cluster_problem:
-        return [error(surroundings.cluster_problem, "correct the description; hetero launch would end with HET-10")]
-    return [ok("none is described here: this machine alone is examined")]
+    if snapshot.hosts and snapshot.options.cluster_file is not None and snapshot.options.host is None:
+        found = f"the description lists {len(snapshot.hosts)} hosts, and this machine is not one of them"
+        return [warning(found, "on a host of the cluster, give --host NAME; elsewhere only names and ports matter")]
+    if snapshot.cluster_problem:
+        return [error(snapshot.cluster_problem, "correct the description; hetero launch would end with HET-10")]
+    return [ok("no cluster is described here, so only this machine is examined")]
+
+
+def examine_names(snapshot: Snapshot) -> list[Diagnosis]:
+    """Resolve the names of all hosts in parallel, and report addresses that conflict."""
+    hosts = snapshot.hosts
+    if not hosts:
+        return [ok("no cluster is described, so there is no name to resolve")]
+    hosts_file = snapshot.environ.get("HETERO_HOSTS_FILE")
+    tasks = {host: functools.partial(resolve_address, host, hosts_file=hosts_file) for host in hosts}
+    outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
+    addresses = {host: outcome for host, outcome in outcomes.items() if isinstance(outcome, str)}
+    problems = sorted({str(outcome) for outcome in outcomes.values() if isinstance(outcome, Exception)})
+    diagnoses = [error(problem, _RETRY) for problem in problems]
+    if silent := [host for host in hosts if host not in outcomes]:
+        found = f"the name service did not answer within {_TIMEOUT_S:.0f} s for {listing(silent)}"
+        diagnoses.append(error(found, "check the name servers in /etc/resolv.conf, because every job waits for them"))
+    diagnoses += _conflicts(addresses, snapshot)
+    if addresses:
+        found = f"resolved {len(addresses)} of {len(hosts)} hosts"
+        diagnoses.insert(0, ok(found, addresses={host: addresses[host] for host in hosts if host in addresses}))
+    return diagnoses
+
+
+def _conflicts(addresses: dict[str, str], snapshot: Snapshot) -> list[Diagnosis]:
+    diagnoses = []
+    by_address: dict[str, list[str]] = {}
+    for host, address in addresses.items():
+        by_address.setdefault(address, []).append(host)
+    for address, hosts in by_address.items():
+        if len(hosts) > 1:
+            found = f"{listing(sorted(hosts))} have the same address, {address}"
+            diagnoses.append(error(found, "give every host its own address, because launchers cannot share a port"))
+    own = snapshot.own_host
+    if own in addresses and len(addresses) > 1 and not snapshot.is_simulated:
+        others = [address for host, address in addresses.items() if host != own]
+        if _is_loopback(addresses[own]) and not all(map(_is_loopback, others)):
+            found = f"this host's own name {own} resolves to {addresses[own]} here, which no other host can reach"
+            diagnoses.append(
+                error(found, f"remove {own} from the loopback lines of /etc/hosts, or add its real address")
+            )
+    if len({ipaddress.ip_address(address).version for address in addresses.values()}) > 1:
+        diagnoses.append(
+            warning("some hosts have IPv4 addresses, some only IPv6", "make sure that every host can reach every other")
+        )
+    return diagnoses
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback

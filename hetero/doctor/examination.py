@@ -1,97 +1,89 @@
-"""All subjects together, and their findings as text and as JSON."""
+"""Examines all subjects, and shows their diagnoses as text or JSON."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from hetero.doctor import (
-    cluster,
-    cpus,
-    descriptors,
-    disk,
-    leftovers,
-    names,
-    ports,
-    proxies,
-    shared_memory,
-    signals,
-    token,
-    versions,
-)
-from hetero.doctor.finding import Finding, Level, error
-from hetero.doctor.surroundings import Surroundings
-from hetero.doctor.waiting import gather
-from hetero.system.logs import escape_line
-from hetero.version import __version__
+from hetero import __version__
+from hetero.doctor import disk, leftovers, signals, token, versions
+from hetero.doctor.cluster import examine_description, examine_names
+from hetero.doctor.connections import examine_ports, examine_proxies
+from hetero.doctor.diagnosis import Diagnosis, Level, error
+from hetero.doctor.limits import examine_cpus, examine_descriptors, examine_shared_memory
+from hetero.doctor.parallel import gather
+from hetero.doctor.snapshot import Snapshot
+from hetero.system.text import counted, escape_line
 
 __all__ = ["SUBJECTS", "examine", "render_text", "to_json"]
 
-SUBJECTS: Mapping[str, Callable[[Surroundings], list[Finding]]] = {
+SUBJECTS: Mapping[str, Callable[[Snapshot], list[Diagnosis]]] = {
     "versions": versions.examine,
-    "cluster": cluster.examine,
-    "names": names.examine,
-    "ports": ports.examine,
-    "proxies": proxies.examine,
+    "cluster": examine_description,
+    "names": examine_names,
+    "ports": examine_ports,
+    "proxies": examine_proxies,
     "token": token.examine,
     "signals": signals.examine,
-    "cpus": cpus.examine,
-    "descriptors": descriptors.examine,
-    "shared memory": shared_memory.examine,
+    "cpus": examine_cpus,
+    "descriptors": examine_descriptors,
+    "shared memory": examine_shared_memory,
     "disk": disk.examine,
     "leftovers": leftovers.examine,
 }
 """Subjects of the examination by name, in the order of the output."""
 
 _TIMEOUT_S = 12.0
-"""Time limit for everything. Names and ports need at most half of it, a disk that hangs may need any time."""
+"""Time limit for all subjects together. Names and ports take at most half of it. A check of a hung disk never ends."""
 _INDENT = " " * 25
 
 
-def examine(surroundings: Surroundings) -> dict[str, list[Finding]]:
-    """Return the findings about each subject, after some seconds at most.
+def examine(snapshot: Snapshot) -> dict[str, list[Diagnosis]]:
+    """Return the diagnoses of each subject. This takes at most `_TIMEOUT_S` seconds.
 
-    A subject whose examination fails or does not end counts as one error. The others are examined in any case.
+    If the examination of a subject fails or does not end, its diagnosis is one error. The others are not affected.
     """
-    tasks = {name: functools.partial(subject, surroundings) for name, subject in SUBJECTS.items()}
+    tasks = {name: functools.partial(subject, snapshot) for name, subject in SUBJECTS.items()}
     outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
-    return {name: _findings(outcomes.get(name)) for name in SUBJECTS}
+    return {name: _diagnoses(outcomes.get(name)) for name in SUBJECTS}
 
 
-def render_text(findings: Mapping[str, Sequence[Finding]]) -> str:
-    """Return one line per finding with the advice below it, and a last line with the totals."""
+def render_text(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> str:
+    """Return one line per diagnosis with the advice below it, and a last line with the totals."""
     lines = []
-    for subject, entries in findings.items():
-        for finding in entries:
-            first, *rest = map(escape_line, finding.found.split("\n"))
-            lines.append(f"{finding.level.value:<9}{subject:<16}{first}")
+    for subject, entries in diagnoses.items():
+        for diagnosis in entries:
+            first, *rest = map(escape_line, diagnosis.found.split("\n"))
+            lines.append(f"{diagnosis.level.value:<9}{subject:<16}{first}")
             lines += [f"{_INDENT}{line.strip()}" for line in rest]
-            if finding.to_do:
-                lines.append(f"{_INDENT}to do: {escape_line(finding.to_do)}")
-    counts = {level: sum(finding.level is level for each in findings.values() for finding in each) for level in Level}
-    lines.append(f"{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings, {counts[Level.OK]} ok")
+            if diagnosis.to_do:
+                lines.append(f"{_INDENT}to do: {escape_line(diagnosis.to_do)}")
+    levels = [diagnosis.level for entries in diagnoses.values() for diagnosis in entries]
+    counts = {level: levels.count(level) for level in Level}
+    errors, warnings = counted(counts[Level.ERROR], "error"), counted(counts[Level.WARNING], "warning")
+    lines.append(f"{errors}, {warnings}, {counts[Level.OK]} ok")
     return "\n".join(lines) + "\n"
 
 
-def to_json(findings: Mapping[str, Sequence[Finding]]) -> dict[str, object]:
-    """Return the findings as a JSON object."""
+def to_json(diagnoses: Mapping[str, Sequence[Diagnosis]]) -> dict[str, object]:
+    """Return the diagnoses as a JSON object."""
     return {
         "hetero": __version__,
         "findings": [
             {
                 "subject": subject,
-                "level": finding.level.value,
-                "found": finding.found,
-                "to_do": finding.to_do,
-                "details": dict(finding.details),
+                "level": diagnosis.level.value,
+                "found": diagnosis.found,
+                "to_do": diagnosis.to_do,
+                "details": dict(diagnosis.details),
             }
-            for subject, entries in findings.items()
-            for finding in entries
+            for subject, entries in diagnoses.items()
+            for diagnosis in entries
         ],
     }
 
 
-def _findings(outcome: list[Finding] | Exception | None) -> list[Finding]:
+def _diagnoses(outcome: list[Diagnosis] | Exception | None) -> list[Diagnosis]:
     if outcome is None:
         to_do = "look for a disk, a network file system or a name server that does not answer"
         return [error(f"the examination did not end within {_TIMEOUT_S:.0f} s", to_do)]

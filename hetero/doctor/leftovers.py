@@ -1,4 +1,4 @@
-"""What earlier runs have left behind: processes, private folders, a failure file."""
+"""Finds what earlier runs left behind: processes, private folders, a failure file, semaphores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.cluster.document import listing
-from hetero.doctor.finding import Finding, ok, warning
-from hetero.doctor.surroundings import Surroundings
+from hetero.doctor.diagnosis import Diagnosis, ok, warning
+from hetero.doctor.snapshot import Snapshot
 from hetero.system.workdir import stale_folders
 
 __all__ = ["OwnProcess", "examine", "find_processes"]
@@ -39,13 +39,13 @@ class OwnProcess:
     ancestors: frozenset[int]
     kind: str
     job_id: str
-    """Id of the process's job. Empty if it is not visible."""
+    """Id of the process's job. Empty if this user cannot see it."""
 
 
-def examine(surroundings: Surroundings) -> list[Finding]:
-    """Find processes, folders and files that a killed run has left. Remove nothing."""
-    findings = [*_processes(), *_folders(surroundings), *_failure(surroundings), *_semaphores()]
-    return findings or [ok("no process, folder or failure file of an earlier run is here")]
+def examine(snapshot: Snapshot) -> list[Diagnosis]:
+    """Report processes, folders and files that a killed run left behind. Remove nothing."""
+    diagnoses = [*_processes(), *_folders(snapshot), *_failure(snapshot), *_semaphores()]
+    return diagnoses or [ok("no process, folder or failure file of an earlier run is here")]
 
 
 def find_processes() -> list[OwnProcess]:
@@ -72,16 +72,16 @@ def _kind(command: list[str]) -> str:
             return kind if kind != "launcher" or "launch" in command else ""
         if Path(word).name == "hetero" and following == "launch":
             return "launcher"
-    is_python = Path(command[0] if command else "").name.startswith("python")  # and not an editor with the file
+    is_python = Path(command[0] if command else "").name.startswith("python")  # not an editor that has the file open
     return "launcher" if is_python and any(Path(word).name.endswith("launcher.py") for word in command[:4]) else ""
 
 
-def _processes() -> Iterator[Finding]:
+def _processes() -> Iterator[Diagnosis]:
     processes = find_processes()
     launchers = {process.pid for process in processes if process.kind == "launcher"}
     for job, pids in _by_job(process for process in processes if process.pid in launchers).items():
         found = f"a launcher runs here: process {listing(pids)}{job}"
-        yield warning(found, "let it be if it is this job's; else stop it: kill, and its children go with it")
+        yield warning(found, "keep it if it belongs to this job; otherwise kill it, which also ends its children")
     orphans = (each for each in processes if each.pid not in launchers and not each.ancestors & launchers)
     for job, pids in _by_job(orphans).items():
         yield warning(f"processes without their launcher: {listing(pids)}{job}", f"kill {' '.join(map(str, pids[:8]))}")
@@ -94,26 +94,26 @@ def _by_job(processes: Iterable[OwnProcess]) -> dict[str, list[int]]:
     return found
 
 
-def _folders(surroundings: Surroundings) -> Iterator[Finding]:
-    parents = {tempfile.gettempdir(), surroundings.environ.get(_WORK_DIR_VARIABLE) or tempfile.gettempdir()}
-    if surroundings.options.tf_work_dir is not None:
-        parents.add(str(surroundings.options.tf_work_dir.absolute()))
+def _folders(snapshot: Snapshot) -> Iterator[Diagnosis]:
+    parents = {tempfile.gettempdir(), snapshot.environ.get(_WORK_DIR_VARIABLE) or tempfile.gettempdir()}
+    if snapshot.options.tf_work_dir is not None:
+        parents.add(str(snapshot.options.tf_work_dir.absolute()))
     stale = [
         path for parent in sorted(parents) for prefix in _PREFIXES for path in stale_folders(prefix, parent=parent)
     ]
     if stale:
         found = f"{len(stale)} private folders of runs that were killed: {listing(stale)}"
-        yield warning(found, "nothing: the next run removes those of its kind; rm -r gives the room back at once")
+        yield warning(found, "nothing, because the next run removes them; rm -r frees the space now")
 
 
-def _failure(surroundings: Surroundings) -> Iterator[Finding]:
-    path = surroundings.base_dir / "output" / "failure"
+def _failure(snapshot: Snapshot) -> Iterator[Diagnosis]:
+    path = snapshot.platform.folders.failure
     if path.is_file():
-        found = f"there is a failure file of an earlier run, {path}"
-        yield warning(found, "remove it: where a job fails without a word, the platform shows this as its reason")
+        found = f"a failure file of an earlier run exists: {path}"
+        yield warning(found, "remove it, because the platform shows it as the reason if a job fails without one")
 
 
-def _semaphores() -> Iterator[Finding]:
+def _semaphores() -> Iterator[Diagnosis]:
     semaphores = list(Path("/dev/shm").glob(_SEMAPHORES))
     if len(semaphores) > 100:
         found = f"{len(semaphores)} semaphores of Python's multiprocessing are in /dev/shm"

@@ -1,4 +1,4 @@
-"""Whether a request to stop reaches a launcher. The platform sends SIGTERM only to process 1 of the container.
+"""Checks whether a request to stop reaches a launcher. The platform sends SIGTERM only to the container's process 1.
 
 Every process between process 1 and the launcher must forward the signal. Shells do not forward it while they wait for a
 child, and neither does the entry point of SageMaker's stock images. The kernel drops a SIGTERM to a process 1 that has
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from hetero.doctor.finding import Finding, Level, error, ok, warning
+from hetero.doctor.diagnosis import Diagnosis, Level, error, ok, warning
 from hetero.doctor.leftovers import find_processes
-from hetero.doctor.surroundings import Surroundings
+from hetero.doctor.snapshot import Snapshot
 
 __all__ = ["ProcessFacts", "ancestry", "examine", "judge"]
 
@@ -28,15 +28,15 @@ _SHELLS = {"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "sh", "tcsh",
 _INTERPRETER = "python"
 _BIT = 1 << (signal.SIGTERM - 1)
 _ADVICE = (
-    "make the launcher process 1 (a container's entry point, or exec in a script), or put an init that hands signals "
-    "on before it (docker run --init); until then a stop is a SIGKILL: no @hetero.on_stop runs, so write checkpoints "
-    "often"
+    "make the launcher process 1 (a container's entry point, or exec in a script), or start it with an init that "
+    "forwards signals (docker run --init); until then a stop kills the job without running @hetero.on_stop, so write "
+    "checkpoints often"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """What ``/proc`` reports about a process and SIGTERM."""
+    """A process, and how it handles SIGTERM, as ``/proc`` reports it."""
 
     pid: int
     command: tuple[str, ...]
@@ -61,19 +61,19 @@ class ProcessFacts:
         return f"process {self.pid} ({self.program})"
 
 
-def examine(surroundings: Surroundings) -> list[Finding]:
+def examine(snapshot: Snapshot) -> list[Diagnosis]:
     """Check the processes from process 1 to the launcher that runs here, or to this process if there is none."""
     launchers = [process for process in find_processes() if process.kind == "launcher"]
     jobs = {process.job_id for process in launchers}
-    # A torchrun or mpirun of the platform starts copies of one launcher. Several jobs mean: no host of a platform.
+    # The platform's torchrun or mpirun starts several launchers of one job. It never starts those of several jobs.
     pid = min(process.pid for process in launchers) if len(jobs) == 1 else os.getpid()
-    is_job = surroundings.cluster is not None
+    is_job = snapshot.cluster is not None
     own = judge(ancestry(os.getpid()), is_launcher=False, is_job=is_job)
     if pid == os.getpid():
         return own
     chain = ancestry(pid)
     found = judge(chain, is_launcher=True, is_job=is_job) if chain else []  # the process may have ended meanwhile
-    return [*found, *(finding for finding in own if finding.level is Level.ERROR or not found)]
+    return [*found, *(diagnosis for diagnosis in own if diagnosis.level is Level.ERROR or not found)]
 
 
 def ancestry(pid: int) -> list[ProcessFacts]:
@@ -96,35 +96,35 @@ def ancestry(pid: int) -> list[ProcessFacts]:
     return chain
 
 
-def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> list[Finding]:
-    """Return findings on whether a SIGTERM to process 1 arrives.
+def judge(chain: Sequence[ProcessFacts], *, is_launcher: bool, is_job: bool) -> list[Diagnosis]:
+    """Return diagnoses on whether a SIGTERM to process 1 reaches the last process of a chain.
 
     Args:
         chain: Processes from the first visible ancestor to the process in question.
-        is_launcher: Whether that process is a launcher. If not, it is this examination, which runs in its place.
-        is_job: Whether there is a job that would lose something.
+        is_launcher: Whether that process is a launcher. If not, it is this examination, started as a launcher would be.
+        is_job: Whether this host belongs to a job, which a lost SIGTERM would harm.
     """
     *between, last = chain
-    who = f"the launcher, process {last.pid}," if is_launcher else "what is started like this"
+    who = f"the launcher (process {last.pid})" if is_launcher else "a launcher that is started like this"
     path = " > ".join(f"{facts.program} {facts.pid}" for facts in chain)
     if last.blocks:
-        to_do = "have whatever starts it unblock SIGTERM (sigprocmask): processes inherit what is blocked"
-        return [error(f"SIGTERM is blocked in {last}, so {who} never sees it", to_do, path=path)]
+        to_do = "unblock SIGTERM in the program that starts it (sigprocmask), because processes inherit blocked signals"
+        return [error(f"SIGTERM is blocked in {last}, so {who} never receives it", to_do, path=path)]
     if not between and last.pid == 1:
-        return [ok(f"{who} is process 1: SIGTERM comes to it directly", path=path)]
+        return [ok(f"{who} is process 1 and receives SIGTERM directly", path=path)]
     first = chain[0]
     if first.pid != 1:
-        found = f"{who} was started beside process 1 (docker exec, nsenter): signals to that one do not come here"
+        found = f"{who} was started beside process 1 (docker exec, nsenter), so signals to process 1 do not reach it"
         return [ok(found, path=path)]
     if first.program in _MACHINE:
-        found = f"process 1 is {first.program}, a machine's: whoever stops {who} has to signal it ({path})"
+        found = f"process 1 is {first.program}, so this is a whole machine: to stop {who}, signal it directly ({path})"
         return [ok(found, path=path)]
     obstacles = [words for facts in between if (words := _obstacle(facts))]
     if not obstacles:
-        return [ok(f"SIGTERM to process 1 is handed on to {who} ({path})", path=path)]
+        return [ok(f"SIGTERM to process 1 is forwarded to {who} ({path})", path=path)]
     if not is_job:
-        return [ok(f"no job is described here that process 1 would have to tell of a stop ({path})", path=path)]
-    found = f"SIGTERM to process 1 does not surely reach {who} ({path}): {'; '.join(obstacles)}"
+        return [ok(f"no job is described here, so process 1 need not forward a stop ({path})", path=path)]
+    found = f"SIGTERM to process 1 may not reach {who} ({path}): {'; '.join(obstacles)}"
     return [warning(found, _ADVICE, path=path)]
 
 
@@ -133,7 +133,7 @@ def _obstacle(facts: ProcessFacts) -> str:
     if facts.program in _FORWARDING:
         return ""
     if facts.is_toolkit:
-        return f"{facts} is the platform's toolkit, which hands no signals on"
+        return f"{facts} is the platform's toolkit, which forwards no signals"
     if facts.pid == 1 and not facts.catches:
         return f"{facts} has no handler for it, and the kernel drops it"
     if facts.ignores:
@@ -142,4 +142,4 @@ def _obstacle(facts: ProcessFacts) -> str:
         return f"{facts} is a shell, which waits for its child"
     if facts.program == "hetero" or facts.program.endswith("launcher.py"):
         return ""
-    return f"whether {facts} hands it on is not known"
+    return f"it is not known whether {facts} forwards it"

@@ -1,4 +1,4 @@
-"""Versions of Python and of required libraries, and versions that are known to be bad."""
+"""Checks the versions of Python and of libraries, and reports versions that are known to be bad."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hetero.doctor.finding import Finding, Level, error, ok
-from hetero.doctor.surroundings import Surroundings
-from hetero.version import __version__
+from hetero import __version__
+from hetero.doctor.diagnosis import Diagnosis, Level, error, ok
+from hetero.doctor.snapshot import Snapshot
 
 __all__ = ["FLOORS", "KNOWN_BAD", "KnownBad", "examine", "judge"]
 
@@ -42,7 +42,7 @@ class KnownBad:
     to_do: str
     source: str
     with_package: str = ""
-    """Package that must be installed, too, for the rule to apply. Empty: the rule always applies."""
+    """The rule applies only if this package is installed, too. Empty if the rule always applies."""
     with_at_least: str = "0"
 
 
@@ -52,7 +52,7 @@ KNOWN_BAD = (
         at_least="1.52.0",
         below="1.52.1",
         level=Level.ERROR,
-        why="it was withdrawn: a process that forks, as data hosts do, waits for gRPC's threads for ever",
+        why="it was withdrawn: a process that forks, as data hosts do, waits for gRPC's threads forever",
         to_do="pip install 'grpcio>=1.53,!=1.55.0'",
         source="https://github.com/grpc/grpc/issues/31885",
     ),
@@ -97,7 +97,7 @@ KNOWN_BAD = (
         at_least="0",
         below="2.3",
         level=Level.ERROR,
-        why="it was built for NumPy 1 and exchanges no arrays with NumPy 2: 'Numpy is not available'",
+        why="it was built for NumPy 1 and cannot exchange arrays with NumPy 2: 'Numpy is not available'",
         to_do="pip install 'numpy<2', or torch 2.3 or newer",
         source="https://numpy.org/doc/stable/user/troubleshooting-importerror.html",
         with_package="numpy",
@@ -108,7 +108,7 @@ KNOWN_BAD = (
         at_least="0",
         below="2.257",
         level=Level.WARNING,
-        why="pip chooses such a release where protobuf 7 is; some cannot even be imported",
+        why="pip chooses such a release beside protobuf 7, and some of them cannot be imported",
         to_do="pip install 'sagemaker>=2.257,<3', in an environment without protobuf 7",
         source="https://github.com/aws/sagemaker-python-sdk",
     ),
@@ -117,33 +117,33 @@ KNOWN_BAD = (
         at_least="3",
         below="3.18.0",
         level=Level.WARNING,
-        why="its own channels name no instance groups, which SageMaker refuses where others do",
+        why="its own channels name no instance groups, which SageMaker rejects if other channels name some",
         to_do="pip install 'sagemaker>=3.18,<4'",
         source="https://github.com/aws/sagemaker-python-sdk/releases",
     ),
 )
-"""Each of these versions failed in a test or was withdrawn by its makers. The source gives the reason."""
+"""Each of these versions failed in a test or was withdrawn by its makers. `KnownBad.source` gives the reason."""
 
 
-def examine(surroundings: Surroundings) -> list[Finding]:
+def examine(snapshot: Snapshot) -> list[Diagnosis]:
     """Compare the installed packages with the required ones and with those known to be bad."""
     installed = {name: version for name in _SHOWN if (version := _version(name)) is not None}
     python = ".".join(map(str, sys.version_info[:3]))
-    findings = list(judge(installed))
+    diagnoses = list(judge(installed))
     if sys.version_info < _LEAST_PYTHON:
-        findings.append(error(f"this is Python {python}; expected 3.10 or newer", "run hetero with a newer Python"))
+        diagnoses.append(error(f"this is Python {python}; expected 3.10 or newer", "run hetero with a newer Python"))
     for module in _NEEDED_MODULES:
         try:
             importlib.import_module(module)  # allowed: one of the names above
         except Exception as problem:  # noqa: BLE001 - a broken installation may raise anything
             found = f"{module} cannot be imported: {type(problem).__name__}: {problem}"
-            findings.append(error(found, "install grpcio and protobuf for this Python and machine anew"))
+            diagnoses.append(error(found, "install grpcio and protobuf for this Python and machine again"))
     shown = ", ".join(f"{name} {version}" for name, version in installed.items())
-    return [ok(f"hetero {__version__}, Python {python}, {shown}", python=python, packages=installed), *findings]
+    return [ok(f"hetero {__version__}, Python {python}, {shown}", python=python, packages=installed), *diagnoses]
 
 
-def judge(installed: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with a set of packages.
+def judge(installed: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each package that is missing, too old or known to be bad.
 
     Args:
         installed: Maps names to versions of the installed packages.
@@ -161,13 +161,13 @@ def judge(installed: Mapping[str, str]) -> Iterator[Finding]:
             continue
         if _release(rule.at_least) <= _release(version) < _release(rule.below):
             what = f"{rule.package} {version}" + (f" beside {rule.with_package} {beside}" if rule.with_package else "")
-            yield Finding(
+            yield Diagnosis(
                 level=rule.level, found=f"{what}: {rule.why}", to_do=rule.to_do, details={"source": rule.source}
             )
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version up to its release part: 2.3.0+cpu and 2.3.0rc1 give 2.3."""
+    """Return a version's release numbers without zeros at the end: 2.3.0+cpu and 2.3.0rc1 give (2, 3)."""
     numbers = [int(number) for number in re.findall(r"[0-9]+", (re.match(r"[0-9.]*", version) or [""])[0])]
     while numbers and numbers[-1] == 0:
         numbers.pop()

@@ -1,10 +1,9 @@
 """The launcher: the process that runs one host's part of a job, from start to end.
 
-entry.py         the launcher as a platform's entry point
+entry.py         starts the launcher as a platform's entry point
 launcher.py      the launcher process, its failures and its exit code
 host.py          one host: control plane, endpoints, output, signals
 roles.py         the steps of a data host and of a trainer host
-job.py           the id of the job
 placement.py     how many endpoints and ranks a host runs
 addresses.py     addresses of the other hosts
 progress.py      the progress line
@@ -12,7 +11,7 @@ staged.py        the files that hetero.sagemaker.prepare adds to the code, such 
 summary.py       metrics and report of a run
 failure.py       the failure file
 metric_lines.py  metrics as log lines for the platform
-service_watch.py checks that tf.data.service still serves the ranks
 watchdog.py      ends a launcher whose main loop is stuck
+data_services/   what data hosts run: endpoints or tf.data.service
 ranks/           starts ranks: torchrun, TensorFlow, MPI
 """

@@ -23,7 +23,7 @@ class Addresses:
 
     Args:
         port: Control port of every launcher.
-        timings: Gives the time to wait for a name, and the time between two log lines about that.
+        timings: Contains the time to wait for a name, and the time between two log lines about the wait.
         check_stop: Called regularly during a wait. It raises an exception to end the wait.
     """
 
@@ -38,11 +38,11 @@ class Addresses:
         return host in self._known
 
     def known(self, host: str) -> str | None:
-        """Return the address of a host, None if it was not found yet. Does not wait."""
+        """Return the address of a host, or None if it was not found yet. Does not wait."""
         return self._known.get(host)
 
     def of(self, host: str) -> str:
-        """Return the last known address of a host. If it is unknown, resolve the name and wait until that succeeds.
+        """Return the last known address of a host. If it is unknown, try to resolve the name until this succeeds.
 
         Raises:
             ClusterError: If the name is not resolved within the start timeout.
@@ -50,7 +50,7 @@ class Addresses:
         return self._known.get(host) or self._wait_for(host, self._timings.start_timeout_s)
 
     def launcher_of(self, host: str) -> str:
-        """Resolve a host's name again, once, and return ``address:port`` of its launcher.
+        """Resolve a host's name again, with one attempt, and return ``address:port`` of its launcher.
 
         Raises:
             ClusterError: If the name is not resolved.
@@ -59,7 +59,7 @@ class Addresses:
         return join_address(address, self._port)
 
     def _wait_for(self, host: str, timeout_s: float) -> str:
-        begin_s = said_s = time.monotonic()
+        begin_s = logged_s = time.monotonic()
         while True:
             try:
                 address = self._known[host] = resolve_address(host)
@@ -68,8 +68,8 @@ class Addresses:
                 now_s = time.monotonic()
                 if now_s - begin_s > timeout_s:
                     raise
-                if now_s - said_s >= (self._timings.patience_s if said_s > begin_s else _INTERVAL_S):
-                    said_s = now_s
+                if now_s - logged_s >= (self._timings.patience_s if logged_s > begin_s else _INTERVAL_S):
+                    logged_s = now_s
                     logger.info("waiting for the address of %s: %s", host, error)
             self._check_stop()
             time.sleep(_INTERVAL_S)

@@ -3,33 +3,29 @@
 A platform such as SageMaker starts the same file on every host, in one of these ways:
 
 - Its training toolkit (SDK 2) runs ``python launcher.py --epochs 3 --hetero_script train.py`` in the folder of the
-  user's code. Under mpirun it runs ``python -m mpi4py launcher.py ...``, and per group ``torchrun launcher.py ...``.
-- Its drivers (SDK 3) run the same commands. There the folder of the user's code is an input channel.
+  user's code. Under mpirun it runs ``python -m mpi4py launcher.py ...``, with torchrun ``torchrun launcher.py ...``.
+- Its drivers (SDK 3) run the same commands. The folder of the user's code is then an input channel.
 - The container starts the file with the argument ``train`` or without arguments, in any folder of the image.
 
-If the job has hyperparameters, the launcher reads their file and ignores these command lines, because shells may have
-split texts with blanks and quotes into several words. A launcher that is started by hand reads its command line.
+If the platform provides a file with the job's parameters, the launcher reads this file and ignores the command line,
+because a shell may have split values with blanks or quotes. A launcher that is started by hand reads its command line.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from hetero.cluster import base_dir
+from hetero.cluster import JobParameters, Platform, find_platform
 from hetero.control.status import Cause
-from hetero.errors import ExitCode
+from hetero.errors import ConfigError, ExitCode
 from hetero.launch.failure import write_failure
 
-__all__ = ["command", "platform_arguments", "run"]
+__all__ = ["command", "run"]
 
 _SCRIPT = "hetero_script"
-_OF_THE_TOOLKIT = ("sagemaker_", "default_user_module_name", "_tuning_objective_metric")
-"""Prefixes of hyperparameters that the toolkit does not pass to the entry point."""
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folder: Path) -> int:
@@ -38,98 +34,51 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, folde
     Args:
         main: `hetero.cli.main`.
         arguments: Arguments of this process.
-        folder: Folder of the entry point. It becomes the current folder if the script lies there and not in the current
-            folder. The hyperparameters or the environment name the script.
+        folder: Folder of the entry point. It becomes the current folder if it contains the script and the current
+            folder does not. The job's parameters or the environment name the script.
     """
-    base = base_dir(os.environ)
-    parameters = read_hyperparameters(base) or {}
-    script = _named(parameters, "script")
-    if script and not _is_in(Path.cwd(), script, parameters) and _is_in(folder, script, parameters):
+    platform = find_platform(os.environ)
+    parameters = _parameters(platform)
+    values = {} if parameters is None else parameters.values
+    script = _named(values, "script")
+    if script and not _is_in(Path.cwd(), script, values) and _is_in(folder, script, values):
         os.chdir(folder)
-    status = main(command(arguments, os.environ))
-    failure = base / "output" / "failure"
-    if status == ExitCode.USAGE and base.is_dir() and not failure.exists():  # the options could not be parsed
-        summary = f"hetero cannot read the arguments of {' '.join(arguments)!r:.200}; its log says why"
-        write_failure(failure, Cause(host=socket.gethostname(), summary=summary, exit_code=ExitCode.USAGE))
+    status = main(command(arguments, platform))
+    folders = platform.folders
+    if status == ExitCode.USAGE and folders.root.is_dir() and not folders.failure.exists():  # the options are invalid
+        summary = f"hetero cannot read the arguments {' '.join(arguments)!r:.200}; see the log for the reason"
+        write_failure(folders.failure, Cause(host=socket.gethostname(), summary=summary, exit_code=ExitCode.USAGE))
     return status
 
 
-def _named(parameters: Mapping[str, Any], option: str) -> str:
-    """Return the value of an option from the hyperparameters, or else from the environment. Empty if neither has it."""
-    return _plain(_decoded(parameters.get(f"hetero_{option}", os.environ.get(f"HETERO_{option.upper()}", ""))))
+def command(arguments: Sequence[str], platform: Platform) -> list[str]:
+    """Return the arguments of `hetero` for this host."""
+    parameters = _parameters(platform)
+    if parameters is None or parameters.script_arguments is None:
+        return ["launch", *arguments]
+    given = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
+    is_from_platform = list(arguments) == ["train"] or (bool(given) and given[0] in parameters.values)
+    if _SCRIPT in parameters.values or platform.environ.get("HETERO_SCRIPT") or is_from_platform:
+        return ["launch", "--", *parameters.script_arguments]
+    return ["launch", *arguments]
 
 
-def _is_in(folder: Path, script: str, parameters: Mapping[str, Any]) -> bool:
-    """Return whether a folder has the script, which is a file or, with the ``module`` option, a module."""
+def _parameters(platform: Platform) -> JobParameters | None:
+    """Return the job's parameters. If they are unreadable, return an empty script name, and `launch` reports why."""
+    try:
+        return platform.parameters()
+    except ConfigError:
+        return JobParameters(values={_SCRIPT: ""}, source="", script_arguments=())
+
+
+def _named(parameters: Mapping[str, object], option: str) -> str:
+    """Return the value of an option from the parameters, or else from the environment. Empty if neither has it."""
+    return str(parameters.get(f"hetero_{option}", os.environ.get(f"HETERO_{option.upper()}", "")))
+
+
+def _is_in(folder: Path, script: str, parameters: Mapping[str, object]) -> bool:
+    """Return whether a folder contains the script: a file or, with the ``module`` option, a module."""
     if _named(parameters, "module").lower() not in ("true", "yes", "on", "1"):
         return (folder / script).is_file()
     path = folder.joinpath(*script.split("."))
     return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
-
-
-def command(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the arguments of `hetero` for this host."""
-    base = base_dir(environ)
-    parameters = read_hyperparameters(base)
-    if parameters is None:
-        return ["launch", *arguments]
-    given = [argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")]
-    is_a_platforms = list(arguments) == ["train"] or (bool(given) and given[0] in parameters)
-    if _SCRIPT in parameters or environ.get("HETERO_SCRIPT") or is_a_platforms:
-        return ["launch", "--", *script_arguments(parameters)]
-    return ["launch", *arguments]
-
-
-def read_hyperparameters(base: Path) -> dict[str, Any] | None:
-    """Return the job's hyperparameters, or None if their file cannot be read.
-
-    For a damaged file, return only an empty script name. `hetero.config.resolve_options` then reports the damage.
-    """
-    try:
-        content = json.loads((base / "input/config/hyperparameters.json").read_bytes())
-    except OSError:
-        return None
-    except (ValueError, RecursionError):
-        content = None
-    return content if isinstance(content, dict) else {_SCRIPT: ""}
-
-
-def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that the platform would give the training script, without hetero's own options."""
-    return platform_arguments({name: text for name, text in parameters.items() if not name.startswith("hetero_")})
-
-
-def platform_arguments(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that the platform gives an entry point.
-
-    The toolkit of SDK 2 sorts the arguments, writes values as Python does, and puts one dash before a name of one
-    letter. The drivers of SDK 3 write values as JSON. Both remove the JSON quotes around texts.
-    """
-    is_toolkit = any(name.startswith("sagemaker_") for name in parameters)
-    arguments: list[str] = []
-    for name in sorted(parameters) if is_toolkit else parameters:
-        if name.startswith(_OF_THE_TOOLKIT):
-            continue
-        value = _decoded(parameters[name])
-        dashes = "-" if is_toolkit and len(name) == 1 else "--"
-        arguments += [f"{dashes}{name}", _as_toolkit(value) if is_toolkit else _plain(value)]
-    return arguments
-
-
-def _decoded(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _as_toolkit(value: Any) -> str:
-    if isinstance(value, dict):
-        return ",".join(f"{name}={item}" for name, item in sorted(value.items()))
-    return "" if value is None else str(value)
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""The failure file. Its text is the only one that the platform shows when a job has failed."""
+"""The failure file. The platform shows only this text when a job has failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
 from hetero.system import logs
-from hetero.system.logs import escape_line
+from hetero.system.text import escape_line, shortened
 
 __all__ = [
     "MAX_FAILURE_CHARS",
@@ -21,6 +21,7 @@ __all__ = [
     "failure_text",
     "reserved_space",
     "shown_detail",
+    "shown_first_line",
     "stated_code",
     "write_failure",
 ]
@@ -28,8 +29,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MAX_FAILURE_CHARS = 1024
-"""Maximum length of the failure text, because SageMaker shows that many characters as FailureReason."""
+"""Maximum length of the failure text. SageMaker's FailureReason shows this many characters."""
 _MAX_SHOWN_LINES = 40
+_MAX_SHOWN_CHARS = 300
+"""Maximum length of another host's failure in the log."""
 _RESERVE_NAME = ".hetero-reserve"
 _RESERVE_BYTES = 4 * MAX_FAILURE_CHARS  # a character takes at most 4 bytes
 _CODE = re.compile(r"\bHET-(\d\d)\b")
@@ -38,7 +41,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def failure_text(cause: Cause) -> str:
-    """Return the text of the failure file, which is the cause's first line and the end of its detail."""
+    """Return the text of the failure file: the cause's first line, and the end of its detail."""
     head = cause.first_line[:MAX_FAILURE_CHARS]
     room = MAX_FAILURE_CHARS - len(head) - 1
     # Consoles and terminals show this file, so control characters in a remote traceback are escaped.
@@ -54,11 +57,26 @@ def detail_lines(cause: Cause) -> list[str]:
     return lines[1:] if cause.summary.endswith(lines[0].strip()) else lines
 
 
+def shown_first_line(cause: Cause, host: str) -> str:
+    """Return a cause's first line as a host logs it.
+
+    Only the host where the failure happened logs the whole line, so that a hundred hosts do not all log a long
+    exception text. Every failure file contains the whole line.
+
+    Args:
+        cause: The root cause of the job's end, or of a restart.
+        host: The host that logs it.
+    """
+    if cause.host == host or len(cause.first_line) <= _MAX_SHOWN_CHARS:
+        return cause.first_line
+    return f"{shortened(cause.first_line, _MAX_SHOWN_CHARS)} (the log of {cause.host} has the whole text)"
+
+
 def shown_detail(cause: Cause, host: str) -> list[str]:
     """Return the lines that a host logs after a cause's first line.
 
-    Every host logs the first line. Only the host where the failure happened logs the detail. If a rank failed, that
-    host refers to the rank's output, which has the detail already.
+    Only the host where the failure happened logs the detail. If a rank failed, this host refers to the rank's output,
+    which already contains the detail. The other hosts refer to the log of this host.
 
     Args:
         cause: The root cause of the job's end.
@@ -68,14 +86,14 @@ def shown_detail(cause: Cause, host: str) -> list[str]:
     if not any(lines):
         return []
     if cause.host != host:
-        lines = [f"the log of {cause.host} says more"]
+        lines = [f"see the log of {cause.host} for details"]
     elif cause.of_rank:
-        lines = ["the lines of that rank above say more"]
+        lines = ["see the lines of that rank above for details"]
     return [f"    {line}" for line in lines]
 
 
 def stated_code(text: str) -> int | None:
-    """Return the first exit code of a failure in a text (``HET-31 ...``), or None.
+    """Return the first exit code of a failure that a text contains (``HET-31 ...``), or None.
 
     Args:
         text: The text of a failure file, or the part of it that a platform shows.
@@ -88,13 +106,13 @@ def stated_code(text: str) -> int | None:
 def reserved_space(path: Path) -> Iterator[None]:
     """Reserve disk space for the failure file ``path``, because a job may fail when the disk is full.
 
-    The space is reserved until the context ends. Nothing is reserved if the folder does not exist or the disk is full
-    already.
+    The space is reserved until the context ends. Nothing is reserved if the folder does not exist or the disk is
+    already full.
     """
     reserve = path.with_name(_RESERVE_NAME)
     with contextlib.suppress(OSError):
         if path.parent.is_dir():
-            reserve.unlink(missing_ok=True)  # left by a killed run, or a link
+            reserve.unlink(missing_ok=True)  # a killed run may have left it, and it may be a link
             _write_new(reserve, b"\0" * _RESERVE_BYTES)
     try:
         yield
@@ -116,7 +134,7 @@ def write_failure(path: Path, cause: Cause) -> None:
             path.with_name(_RESERVE_NAME).unlink(missing_ok=True)
             _write(path, text)
     except OSError as error:
-        logger.error("could not write the failure file %s (%s); it would say: %s", path, error.strerror, text)
+        logger.error("could not write the failure file %s (%s); its text is: %s", path, error.strerror, text)
         logs.write_line(f"HETERO_FAILURE {cause.first_line}")
 
 
@@ -127,7 +145,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write over an existing file, because its space can be used even if the disk is full."""
+    """Write a text to a file. An existing file is overwritten in place, because this works even if the disk is full."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         data = text.encode("utf-8", "replace")
@@ -135,6 +153,6 @@ def _write(path: Path, text: str) -> None:
         while left:
             left = left[os.write(descriptor, left) :]
         os.ftruncate(descriptor, len(data))
-        os.fsync(descriptor)  # some file systems report only here that they are full
+        os.fsync(descriptor)  # some file systems do not report earlier that they are full
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""One host of a job in its launcher: control plane, endpoints, output, signals and shutdown."""
+"""The launcher's resources on one host of a job: control plane, endpoints, output, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from hetero.cluster import ClusterSpec, Role
+from hetero import __version__
+from hetero.cluster import ClusterSpec, Platform, Role
 from hetero.config import LaunchOptions, Timings, framework_of
 from hetero.control import security
 from hetero.control.directory import EndpointRecord
-from hetero.control.facts import SessionOptions
 from hetero.control.hub import Hub
 from hetero.control.membership import Member, Membership
 from hetero.control.rank.session import HOST_VARIABLE, TLS_VARIABLE
-from hetero.control.status import Cause, HostState, HostStatus
+from hetero.control.status import Cause, HostState, HostStatus, SessionOptions
 from hetero.dataplane.pool.pool import EndpointPool
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
-from hetero.launch.job import job_id
-from hetero.launch.ranks.leader import Copies
+from hetero.launch.data_services import HostFacts, find_service
+from hetero.launch.failure import shown_first_line
+from hetero.launch.ranks.ranks import AGENTS
+from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.staged import job_token
 from hetero.launch.summary import output_folder, write_metrics, write_report
 from hetero.launch.watchdog import Watchdog
@@ -39,29 +41,28 @@ from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, allow_descriptors, end_descendants, reap_adopted
 from hetero.system.scripts import find_script
 from hetero.system.workdir import private_folder
-from hetero.version import __version__
 from hetero.wire.channels import without_proxy
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.tls import Tls
 
-__all__ = ["WORK_DIR_VARIABLE", "Host", "JobEndsError", "RestartError", "StoppedEarlyError", "cause_of"]
+__all__ = ["WORK_DIR_VARIABLE", "JobEndsError", "LaunchedHost", "RestartError", "StoppedEarlyError", "cause_of"]
 
 logger = logging.getLogger(__name__)
 
 WORK_DIR_VARIABLE = "HETERO_WORK_DIR"
-"""Environment variable with the folder for the launcher's private folder. `hetero simulate` removes that folder even if
+"""Environment variable with the parent of the launcher's private folder. `hetero simulate` removes this parent even if
 the launcher is killed."""
 
 _TICK_S = 0.2
 _FAREWELL_S = 5.0
 _REFUSAL_S = 3.0
-"""Minimum time for a rejected peer to connect. After a failed connection it tries again within a second or so."""
+"""Minimum seconds that a rejected peer has to connect. It tries again about a second after a failed connection."""
 _SHORT_S = 86_400.0
-"""Remaining lifetime of a certificate below which a warning is logged."""
+"""If a certificate expires within this number of seconds, a warning is logged."""
 
 
 class JobEndsError(Exception):
-    """The root cause of the job's failure is decided. This host stops what it is doing."""
+    """The root cause of the job's failure is known. The exception interrupts the work of this host."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(cause)
@@ -69,29 +70,28 @@ class JobEndsError(Exception):
 
 
 class RestartError(Exception):
-    """The trainer group restarts. This host stops what it is doing with its current ranks, which end now."""
+    """The trainer group restarts. The exception interrupts this host's work with its current ranks, which end now."""
 
 
 class StoppedEarlyError(Exception):
     """This host was asked to stop before it had joined the job."""
 
 
-class Host:
+class LaunchedHost:
     """The resources of a host of either role, as a context manager that releases all of them.
 
-    Use it on the main thread, because signals arrive there. Children that must end with their parent end with the
-    thread that started them.
+    Use it on the main thread, because signals arrive there, and because a child process with a parent-death signal
+    ends when the thread that started it ends.
 
     Args:
         options: Resolved options.
-        cluster: The cluster, with this host in it.
-        base_dir: The platform's tree, ``/opt/ml`` or a folder like it.
+        cluster: The cluster, which contains this host.
+        platform: The platform that runs the job.
         environ: Environment of this process.
-        copies: The copies of this launcher whose processes are the ranks of this host. With None, the launcher starts
-            the ranks itself.
+        starter: Starts the ranks of this host, if it is a trainer host.
 
     Raises:
-        AuthenticationError: If the token or the certificate cannot be read or used, or if a required token is missing.
+        AuthenticationError: If the token or certificate is unreadable or invalid, or if a required token is missing.
         ConfigError: If the folder for temporary files cannot keep files private to this user.
         PortError: If the control port cannot be bound.
         ClusterError: If the name of this host is not resolved within the start timeout.
@@ -104,30 +104,32 @@ class Host:
         options: LaunchOptions,
         cluster: ClusterSpec,
         *,
-        base_dir: Path,
+        platform: Platform,
         environ: Mapping[str, str],
-        copies: Copies | None = None,
+        starter: RankStarter,
     ) -> None:
         self.options = options
         self.cluster = cluster
-        self.timings = Timings.from_options(options, environ)
+        self.timings = Timings.from_options(options, environ, kill_after_s=platform.kill_after_s)
         self.name = cluster.current_host
         self.trainer_hosts = [host.name for host in cluster.trainer_hosts]
-        self.copies = copies
-        self.placement = placement.plan(options, cluster, num_given=0 if copies is None else copies.outer.num_local)
-        self.job_id = job_id(environ, cluster)
+        self.starter = starter
+        self.placement = placement.plan(
+            options, cluster, num_gpus=placement.count_gpus(platform), num_given=starter.num_made
+        )
+        self.job_id = platform.job_id(cluster)
         self.child_environment = {"HETERO_JOB_ID": self.job_id, "PYTHONHASHSEED": "0"}
-        if framework_of(options) == "tensorflow":
+        if AGENTS[framework_of(options)].uses_grpc:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
         """Time of the request to stop this host, in monotonic seconds. None before such a request."""
         self.endpoints_were_ready = False
         """Whether all endpoints of this host have served at the same time at least once."""
         self.trainers_came = False
-        """Whether all trainer hosts have been ready at the same time at least once. Data hosts set it."""
+        """Whether all trainer hosts have been ready at the same time at least once. Only data hosts use it."""
         self.generation = 0
-        """Number of restarts of the trainer group that this host has followed."""
-        self._base_dir = base_dir
+        """Number of restarts of the trainer group that this host has handled."""
+        self._platform = platform
         self._num_signals = 0
         self._num_ticks = 0
         self._addresses = Addresses(options.port, self.timings, self._check_stop)
@@ -139,7 +141,7 @@ class Host:
             self._stack = stack.pop_all()
 
     def _set_up(self, stack: contextlib.ExitStack, environ: Mapping[str, str]) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (*self._platform.stop_signals, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
         allow_descriptors(placement.needed_descriptors(len(self.cluster.hosts)))
         self.run_dir = stack.enter_context(private_folder("hetero-launch-", parent=environ.get(WORK_DIR_VARIABLE)))
@@ -154,18 +156,18 @@ class Host:
         tls = self._load_tls()
         self.address = self.address_of(self.name)
         self.hub = stack.enter_context(self._make_hub(token, tls))
-        # If ranks load their data themselves, torch forks workers from them. Such ranks must not use gRPC.
+        # Ranks that load their data themselves must not use gRPC, because torch forks loader workers from them.
         is_without_grpc = self.placement.num_ranks > 0 and not self.placement.remote
         self.rank_socket = stack.enter_context(self.hub.open_host_socket()) if is_without_grpc else None
         self.watchdog = stack.enter_context(Watchdog(self.timings.lease_s, status=self._status_if_stuck))
-        # At the end, kill what the script has left behind. The launcher's own children have been stopped before that.
-        # The watchdog still runs then, because inspecting a stuck process may block this one.
+        # At the end, kill the processes that the script has left behind. The launcher has stopped its own children by
+        # then. The watchdog still runs, because this process may block while it inspects a stuck process.
         adopt_descendants()
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(HostSampler(self.name, scope=self.placement.usage_scope))
         self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> LaunchedHost:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,7 +180,7 @@ class Host:
         self.child_environment |= {TLS_VARIABLE: str(tls.directory), HOST_VARIABLE: self.name}
         remaining_s = tls.expires_epoch_s - time.time()
         if remaining_s < _SHORT_S:
-            logger.warning("the certificate ends in %.1f h; connections that are made later fail", remaining_s / 3600)
+            logger.warning("the certificate expires in %.1f h, and later connections will fail", remaining_s / 3600)
         return tls
 
     def _make_hub(self, token: security.Token | None, tls: Tls | None) -> Hub:
@@ -221,39 +223,28 @@ class Host:
         )
 
     def _make_pool(self, token_path: str | None) -> EndpointPool:
-        if self.placement.data_service == "tf":
-            from hetero.dataplane.pool.tf_pool import (
-                ServicePool,  # imports NumPy, which takes half a second
-            )
-
-            service = placement.service_options(
-                self.options,
-                self.placement,
-                host=self.name,
-                address=self.address,
-                addresses=self._addresses,
-                job_id=self.job_id,
-                environment=self.child_environment,
-                timings=self.timings,
-            )
-            return ServicePool(service, on_change=self._on_endpoints, on_line=self.relay.line)
-        options = placement.pool_options(
-            self.options,
-            self.placement,
-            host=self.name,
+        facts = HostFacts(
+            options=self.options,
+            servers=self.placement.servers,
+            name=self.name,
             address=self.address,
+            address_of=self._addresses.known,
+            is_trainer=self.placement.num_ranks > 0,
             token_path=token_path,
             job_id=self.job_id,
             environment=self.child_environment,
             timings=self.timings,
         )
-        return EndpointPool(options, on_change=self._on_endpoints, on_line=self.relay.line)
+        service = find_service(self.options.data_service)
+        return service.make_pool(facts, on_change=self._on_endpoints, on_line=self.relay.line)
 
     def _shared_options(self) -> dict[str, str]:
-        """Return the options that must be equal on all hosts that have them."""
+        """Return the options that must be equal on all hosts. A host may lack an option that does not apply to it."""
         shared = {**self.options.shared(), "data plane protocol": str(PROTOCOL)}
         if self.placement.num_ranks:
-            shared["ranks per trainer host"] = "as mpirun has it" if self.copies else str(self.placement.num_ranks)
+            shared["ranks per trainer host"] = (
+                "set by mpirun" if self.starter.num_made else str(self.placement.num_ranks)
+            )
         return shared
 
     def _status_if_stuck(self) -> int:
@@ -261,11 +252,11 @@ class Host:
         return int(ExitCode.INTERNAL if decided is None else decided.exit_code)
 
     def address_of(self, host: str) -> str:
-        """Return the address of a host, see `Addresses.of`."""
+        """Return the address of a host as `Addresses.of` does. May wait."""
         return self._addresses.of(host)
 
     def has_address(self, host: str) -> bool:
-        """Return whether the address of a host was found. The link to that host resolves the name until it is."""
+        """Return whether the address of a host was found. The hub looks the name up until it is resolved."""
         return self._addresses.has(host)
 
     def _check_stop(self) -> None:
@@ -291,29 +282,28 @@ class Host:
     @property
     def output_folder(self) -> Path:
         """Folder for the output files of this host."""
-        return output_folder(self.options, self._base_dir, self.name).absolute()
+        return output_folder(self.options, self._platform.folders, self.name).absolute()
 
     @property
     def is_first_trainer(self) -> bool:
-        """Whether this is the trainer host that reports for the job."""
+        """Whether this is the trainer host that writes the job's report and logs its metrics."""
         return self.name == self.trainer_hosts[0]
 
     def tick(self, waiting_for: Callable[[Membership], str] | None = None) -> None:
         """Wait a moment, publish this host's status and handle what has happened in the job.
 
         Args:
-            waiting_for: Returns the hosts that this host waits for, and why. The text is logged about every ten
-                seconds, unless it is empty.
+            waiting_for: Returns a text that says what this host waits for. The text is logged about every ten seconds,
+                unless it is empty.
 
         Raises:
-            JobEndsError: If the root cause of a failure is decided, on this host or elsewhere.
+            JobEndsError: If the root cause of the job's failure is known, on this or another host.
             RestartError: If the trainer group restarts and this host belongs to it.
         """
         # Update this host, and read what the other hosts have reported.
         self.hub.wait(_TICK_S)
         reap_adopted()
-        if self.copies is not None:
-            self.copies.poll()
+        self.starter.poll()
         self.publish()
         self._follow()
         with self.hub.membership() as membership:
@@ -321,7 +311,7 @@ class Host:
             endpoints = membership.endpoints()
             words = waiting_for(membership) if waiting_for is not None else ""
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
-        # Act on it.
+        # Act on these reports and on signals.
         if decided is not None:
             raise JobEndsError(decided)
         if is_to_stop:
@@ -335,17 +325,17 @@ class Host:
             logger.info("waiting for %s", words)
 
     def _follow(self) -> None:
-        """Follow a restart of the trainer group, if one was decided since the last call.
+        """Handle a restart of the trainer group, if the arbiter decided on one since the last call.
 
         Raises:
-            RestartError: If a restart was decided and this host has ranks.
+            RestartError: If the trainer group restarts and this host has ranks.
         """
         with self.hub.membership() as membership:
             own = membership.own
         if own.generation == self.generation or own.decided is not None:
             return
         self.generation = own.generation
-        why = own.restarted_for.first_line if own.restarted_for is not None else "an unknown reason"
+        why = shown_first_line(own.restarted_for, self.name) if own.restarted_for is not None else "an unknown reason"
         limit = self.options.job_restarts
         logger.warning("restart %d of at most %d of the trainer group, because of %s", self.generation, limit, why)
         if self.placement.num_ranks:
@@ -380,7 +370,7 @@ class Host:
     def fail(self, cause: Cause) -> NoReturn:
         """Report a failure of this host and wait for the arbiter's decision.
 
-        If the arbiter does not decide within the lease and five seconds, ``cause`` is the root cause.
+        If the arbiter does not decide within the length of a lease plus five seconds, ``cause`` is the root cause.
 
         Raises:
             JobEndsError: With the root cause.
@@ -401,14 +391,14 @@ class Host:
 
     def _loses_dispatcher(self, membership: Membership) -> bool:
         """Return whether this host's ranks need the dispatcher, and the dispatcher's host was asked to stop."""
-        has_one = self.placement.num_ranks > 0 and self.placement.data_service == "tf"
-        return has_one and membership.was_asked_to_stop(self.cluster.data_hosts[0].name)
+        dispatcher_host = self.placement.servers.dispatcher_host
+        return bool(dispatcher_host and self.placement.num_ranks) and membership.was_asked_to_stop(dispatcher_host)
 
     def _take_signal(self) -> None:
         now_s = time.monotonic()
         if self.interrupted_s is None:
             self.interrupted_s = now_s
-            logger.warning("asked to stop: ranks end after the step they are in, then every host stops")
+            logger.warning("asked to stop: ranks end after their current step, then every host stops")
             self.hub.update(stop_requested=True)
         elif self._num_signals > 1:
             summary = "stopped by a second signal"
@@ -417,13 +407,13 @@ class Host:
             summary = f"the ranks did not end within {self.timings.stop_grace_s:.0f} s of the request to stop"
             self.fail(Cause(host=self.name, summary=summary, exit_code=ExitCode.SHUTDOWN_OVERRAN))
 
-    # At its end
+    # At the end of the job
 
     def farewell(self) -> None:
         """Wait until every living peer has received this host's final state, for at most five seconds.
 
-        A peer with another token or protocol is not a living peer. It learns of the failure only when it connects
-        itself, so this method then waits for a few seconds.
+        A peer with another token or protocol does not count as living. If the job failed because of such a peer, this
+        method waits a few seconds for it, because the peer learns of the failure only when it connects to this host.
         """
         now_s = time.monotonic()
         with self.hub.membership() as membership:
@@ -438,10 +428,10 @@ class Host:
             self.publish()
 
     def report(self, cause: Cause | None = None) -> None:
-        """Write the metrics of this host, and on the first trainer host the job's report too."""
+        """Write the metrics of this host. On the first trainer host, write the job's report too."""
         with self.hub.membership() as membership:
             statuses, own = membership.statuses(), membership.own
-        if self.options.output_dir is not None or self._base_dir.is_dir():
+        if self.options.output_dir is not None or self._platform.folders.root.is_dir():
             write_metrics(self.output_folder, self.cluster, own)
         if not self.is_first_trainer:
             return
@@ -454,7 +444,7 @@ class Host:
             started_epoch_s=self._started_epoch_s,
             wall_s=time.monotonic() - self._started_s,
             cause=cause,
-            base_dir=self._base_dir,
+            folder=self.output_folder,
         )
 
 

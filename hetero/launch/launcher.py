@@ -6,12 +6,12 @@ A host passes through these states (`hetero.control.status.HostState`):
     WAIT_PEERS  Trainer host: its endpoints are ready, and it waits for every other host.
     SERVING     Data host: its endpoints serve until every trainer host is done.
     TRAINING    Trainer host: its ranks run.
-    DRAINING    Data host: endpoints accept no new requests and finish those that they have.
+    DRAINING    Data host: endpoints accept no new requests, and finish the requests that they have accepted.
     DONE        The host ended without a failure. Every living peer learns this before the process exits.
-    FAILED      The root cause is decided. The host kills all its processes.
+    FAILED      The root cause of the job's failure is known. The host kills all its processes.
 
 If a rank fails and --job-restarts allows it, the arbiter restarts the trainer group instead. Every trainer host then
-kills its ranks, goes back to INIT, and from there to WAIT_PEERS and TRAINING. Data hosts continue to serve.
+kills its ranks, and passes through INIT, WAIT_PEERS and TRAINING again. Data hosts continue to serve.
 
 All of this runs on the main thread. Signal handlers only count signals. The exit code is 0, the code of the root cause,
 or 128 + 15 after SIGTERM (0 with --sigterm-ok).
@@ -26,15 +26,17 @@ import signal
 import traceback
 from pathlib import Path
 
-from hetero.cluster import ClusterSpec, Role, platform_variables, several_trainers
-from hetero.config import LaunchOptions
+from hetero.cluster import ClusterSpec, Platform, Role, several_trainers
+from hetero.config import LaunchOptions, framework_of
 from hetero.control.status import Cause, HostState
 from hetero.errors import ExitCode, HeteroError
-from hetero.launch.failure import reserved_space, shown_detail, write_failure
-from hetero.launch.host import Host, JobEndsError, RestartError, StoppedEarlyError, cause_of
-from hetero.launch.job import job_id
-from hetero.launch.ranks.leader import Copies, Follower, meeting_name, rank_command
-from hetero.launch.ranks.parent_launcher import outer_launcher, take_variables
+from hetero.launch.failure import reserved_space, shown_detail, shown_first_line, write_failure
+from hetero.launch.host import JobEndsError, LaunchedHost, RestartError, StoppedEarlyError, cause_of
+from hetero.launch.ranks.leader import Follower, LocalLeader, meeting_name, rank_command
+from hetero.launch.ranks.mpi_ranks import MpiStarter
+from hetero.launch.ranks.parent_launcher import find_parent, take_variables
+from hetero.launch.ranks.ranks import AgentStarter
+from hetero.launch.ranks.starter import RankStarter
 from hetero.launch.roles import serve, train
 from hetero.system import logs
 from hetero.system.fault_injection import permit_faults
@@ -45,12 +47,12 @@ __all__ = ["launch"]
 logger = logging.getLogger(__name__)
 
 _END_S = 20.0
-"""Seconds for a host to end after its job has failed, kills included. After that the watchdog ends the process."""
-_WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN)
+"""Seconds for a host to kill its processes and end after its job has failed. Then the watchdog ends this process."""
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN)
 """Errors that mean that the system lacks a resource."""
 
 
-def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> int:
+def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) -> int:
     """Run this host's part of the job and return its exit code. Call it on the main thread.
 
     Raises:
@@ -60,6 +62,7 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
     logs.setup_logging(
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )
+    logger.debug("platform: %s", platform.name)
     is_simulated = "HETERO_SIMULATED" in os.environ  # set by `hetero simulate`
     permit_faults(
         os.environ,
@@ -67,60 +70,65 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, base_dir: Path) -> i
         host=cluster.current_host,
         platform="" if is_simulated else cluster.source,
     )
-    # Only one of the processes that mpirun or torchrun made on this host does the host's work.
-    outer = outer_launcher(os.environ)
-    if outer is None:
-        return _lead(options, cluster, base_dir, None)
-    variables = take_variables(os.environ, outer)
-    if outer.gives_ranks:  # mpirun copies the platform's variables of its first host to all other hosts
-        facts = platform_variables(cluster)
+    for name in [name for name in os.environ if name.startswith(platform.stripped)]:
+        del os.environ[name]
+    # If mpirun or torchrun made several processes on this host, only one of them does the host's work.
+    parent = find_parent(os.environ)
+    if parent is None:
+        return _lead(options, cluster, platform, AgentStarter(framework_of(options)))
+    variables = take_variables(os.environ, parent)
+    if parent.gives_ranks:  # mpirun copies the platform's variables of its first host to all other hosts
+        facts = platform.own_variables(cluster)
         os.environ.update({name: fact for name, fact in facts.items() if name in os.environ})
-    name = meeting_name(outer, job_id=job_id(os.environ, cluster), host=cluster.current_host, base_dir=base_dir)
-    # Under mpirun the copy with local rank 0 forks. The child leads, and the parent follows.
-    forked_pid = os.fork() if outer.leads and outer.gives_ranks else None
+    name = meeting_name(
+        parent, job_id=platform.job_id(cluster), host=cluster.current_host, base_dir=platform.folders.root
+    )
+    # Under mpirun the launcher with local rank 0 forks. The child leads, and the parent follows.
+    forked_pid = os.fork() if parent.leads and parent.gives_ranks else None
     if forked_pid == 0:
         os.setsid()  # leave the process group, because mpirun sends its signals there
-    elif forked_pid is not None or not outer.leads:
+    elif forked_pid is not None or not parent.leads:
         command = rank_command(options.command)
         follower = Follower(
-            outer,
+            parent,
             name,
             command=command,
             variables=variables,
             stopped_code=_stopped(options),
             leader_pid=forked_pid,
         )
-        return _follow(follower, cluster.current_host, base_dir)
-    logger.info("one launcher works for the %d processes that %s made on this host", outer.num_local, outer.name)
-    with Copies(outer, name) as copies:
+        return _follow(follower, cluster.current_host, platform)
+    logger.info("this launcher leads the %d processes that %s made on this host", parent.num_local, parent.name)
+    with LocalLeader(parent, name) as leader:
         code = int(ExitCode.INTERNAL)
         try:
-            code = _lead(options, cluster, base_dir, copies if outer.gives_ranks else None)
+            starter = MpiStarter(leader) if parent.gives_ranks else AgentStarter(framework_of(options))
+            code = _lead(options, cluster, platform, starter)
         finally:
-            copies.finish(code)
+            leader.finish(code)
         return code
 
 
-def _follow(follower: Follower, host: str, base_dir: Path) -> int:
-    """Wait for the copy that leads this host and return its exit code. Write the failure file if that copy is lost."""
-    logger.info("this copy waits for the launcher that works for this host")
+def _follow(follower: Follower, host: str, platform: Platform) -> int:
+    """Wait for the local leader of this host and return its exit code. Write the failure file if the leader is lost."""
+    logger.info("another launcher process does the work of this host; this process starts its rank and waits")
     code = follower.run()
     if code is not None:
         return code
     cause = Cause(host=host, summary="the launcher of this host was lost", exit_code=ExitCode.ORPHANED)
     _show(cause, host)
-    failure_file = base_dir / "output" / "failure"
+    failure_file = platform.folders.failure
     if not failure_file.exists():
         write_failure(failure_file, cause)
     return int(cause.exit_code)
 
 
-def _lead(options: LaunchOptions, cluster: ClusterSpec, base_dir: Path, copies: Copies | None) -> int:
-    """Run this host's part of the job as its only launcher, or as the copy that leads."""
-    failure_file = base_dir / "output" / "failure"
+def _lead(options: LaunchOptions, cluster: ClusterSpec, platform: Platform, starter: RankStarter) -> int:
+    """Run this host's part of the job as its only launcher, or as the local leader."""
+    failure_file = platform.folders.failure
     with logs.write_behind(), reserved_space(failure_file):
         try:
-            with Host(options, cluster, base_dir=base_dir, environ=os.environ, copies=copies) as host:
+            with LaunchedHost(options, cluster, platform=platform, environ=os.environ, starter=starter) as host:
                 return _run(host, failure_file)
         except StoppedEarlyError:
             return _stopped(options)
@@ -134,7 +142,7 @@ def _lead(options: LaunchOptions, cluster: ClusterSpec, base_dir: Path, copies: 
         return int(cause.exit_code)
 
 
-def _run(host: Host, failure_file: Path) -> int:
+def _run(host: LaunchedHost, failure_file: Path) -> int:
     groups = ", ".join(
         f"{group.name}={group.instance_type}:{len(group.hosts)} ({group.role.value})" for group in host.cluster.groups
     )
@@ -166,18 +174,18 @@ def _stopped(options: LaunchOptions) -> int:
 
 
 def _internal(error: Exception, host: str) -> Cause:
-    """Return an unexpected error as a cause. A lack of system resources gets its own exit code."""
-    is_want = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _WANTS)
+    """Return the cause for an unexpected error. A lack of system resources has its own exit code."""
+    is_lack = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
     return Cause(
         host=host,
-        summary=f"{'not enough resources' if is_want else 'an error inside hetero'}: {type(error).__name__}: {error}",
+        summary=f"{'not enough resources' if is_lack else 'an error inside hetero'}: {type(error).__name__}: {error}",
         detail=traceback.format_exc(),
-        exit_code=ExitCode.RESOURCES if is_want else ExitCode.INTERNAL,
+        exit_code=ExitCode.RESOURCES if is_lack else ExitCode.INTERNAL,
     )
 
 
-def _agreed(host: Host, cause: Cause) -> Cause:
-    """Report a failure of this host and return the root cause that the job agrees on."""
+def _agreed(host: LaunchedHost, cause: Cause) -> Cause:
+    """Report a failure of this host, and return the root cause that the arbiter chooses."""
     try:
         host.fail(cause)
     except JobEndsError as end:
@@ -186,7 +194,7 @@ def _agreed(host: Host, cause: Cause) -> Cause:
         return cause
 
 
-def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
+def _abort(host: LaunchedHost, cause: Cause, failure_file: Path) -> int:
     """Publish the root cause, write the failure file, stop the endpoints, and return the exit code."""
     with host.hub.membership() as membership:
         cause = membership.own.decided or cause
@@ -202,5 +210,5 @@ def _abort(host: Host, cause: Cause, failure_file: Path) -> int:
 
 
 def _show(cause: Cause, host: str) -> None:
-    for line in (cause.first_line, *shown_detail(cause, host)):
+    for line in (shown_first_line(cause, host), *shown_detail(cause, host)):
         logger.error("%s", line)

@@ -1,6 +1,6 @@
 """Logs the metrics of a job as lines that a platform's metric definitions match, see `hetero.metrics.lines`.
 
-Only the first trainer host logs them, because a platform that reads the logs of all hosts counts every line.
+Only the first trainer host logs them. A platform that reads the logs of all hosts would count every copy of a line.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hetero.metrics.lines import metric_text
 from hetero.metrics.steps import StepSummary
 from hetero.report.model import Figure, Report
 
-__all__ = ["progress_metrics", "result_metrics", "say_metrics"]
+__all__ = ["log_metrics", "progress_metrics", "result_metrics"]
 
 logger = logging.getLogger(__name__)
 
 
-def say_metrics(metrics: Mapping[str, float]) -> None:
+def log_metrics(metrics: Mapping[str, float]) -> None:
     """Log one line for each metric with a finite value."""
     for name, value in metrics.items():
         text = metric_text(name, value)
@@ -29,7 +29,7 @@ def say_metrics(metrics: Mapping[str, float]) -> None:
 
 
 def progress_metrics(trainers: Sequence[HostStatus], *, num_endpoints: int) -> dict[str, float]:
-    """Return the metrics of a running job, computed from the last reports of its ranks. Empty before the first step.
+    """Return the metrics of a running job, from the last reports of its ranks. Empty before the first step.
 
     Args:
         trainers: Last status of each trainer host.
@@ -69,7 +69,7 @@ def result_metrics(report: Report) -> dict[str, float]:
 
 
 def _longest(summaries_json: Iterable[bytes]) -> StepSummary | None:
-    """Return a rank's summary of the loader that took most time, or None without a valid summary."""
+    """Return a rank's summary of the loader with the longest total time. None without a valid summary."""
     found = []
     for part in summaries_json:
         try:

@@ -1,4 +1,4 @@
-"""Progress of a run: a line in the log at intervals, or a line on a terminal that is redrawn."""
+"""Shows the progress of a run, by a log line at intervals or by a terminal line that is redrawn."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TextIO
 from hetero.control.status import RankReport
 from hetero.errors import ConfigError
 from hetero.metrics.steps import StepSummary
+from hetero.system.text import counted
 
 __all__ = ["INTERVAL_VARIABLE", "PROGRESS_MARK", "StatusLine", "describe", "interval_s"]
 
@@ -50,7 +51,7 @@ def describe(reports: Sequence[RankReport]) -> str:
     if not found:
         return ""
     longest = max(found, key=lambda summary: (summary.total_s, summary.num_steps))
-    text = f"{longest.num_steps} step{'' if longest.num_steps == 1 else 's'} of {longest.name}"
+    text = f"{counted(longest.num_steps, 'step')} of {longest.name}"
     if longest.step_time_mean_s is not None and longest.utilisation is not None:
         text += f", {1000 * longest.step_time_mean_s:.0f} ms a step, {100 * (1 - longest.utilisation):.0f} % data wait"
     return text
@@ -84,7 +85,7 @@ class StatusLine:
             self._write(f"\r\x1b[K{line[: _columns() - 1]}")
 
     def clear(self) -> None:
-        """Erase the line, which makes room for other output."""
+        """Erase the line, so that other output can be written."""
         if self.is_live:
             self._write("\r\x1b[K")
 

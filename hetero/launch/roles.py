@@ -1,8 +1,7 @@
-"""The work of a host in its role: data hosts serve batches, trainer hosts run ranks."""
+"""The work of a host by role: data hosts serve batches, trainer hosts run ranks."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -15,13 +14,13 @@ from hetero.control.membership import Membership
 from hetero.control.rank.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
-from hetero.launch import placement, progress
-from hetero.launch.host import Host, RestartError
-from hetero.launch.metric_lines import progress_metrics, say_metrics
-from hetero.launch.ranks.leader import Copies
-from hetero.launch.ranks.mpi_ranks import GivenRanks
-from hetero.launch.ranks.ranks import RankProcesses, RanksOptions, free_port
-from hetero.launch.service_watch import ServiceWatch
+from hetero.launch import progress
+from hetero.launch.data_services import ServiceWatch, find_service
+from hetero.launch.host import LaunchedHost, RestartError
+from hetero.launch.metric_lines import log_metrics, progress_metrics
+from hetero.launch.ranks.ranks import free_port
+from hetero.launch.ranks.starter import RanksOptions
+from hetero.system.cgroups import usable_cpus
 from hetero.wire.channels import join_address
 
 __all__ = ["serve", "train"]
@@ -29,36 +28,27 @@ __all__ = ["serve", "train"]
 logger = logging.getLogger(__name__)
 
 _SPOT_S = 5.0
-"""Seconds that a data host waits after SIGTERM to learn whether the whole job is to stop."""
-_TOLD_AT = 0.9
-"""Fraction of the stop grace. When it is over, a failed stop callback is reported even if ranks of other hosts still
-run. At the end of the grace the job fails because ranks did not end, and that failure would hide the callback's."""
+"""Seconds that a data host waits after SIGTERM to learn whether the whole job must stop."""
+_REPORT_AT = 0.9
+"""Fraction of the stop grace after which a failed stop callback is reported even if ranks of other hosts still run. At
+the end of the grace the job fails because ranks did not end, and this failure would hide the callback's failure."""
 
 
-_NO_TORCH = (
-    "torchrun is to start the ranks, but this host has no torch; pip install torch, or say --framework tensorflow "
-    "(hetero_framework, HETERO_FRAMEWORK) for a job that trains with TensorFlow"
-)
-
-
-def serve(host: Host) -> None:
-    """Serve batches until every trainer host is done, then shut this data host down.
-
-    Return early if only this host was asked to stop.
+def serve(host: LaunchedHost) -> None:
+    """Serve batches until every trainer host is done or only this host is asked to stop. Then shut this host down.
 
     Raises:
-        JobEndsError: If the job fails, or if a trainer host is missing at the start timeout.
+        JobEndsError: If the job fails, or if a trainer host is still missing after the start timeout.
     """
     deadline_s = time.monotonic() + host.timings.start_timeout_s
-    if host.copies is not None:
-        host.fail(_misuse(host, "mpirun made ranks on a data host; have it start this on the trainer hosts alone"))
+    _check_starter(host, is_trainer=False)
     _start_endpoints(host, deadline_s)
     host.publish(state=HostState.SERVING)
     logger.info("serving with %s", "nothing" if host.pool is None else host.pool.describe())
     while not _may_leave(host, deadline_s):
         host.tick(lambda membership: _words_on_trainers(host, membership))
     host.publish(state=HostState.DRAINING)
-    if host.placement.has_tf_dispatcher:
+    if host.name == host.placement.servers.dispatcher_host:
         _let_workers_end(host)
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
@@ -67,14 +57,13 @@ def serve(host: Host) -> None:
     host.report()
 
 
-def train(host: Host) -> None:
+def train(host: LaunchedHost) -> None:
     """Run the ranks of this host, wait until the ranks of all hosts are done, and write the report.
 
     Raises:
-        JobEndsError: If the job fails, or if a host is missing at the start timeout.
+        JobEndsError: If the job fails, or if a host is still missing after the start timeout.
     """
-    if host.placement.framework == "torch" and host.copies is None and importlib.util.find_spec("torch") is None:
-        host.fail(_misuse(host, _NO_TORCH))
+    _check_starter(host, is_trainer=True)
     _start_endpoints(host, time.monotonic() + host.timings.start_timeout_s)
     while not _train_generation(host):
         pass
@@ -84,12 +73,12 @@ def train(host: Host) -> None:
     host.report()
 
 
-def _train_generation(host: Host) -> bool:
-    """Run one generation of this host's ranks. Return whether it finished, False if the trainer group restarts."""
+def _train_generation(host: LaunchedHost) -> bool:
+    """Run this host's ranks until they finish or the trainer group restarts. Return whether they finished."""
     try:
-        if host.copies is not None:
-            _wait_for_copies(host, host.copies)
-        port = _own_port(host)
+        _wait_for_processes(host)
+        num_ports = host.starter.num_ports(host.name, host.trainer_hosts, host.placement.num_ranks)
+        port = free_port(num_ports) if num_ports else 0
         host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
         if _wait_for_peers(host, time.monotonic() + host.timings.start_timeout_s):
             host.publish(state=HostState.TRAINING)
@@ -102,27 +91,14 @@ def _train_generation(host: Host) -> bool:
     return True
 
 
-def _meeting_hosts(host: Host) -> Sequence[str]:
-    """Return the trainer hosts where ranks may meet.
-
-    With TensorFlow these are all trainer hosts, because each rank has a server. With torch it is the first one. If
-    mpirun made the ranks, they meet on the host of rank 0, which may be any trainer host.
-    """
-    if host.copies is not None:
-        return host.trainer_hosts
-    return host.trainer_hosts if host.placement.framework == "tensorflow" else host.trainer_hosts[:1]
+def _check_starter(host: LaunchedHost, *, is_trainer: bool) -> None:
+    """Fail if ranks cannot be started on this host, or if mpirun made ranks on a data host."""
+    found = host.starter.obstacle(is_trainer=is_trainer, job_restarts=host.options.job_restarts)
+    if found:
+        host.fail(_misuse(host, found))
 
 
-def _own_port(host: Host) -> int:
-    """Return the first of the free ports for the meeting points on this host, 0 if ranks do not meet here."""
-    if host.copies is not None:
-        return free_port() if 0 in host.copies.ranks.values() else 0
-    if host.name not in _meeting_hosts(host):
-        return 0
-    return free_port(host.placement.num_ranks if host.placement.framework == "tensorflow" else 1)
-
-
-def _start_endpoints(host: Host, deadline_s: float) -> None:
+def _start_endpoints(host: LaunchedHost, deadline_s: float) -> None:
     pool = host.pool
     if pool is None:
         return
@@ -134,8 +110,8 @@ def _start_endpoints(host: Host, deadline_s: float) -> None:
             host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.DATA_HOSTS_MISSING))
 
 
-def _may_leave(host: Host, deadline_s: float) -> bool:
-    """Return whether a data host may leave, because every trainer host is done or only this host was asked to stop."""
+def _may_leave(host: LaunchedHost, deadline_s: float) -> bool:
+    """Return whether this data host may leave: every trainer host is done, or only this host was asked to stop."""
     with host.hub.membership() as membership:
         is_done = membership.trainers_done
         job_stops = membership.stop_requested
@@ -143,20 +119,20 @@ def _may_leave(host: Host, deadline_s: float) -> bool:
     if is_done:
         logger.info("every trainer host is done")
         return True
-    host.trainers_came = host.trainers_came or not missing  # restarting hosts are missing again
+    host.trainers_came = host.trainers_came or not missing  # stays True when hosts restart and are missing again
     if not host.trainers_came and time.monotonic() > deadline_s:
-        summary = f"trainer hosts never came within {host.timings.start_timeout_s:.0f} s: {_words(missing)}"
+        summary = f"trainer hosts did not appear within {host.timings.start_timeout_s:.0f} s: {_words(missing)}"
         host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
     if host.interrupted_s is None or job_stops or time.monotonic() - host.interrupted_s < _SPOT_S:
         return False
-    logger.warning("this host alone was asked to stop: leaving; the others compute its batches")
+    logger.warning("only this host was asked to stop. It leaves the job, and the other hosts compute its batches")
     return True
 
 
-def _let_workers_end(host: Host) -> None:
-    """Wait for a short time until the other data hosts have ended their workers. The dispatcher must end after them.
+def _let_workers_end(host: LaunchedHost) -> None:
+    """Wait a short time until the other data hosts have ended their workers. The dispatcher must end after the workers.
 
-    Lost hosts are not waited for, because their workers are lost too.
+    Ignore lost hosts, because their workers are lost too.
     """
     deadline_s = time.monotonic() + host.timings.abort_grace_s
     while time.monotonic() < deadline_s:
@@ -168,8 +144,8 @@ def _let_workers_end(host: Host) -> None:
         host.tick()
 
 
-def _words_on_trainers(host: Host, membership: Membership) -> str:
-    """Return the trainer hosts that a data host waits for, as text. Empty while it serves them."""
+def _words_on_trainers(host: LaunchedHost, membership: Membership) -> str:
+    """Return the trainer hosts for which a data host waits, as text. Empty while the data host serves them."""
     if not host.trainers_came:
         return _words(membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS))
     if host.interrupted_s is not None or membership.stop_requested:
@@ -177,7 +153,7 @@ def _words_on_trainers(host: Host, membership: Membership) -> str:
     return ""
 
 
-def _wait_for_peers(host: Host, deadline_s: float) -> bool:
+def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
     """Wait for all other hosts. Return True when ranks can start, False if the job was asked to stop."""
     while True:
         with host.hub.membership() as membership:
@@ -186,26 +162,25 @@ def _wait_for_peers(host: Host, deadline_s: float) -> bool:
             trainers = membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS)
             stop_requested = membership.stop_requested
         words = _words(data + trainers)
-        nameless = [name for name in _meeting_hosts(host) if not host.has_address(name)]
-        if not words and nameless:
-            words = f"the address of {', '.join(nameless)}, where ranks meet"
+        unresolved = [name for name in host.starter.meeting_hosts(host.trainer_hosts) if not host.has_address(name)]
+        if not words and unresolved:
+            words = f"the address of {', '.join(unresolved)}, where ranks meet"
         if stop_requested:
-            # The other hosts learn of the request no later than of this host's DONE state, and start no ranks either.
+            # Other hosts must learn of the request before they see this host's DONE state, or they would start ranks.
             host.publish(stop_requested=True)
             return False
-        if host.copies is not None and host.copies.ended:
-            summary = "mpirun ended a process of this host before the ranks were started"
+        if summary := host.starter.early_end():
             host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.SCRIPT_FAILED))
         if not words:
             return True
         if time.monotonic() > deadline_s:
             code = ExitCode.DATA_HOSTS_MISSING if data else ExitCode.TRAINER_HOSTS_MISSING
-            summary = f"not there after {host.timings.start_timeout_s:.0f} s: {words}"
+            summary = f"still missing after {host.timings.start_timeout_s:.0f} s: {words}"
             host.fail(Cause(host=host.name, summary=summary, exit_code=code))
         host.tick(lambda _, words=words: words)  # type: ignore[misc]
 
 
-def _run_ranks(host: Host) -> None:
+def _run_ranks(host: LaunchedHost) -> None:
     # Collect what the ranks need to know.
     launcher = join_address(host.address, host.hub.port) if host.rank_socket is None else host.rank_socket.address
     environment = {**host.child_environment, LAUNCHER_VARIABLE: launcher}
@@ -223,8 +198,8 @@ def _run_ranks(host: Host) -> None:
         meeting_points=_meeting_points(host, ports),
         own_address=host.address,
         num_ranks=host.placement.num_ranks,
-        num_cpus=placement.usable_cpus(),
-        num_gpus=placement.num_gpus(),
+        num_cpus=usable_cpus(),
+        num_gpus=host.placement.num_gpus,
         environment=environment,
         generation=host.generation,
     )
@@ -232,16 +207,20 @@ def _run_ranks(host: Host) -> None:
     interval_s = progress.interval_s(os.environ)
     next_progress_s = time.monotonic() + interval_s
     stopped_s = math.inf
-    service = ServiceWatch(host)
-    ranks = _start_ranks(host, options)
+    service = find_service(host.options.data_service)
+    watch = service.watch(host.name, host.placement.servers, host.timings) if host.placement.data_service else None
+    ranks = host.starter.start(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
     try:
         while (status := ranks.poll()) is None:
             host.tick(lambda membership: _words_on_ends(membership.own.ranks, options.num_ranks))
-            service.check()
+            if watch is not None:
+                _check_service(host, watch)
             if host.was_stopped:
                 stopped_s = min(stopped_s, time.monotonic())
             if _is_left_alone(host):
-                logger.warning("asked to stop, and another trainer host has started no ranks: ending these")
+                logger.warning(
+                    "asked to stop before another trainer host started its ranks; ending the ranks of this host"
+                )
                 return
             if host.is_first_trainer and time.monotonic() >= next_progress_s:
                 next_progress_s = time.monotonic() + interval_s
@@ -261,41 +240,41 @@ def _run_ranks(host: Host) -> None:
     logger.info("ranks are done")
 
 
-def _meeting_points(host: Host, ports: Mapping[str, int]) -> list[tuple[str, int]]:
-    names = [name for name in _meeting_hosts(host) if host.copies is None or ports[name]]
+def _check_service(host: LaunchedHost, watch: ServiceWatch) -> None:
+    """Fail if the data service no longer serves the ranks of this host."""
+    with host.hub.membership() as membership:
+        records = membership.endpoints()
+        reports = membership.own.ranks
+    cause = watch.check(records, reports)
+    if cause is not None:
+        host.fail(cause)
+
+
+def _meeting_points(host: LaunchedHost, ports: Mapping[str, int]) -> list[tuple[str, int]]:
+    names = host.starter.meeting_hosts(host.trainer_hosts, ports)
     if not names:
-        host.fail(_misuse(host, "mpirun put rank 0 on none of the trainer hosts; have it start this on all of them"))
+        host.fail(_misuse(host, "mpirun put rank 0 on no trainer host; make it start hetero on all trainer hosts"))
     return [(host.address_of(name), ports[name]) for name in names]
 
 
-def _start_ranks(host: Host, options: RanksOptions) -> RankProcesses | GivenRanks:
-    if host.copies is not None:
-        logger.info("starting %d of the %d ranks that mpirun made", options.num_ranks, host.copies.outer.world_size)
-        return GivenRanks(options, host.copies, host=host.name, relay=host.relay, run_dir=host.run_dir)
-    logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)
-    return RankProcesses(options, host=host.name, relay=host.relay, run_dir=host.run_dir)
-
-
-def _wait_for_copies(host: Host, copies: Copies) -> None:
-    """Wait until all processes that mpirun made on this host have connected. Each process knows only its own rank."""
-    if host.options.job_restarts:
-        host.fail(_misuse(host, "job_restarts cannot be had with mpirun, whose ranks start once; leave it out"))
+def _wait_for_processes(host: LaunchedHost) -> None:
+    """Wait until all processes that must exist before the ranks start have connected."""
     deadline_s = time.monotonic() + host.timings.start_timeout_s
-    while not copies.are_there:
-        host.tick(lambda _: f"mpirun's processes: {len(copies.ranks)} of {copies.outer.num_local} are there")
+    while words := host.starter.waits_for():
+        host.tick(lambda _, words=words: words)  # type: ignore[misc]
         if time.monotonic() > deadline_s:
-            summary = f"mpirun has not started all its processes within {host.timings.start_timeout_s:.0f} s"
+            summary = f"still missing after {host.timings.start_timeout_s:.0f} s: {words}"
             host.fail(Cause(host=host.name, summary=summary, exit_code=ExitCode.TRAINER_HOSTS_MISSING))
 
 
-def _misuse(host: Host, summary: str) -> Cause:
+def _misuse(host: LaunchedHost, summary: str) -> Cause:
     return Cause(host=host.name, summary=summary, exit_code=ExitCode.USAGE)
 
 
-def _is_left_alone(host: Host) -> bool:
+def _is_left_alone(host: LaunchedHost) -> bool:
     """Return whether this host's ranks wait for ranks that another host will not start.
 
-    This happens if a request to stop arrives after one trainer host has started its ranks and before another has.
+    This happens if a request to stop arrives when this host has started its ranks and another trainer host has not.
     """
     with host.hub.membership() as membership:
         others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
@@ -303,22 +282,22 @@ def _is_left_alone(host: Host) -> bool:
         return membership.stop_requested and is_without_ranks and not membership.own.ranks
 
 
-def _let_others_end(host: Host, stopped_s: float) -> None:
-    """Wait until the ranks of other hosts have ended, because a failure of the job would interrupt what they save.
+def _let_others_end(host: LaunchedHost, stopped_s: float) -> None:
+    """Wait until the ranks of other hosts have ended. If the job failed now, these ranks could not finish saving.
 
     The reports of this host's ranks are not checked, because a rank may end itself or its last report may be lost.
 
     Args:
         host: This host. Its rank processes have ended.
-        stopped_s: Time of the request to stop, in monotonic seconds. The wait ends shortly before the stop grace does.
+        stopped_s: Time of the request to stop, in monotonic seconds. The wait ends shortly before the stop grace ends.
     """
-    deadline_s = stopped_s + _TOLD_AT * host.timings.stop_grace_s
+    deadline_s = stopped_s + _REPORT_AT * host.timings.stop_grace_s
     while (names := _unfinished(host)) and time.monotonic() < deadline_s:
         host.tick(lambda _, names=names: f"the end of rank {names}")  # type: ignore[misc]
 
 
-def _unfinished(host: Host) -> str:
-    """Return the ranks of other hosts that may still run, as text. The ranks of a host that is done have all ended."""
+def _unfinished(host: LaunchedHost) -> str:
+    """Return the ranks of other hosts that may still run, as text. On a host that is done, all ranks have ended."""
     with host.hub.membership() as membership:
         others = [status for status in membership.statuses(Role.TRAINER) if status.host != host.name]
     running = [status for status in others if status.state not in (HostState.DONE, HostState.FAILED)]
@@ -327,14 +306,14 @@ def _unfinished(host: Host) -> str:
 
 
 def _words_on_ends(reports: Sequence[RankReport], num_ranks: int) -> str:
-    """Return a text that names the ranks whose processes still run after every script has ended, else an empty text."""
+    """Return the ranks whose processes still run, as text, if all scripts have ended. Else return an empty text."""
     if len(reports) < num_ranks or not all(report.finished for report in reports):
         return ""
     names = ", ".join(str(report.rank) for report in reports)
-    return f"the end of the processes of rank {names}; their scripts have ended"
+    return f"the end of the processes of rank {names}, whose scripts have ended"
 
 
-def _show_progress(host: Host) -> None:
+def _show_progress(host: LaunchedHost) -> None:
     with host.hub.membership() as membership:
         reports = membership.own.ranks
         trainers = membership.statuses(Role.TRAINER)
@@ -342,10 +321,10 @@ def _show_progress(host: Host) -> None:
     text = progress.describe(reports)
     if text:
         logger.info("progress: %s", text)
-    say_metrics(progress_metrics(trainers, num_endpoints=num_endpoints))
+    log_metrics(progress_metrics(trainers, num_endpoints=num_endpoints))
 
 
-def _trainers_done(host: Host) -> bool:
+def _trainers_done(host: LaunchedHost) -> bool:
     with host.hub.membership() as membership:
         return membership.trainers_done
 

@@ -12,20 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hetero.cluster import ClusterSpec
+from hetero import __version__
+from hetero.cluster import ClusterSpec, Folders
 from hetero.config import LaunchOptions
+from hetero.config.options import DEFAULT_DATA_SERVICE
 from hetero.control.status import Cause, HostStatus
 from hetero.errors import ConfigError, ExitCode, HeteroError
-from hetero.launch.metric_lines import result_metrics, say_metrics
+from hetero.launch.data_services import find_service
+from hetero.launch.metric_lines import log_metrics, result_metrics
 from hetero.launch.placement import Placement
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS, build_report, idle_data_hosts
-from hetero.report.markdown import code, render_report
+from hetero.report.markdown import render_report
 from hetero.report.model import REPORT_FILE_NAME, GroupFacts, RankFacts, RunFacts
 from hetero.system.documents import write_text
-from hetero.version import __version__
+from hetero.system.text import code_span
 
 __all__ = ["METRICS_FILE_NAME", "output_folder", "run_facts", "write_metrics", "write_report"]
 
@@ -34,9 +37,9 @@ logger = logging.getLogger(__name__)
 METRICS_FILE_NAME = "metrics.json"
 
 
-def output_folder(options: LaunchOptions, base_dir: Path, host: str) -> Path:
-    """Return the folder for this host's files. By default each host has its own, because hosts share the output."""
-    return options.output_dir if options.output_dir is not None else base_dir / "output" / "data" / host
+def output_folder(options: LaunchOptions, folders: Folders, host: str) -> Path:
+    """Return the folder for this host's files. The default is named after the host, because hosts share the output."""
+    return options.output_dir if options.output_dir is not None else folders.output / host
 
 
 def write_report(
@@ -49,10 +52,9 @@ def write_report(
     started_epoch_s: float,
     wall_s: float,
     cause: Cause | None,
-    base_dir: Path,
+    folder: Path,
 ) -> None:
     """Write the job's report and log its metrics. An error is logged and does not change the job's exit code."""
-    folder = output_folder(options, base_dir, cluster.current_host)
     try:
         facts = run_facts(
             options,
@@ -75,7 +77,7 @@ def write_report(
         write_text(folder / REPORT_FILE_NAME, json.dumps(report.to_json(), indent=2) + "\n")
         text = render_report(report)
         if cause is not None:
-            text += f"\nThe run failed: {code(cause.first_line)}\n"
+            text += f"\nThe run failed: {code_span(cause.first_line)}\n"
         write_text(folder / "report.md", text)
     except (OSError, HeteroError) as error:
         logger.error("the report could not be written to %s: %s", folder, error)
@@ -84,7 +86,7 @@ def write_report(
     if idle is not None:
         logger.error("%s", idle)
     logger.info("report: %s", folder / "report.md")
-    say_metrics(result_metrics(report))
+    log_metrics(result_metrics(report))
 
 
 def write_metrics(folder: Path, cluster: ClusterSpec, own: HostStatus) -> None:
@@ -92,7 +94,7 @@ def write_metrics(folder: Path, cluster: ClusterSpec, own: HostStatus) -> None:
 
     Args:
         folder: The host's folder, see `output_folder`.
-        cluster: The cluster, with this host in it.
+        cluster: The cluster, which contains this host.
         own: The host's last status.
     """
     usage = _read(HostUsage, own.usage_json) if own.usage_json else None
@@ -125,8 +127,8 @@ def run_facts(
 ) -> RunFacts:
     """Return the facts of a run, from the last status of each host.
 
-    ``started_epoch_s`` is the wall-clock time at the start of this launcher. It is only a label and never subtracted.
-    ``wall_s`` is the monotonic time since then in seconds.
+    ``started_epoch_s`` is the wall-clock time at the start of this launcher. It is not used to compute durations.
+    ``wall_s`` is the monotonic time since this start, in seconds.
     """
     return RunFacts(
         run_id=job_id,
@@ -152,26 +154,12 @@ def run_facts(
         options={
             "ranks per trainer host": str(placement.num_ranks),
             "job restarts allowed": str(options.job_restarts),
-            **_servers(options, placement),
+            **find_service(placement.data_service or DEFAULT_DATA_SERVICE).report_options(options),
             "data service": placement.data_service or "none",
             "emulate_sample_s": str(options.emulate_sample_s),
             "emulate_step_s": str(options.emulate_step_s),
         },
     )
-
-
-def _servers(options: LaunchOptions, placement: Placement) -> dict[str, str]:
-    """Return the report's entries on how many processes were planned to preprocess on each host."""
-    if placement.data_service == "tf":
-        return {
-            "tf.data workers per data host": str(options.tf_workers_per_host),
-            "tf.data workers per trainer host": str(options.trainer_tf_workers),
-            "journal of the dispatcher": "no" if options.tf_work_dir is None else "yes",
-        }
-    return {
-        "endpoints per data host": str(options.endpoints_per_host or "default"),
-        "endpoints per trainer host": str(options.trainer_endpoints),
-    }
 
 
 def _placement_name(options: LaunchOptions, cluster: ClusterSpec) -> str:
@@ -227,5 +215,5 @@ def _read(kind: Any, part: bytes) -> Any:
     try:
         return kind.from_json(json.loads(part))
     except (ValueError, ConfigError) as error:
-        logger.warning("left out of the report, malformed: %s", error)
+        logger.warning("the report leaves out a malformed part of a host's status: %s", error)
         return None

@@ -1,4 +1,4 @@
-"""Watches the launcher's main loop. It logs where a stuck loop is, and ends a launcher that cannot end itself."""
+"""Watches the launcher's main loop. It logs the stack of a stuck loop, and ends a launcher that cannot end itself."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ logger = logging.getLogger(__name__)
 class Watchdog:
     """A thread that checks whether the main loop calls `tick`, as a context manager.
 
-    The main loop is stuck if it does not call `tick` for a lease. Peers then count the launcher as silent, and the
-    watchdog logs the main thread's stack once. If the interpreter itself is blocked, no Python thread can run. The
-    timer of `faulthandler` then writes the stacks to standard error instead.
+    The main loop counts as stuck if it does not call `tick` for ``lease_s``. By then peers consider the launcher lost,
+    and the watchdog logs the main thread's stack once. If the interpreter is blocked, no Python thread can run. Then
+    the timer of `faulthandler` writes the stacks to standard error.
 
-    After three leases, or when the time of `expect_end` is over, the watchdog ends this process. Parent-death signals
-    then end the processes that it started. Time during which this whole process was suspended does not count.
+    After three times ``lease_s``, or when the time given to `expect_end` is over, the watchdog ends this process.
+    Parent-death signals then end the processes that this process started. Time during which this whole process was
+    suspended does not count.
 
     Args:
-        lease_s: Seconds without a tick until the main loop counts as stuck.
+        lease_s: Seconds without a tick after which the main loop counts as stuck.
         status: Returns the exit status of a stuck launcher. It must not take a lock that the main loop may hold.
         exit_process: Ends this process at once with a status.
         clock: Returns monotonic seconds.
@@ -75,7 +76,7 @@ class Watchdog:
         self._end = self._clock() + within_s, status
 
     def check(self) -> None:
-        """Log a stuck main loop, or end this process if its time is over."""
+        """Log the stack of a stuck main loop, or end this process after the time given to `expect_end`."""
         now_s = self._clock()
         if now_s - self._checked_s > _SUSPENDED_S:
             self._ticked_s = now_s
@@ -83,7 +84,7 @@ class Watchdog:
         if self._end is not None:
             deadline_s, status = self._end
             if now_s > deadline_s:
-                self._dump("the end of this host takes too long: ending it at once")
+                self._dump("this host takes too long to end; the launcher exits now")
                 self._exit_process(status)
             return
         still_s = now_s - self._ticked_s
@@ -101,5 +102,5 @@ class Watchdog:
 
     def _dump(self, why: str) -> None:
         frame = sys._current_frames().get(self._main_id)
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else "it has ended"
-        logger.error("%s; it is at:\n%s", why, stack)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else "the main thread has ended"
+        logger.error("%s. Stack of the main thread:\n%s", why, stack)

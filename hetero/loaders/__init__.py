@@ -7,7 +7,7 @@ timing.py           its step timer
 crosscheck.py       compares globals and first batches of endpoints with this process's own
 remote.py           this process's fleet of endpoints, and its readers
 local_endpoints.py  endpoints that this process starts for itself
-auditing.py         enters delivered batches into this rank's ledger
+auditing.py         records delivered batches in this rank's ledger
 checks.py           checks of arguments that all frameworks share
 
 `hetero.torch` and `hetero.tf` are built on this package. It imports neither torch nor TensorFlow.

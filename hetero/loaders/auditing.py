@@ -1,4 +1,4 @@
-"""Enters the batches that a loader delivers into this rank's ledger, if there is one."""
+"""Records the batches that a loader delivers in this rank's ledger, if there is one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from hashlib import blake2b
 from typing import Any
 
 from hetero.audit import ledger as ledgers
-from hetero.audit.indices import indices_digest, samples_sum
 from hetero.audit.ledger import BatchEntry, Ledger, LoaderFacts, Writer
-from hetero.batches.purity import digest
+from hetero.batches.purity.comparison import digest
+from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.errors import HeteroError
 from hetero.loaders.pipeline import LoaderPipeline, shard_of_environment
-from hetero.loaders.sampling import PlannedBatch
 from hetero.spec import DatasetSpec
 
 __all__ = ["add", "enter", "entry_of", "note_unseen"]
@@ -24,42 +23,41 @@ logger = logging.getLogger(__name__)
 _MAX_NAME_LENGTH = 200
 
 
-def enter(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch: Any) -> None:
-    """Enter a batch that is about to be delivered. Without a ledger this costs only one lookup.
+def enter(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> None:
+    """Record a batch in the ledger just before it is delivered. Without a ledger this costs only one lookup.
 
     Args:
         pipeline: The loader's pipeline.
-        planned: The planned batch that was requested.
-        epoch: The epoch of the batch.
+        request: The request of the batch.
         batch: The batch as it arrived, before it moves to a device.
     """
-    entry = entry_of(pipeline, planned, epoch, batch)
+    entry = entry_of(pipeline, request, batch)
     if entry is not None:
         add(pipeline, entry)
 
 
-def entry_of(pipeline: LoaderPipeline, planned: PlannedBatch, epoch: int, batch: Any) -> BatchEntry | None:
-    """Return the entry that `enter` would add. Return None without a ledger, or if the ledger ends with this batch."""
+def entry_of(pipeline: LoaderPipeline, request: BatchRequest, batch: Any) -> BatchEntry | None:
+    """Return the entry that `enter` would add. None without a ledger, and after an error, which ends the ledger."""
     ledger = _ledger(pipeline)
     if ledger is None:
         return None
     try:
         return BatchEntry(
-            epoch=epoch,
-            position=planned.position,
-            size=len(planned.indices),
-            indices=indices_digest(planned.indices, planned.occurrences),
-            samples=samples_sum(planned.indices, planned.occurrences, leave_out_repeats=pipeline.has_own_order),
+            epoch=request.epoch,
+            position=request.position,
+            size=request.work.num_samples,
+            indices=request.work.digest(),
+            samples=request.work.samples_sum(leave_out_repeats=pipeline.has_own_order),
             content=digest(batch),
         )
     except Exception as error:  # noqa: BLE001 - a user's object may raise when it is read
-        what = f"it ends before loader {pipeline.name}, epoch {epoch}, position {planned.position}"
-        ledger.give_up(f"cannot take a batch: {type(error).__name__}: {error}", what)
+        what = f"it ends before loader {pipeline.name}, epoch {request.epoch}, position {request.position}"
+        ledger.give_up(f"cannot record a batch: {type(error).__name__}: {error}", what)
         return None
 
 
 def add(pipeline: LoaderPipeline, entry: BatchEntry) -> None:
-    """Enter the return value of `entry_of`."""
+    """Add to the ledger an entry that `entry_of` returned."""
     ledger = _ledger(pipeline)
     if ledger is None:
         return
@@ -69,11 +67,11 @@ def add(pipeline: LoaderPipeline, entry: BatchEntry) -> None:
 
 
 def note_unseen(pipeline: LoaderPipeline) -> None:
-    """Record that processes of a tool fetch batches, which the ledger cannot see. The ledger then ends."""
+    """End the ledger because processes of a tool fetch batches, which the ledger cannot see."""
     ledger = _ledger(pipeline)
     if ledger is not None:
         what = f"batches of loader {pipeline.name} are missing in it"
-        ledger.give_up("does not see what the processes of a tool's loader fetch", what)
+        ledger.give_up("cannot see what the processes of a tool's loader fetch", what)
 
 
 def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
@@ -82,7 +80,7 @@ def _ledger(pipeline: LoaderPipeline) -> Ledger | None:
 
 def _identify(pipeline: LoaderPipeline) -> Writer:
     session = control.current()
-    # The job's ranks count, even if they do not share an epoch, because each rank has a ledger.
+    # Each rank of the job has a ledger, so use the rank in the job even if the ranks do not share an epoch.
     shard = shard_of_environment()
     if shard.world_size == 1:
         shard = pipeline.shard()

@@ -12,9 +12,9 @@ from typing import cast
 
 from hetero.batches.request import SAMPLE_ERROR_POLICIES, SampleErrorPolicy
 from hetero.control.rank import session as control
-from hetero.dataplane.endpoint.script import SCRIPT_MODULE
 from hetero.errors import ConfigError
 from hetero.loaders.pipeline import is_remote
+from hetero.system.scripts import SCRIPT_MODULE
 from hetero.wire.compression import compression_to_proto, load_codec
 
 __all__ = [
@@ -30,14 +30,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.1
-"""Seconds between two looks at whether a new process has imported the script."""
+"""Seconds between two checks whether a new process has imported the script."""
 
 
 def check_not_importing() -> None:
-    """Reject batches in a script that is only being imported, because data hosts and loader processes would train.
+    """Reject a request for batches while the script is only imported. Data hosts and loader processes must not train.
 
     Raises:
-        ConfigError: If the script is only being imported. The message names the line.
+        ConfigError: If the script is only being imported. The message names the line of the script that trains.
     """
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
@@ -51,7 +51,7 @@ def check_not_importing() -> None:
 
 
 def check_not_child_of_rank() -> None:
-    """Reject batches in a process that a rank of a job with endpoints has started.
+    """Reject a request for batches in a process that a rank of a job with endpoints has started.
 
     Such a process is not connected to the launcher. It would make all batches itself while the data hosts are idle.
 
@@ -60,19 +60,19 @@ def check_not_child_of_rank() -> None:
     """
     if control.is_child_of_rank():
         raise ConfigError(
-            "a process that a rank has started takes batches, and only ranks get those of the data hosts\n"
-            "  Start every trainer as a rank (hetero launch --nproc-per-node N) instead of with mp.spawn: the script "
+            "a process that a rank has started requests batches, but only ranks get batches from data hosts\n"
+            "  Start every trainer as a rank (hetero launch --nproc-per-node N) instead of with mp.spawn. The script "
             "then calls its\n  training function itself, and reads RANK, LOCAL_RANK and WORLD_SIZE from the "
             "environment.\n"
-            f"  To make batches in this process all the same, remove {control.LAUNCHER_VARIABLE} from its environment."
+            f"  To make batches in this process nevertheless, remove {control.LAUNCHER_VARIABLE} from its environment."
         )
 
 
 def warn_in_process_of_rank() -> None:
     """Log a warning if a rank started this process as ``mp.spawn`` does, because this process is not a rank.
 
-    This is called when the loader is imported. The first batch may be too late. With torchrun's environment and a
-    ``tcp://`` address, ``init_process_group`` waits forever for a server that never starts.
+    This is called when the loader is imported, because the process may never reach its first batch. With torchrun's
+    environment and a ``tcp://`` address, ``init_process_group`` waits forever for a server that never starts.
     """
     is_spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
     if is_spawned and control.current() is None and os.environ.get(control.LAUNCHER_VARIABLE):
@@ -80,22 +80,22 @@ def warn_in_process_of_rank() -> None:
 
 
 def _warn_if_of_mp_spawn() -> None:
-    """Wait until this process has imported the script. Only then does it know what it was started for."""
+    """Wait until this process has imported the script and knows its target. Warn if the target belongs to mp.spawn."""
     while multiprocessing.parent_process() is None:
         time.sleep(_INTERVAL_S)
     process = multiprocessing.current_process()
     target = getattr(process, "_target", None)
     if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
         logger.warning(
-            "a rank of the job started this process (%s) with mp.spawn, and it is not a rank: it gets no batches from "
-            "data hosts, and init_process_group with a tcp:// address may wait for ever. Start every trainer as a rank "
+            "a rank of the job started this process (%s) with mp.spawn. It is not a rank, so it gets no batches from "
+            "data hosts, and init_process_group with a tcp:// address may wait forever. Start every trainer as a rank "
             "instead: hetero launch --nproc-per-node N",
             process.name,
         )
 
 
 def check_compression(compression: str | None) -> None:
-    """Reject an unknown compression. Reject one without its package on this host if batches come from endpoints.
+    """Reject an unknown compression. With endpoints, also reject one whose package this host does not have.
 
     Raises:
         ConfigError: In both cases.
@@ -106,7 +106,7 @@ def check_compression(compression: str | None) -> None:
 
 
 def check_prefetch_factor(prefetch_factor: int | None) -> None:
-    """Reject a prefetch factor that is not a number of batches, even if batches do not come from endpoints.
+    """Reject an invalid prefetch factor, even if batches do not come from endpoints.
 
     Raises:
         ConfigError: If it is neither None nor an integer of at least 1.
@@ -116,7 +116,7 @@ def check_prefetch_factor(prefetch_factor: int | None) -> None:
 
 
 def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: bool) -> SampleErrorPolicy:
-    """Return the policy.
+    """Check both arguments, and return ``on_sample_error``.
 
     Raises:
         ConfigError: If an argument is invalid, or if samples may be skipped but are not made into batches.
@@ -127,7 +127,7 @@ def check_sample_errors(on_sample_error: str, max_skips: int, *, makes_batches: 
         raise ConfigError(f"max_skips is {max_skips!r}, expected an integer of at least 0")
     if on_sample_error == "skip" and not makes_batches:
         raise ConfigError(
-            "on_sample_error='skip' with batch_size=None: no other sample of a batch could stand in\n"
+            "on_sample_error='skip' with batch_size=None: no other sample can be the substitute\n"
             "  Pass a batch_size, or catch exceptions in the data set's __getitem__."
         )
     return cast("SampleErrorPolicy", on_sample_error)

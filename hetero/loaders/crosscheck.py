@@ -1,8 +1,8 @@
 """Compares the globals and batches of endpoints with those of this process.
 
-Data hosts only import the script, so changes that ``main()`` makes are missing there. Two things are compared at the
-beginning of a pass. The first is the globals that the data set's code reads (`hetero.batches.globals`). The second is
-the loader's first batches, those of its purity check, if this process can build the data set.
+Data hosts only import the script, so changes that ``main()`` makes are missing there. At the beginning of a pass, the
+globals that the data set's code reads are compared (`hetero.batches.purity.globals`). If this process can build the
+data set, it also computes and compares the batches of the purity check, which are the loader's first ones.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import numpy as np
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe_environment, fetch
-from hetero.batches.globals import GlobalsReader, check_globals
-from hetero.batches.purity import compare
-from hetero.batches.request import BatchRequest
-from hetero.batches.samples import Cancelled
+from hetero.batches.purity.comparison import compare
+from hetero.batches.purity.globals import GlobalsReader, check_globals
+from hetero.batches.request import BatchRequest, Cancelled
 from hetero.batches.seeds import preserved_generators, single_threaded
-from hetero.batches.structure import flatten, unflatten
-from hetero.dataplane.reader.consistency import Agreement
+from hetero.batches.structure.conversion import flatten, unflatten
+from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
 from hetero.datasets import get_factory, prebuild
@@ -36,10 +35,9 @@ from hetero.system.process import thread_limits
 __all__ = ["CheckedReader"]
 
 MAX_BUILD_S = 10.0
-"""Longest build time on an endpoint, in seconds. A slower data set is not built in the rank, because training would
-wait."""
+"""Seconds that an endpoint may take to build a data set. Ranks do not build a slower one, or training would wait."""
 MAX_COMPARE_S = 20.0
-"""Seconds for the comparison of one loader's batches in a pass."""
+"""Seconds that the comparison of one loader's batches may take in a pass."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ _skipped: set[DatasetSpec] = set()  # specs whose batches are not compared, for 
 
 
 class CheckedReader(Iterator[Any]):
-    """A reader that compares the data set and its first batches with this process's own. For one consuming thread.
+    """A reader that compares globals and first batches between endpoints and this process. For one consuming thread.
 
     Args:
         fleet: The endpoints.
@@ -73,10 +71,9 @@ class CheckedReader(Iterator[Any]):
     ) -> None:
         self._fleet = fleet
         self._compares_globals = compares_globals
-        self._requests = _Requests(requests)
-        self._twin = _Twin() if compares_batches else None
-        self._num_delivered = 0
-        self._reader = open_reader(iter(self._requests))
+        self._own = _OwnDataset() if compares_batches else None
+        self._is_first = True
+        self._reader = open_reader(requests)
         self._compare_or_close()  # endpoints have described the data set already if its length was requested
 
     def __next__(self) -> Any:
@@ -86,30 +83,34 @@ class CheckedReader(Iterator[Any]):
             DatasetMismatchError: If the data set differs between this process and the endpoints.
             HeteroError: As in `Reader`.
         """
-        number = self._num_delivered
-        self._num_delivered += 1
+        is_first, self._is_first = self._is_first, False
         try:
             batch = next(self._reader)
         except DatasetError:
-            self._requests.marked.pop(number, None)
-            if not number:
-                self._compare_or_close()  # a global that differs on data hosts may be the cause, for example a None
+            if is_first:
+                self._compare_or_close()  # the cause may be a global that differs on data hosts, where it may be None
             raise
-        request = self._requests.marked.pop(number, None)
-        if number and request is None:
+        request = self._reader.request
+        assert request is not None
+        if not is_first and not request.verify:
+            if self._own is not None and self._own.is_built:
+                self._own = _OwnDataset()  # releases the built data set
             return batch
         # Before delivery, check the globals at the first batch, and compare the batches of the purity check.
         try:
-            if not number:
+            if is_first:
                 self._check_globals()
-            if request is not None and self._twin is not None:
-                self._twin.compare(self._fleet, self._agreement(request.spec), request, batch)
+            if request.verify and self._own is not None:
+                self._own.compare(self._fleet, self._dataset(request.spec), request, batch)
         except BaseException:
             self.close()
             raise
-        if not self._requests.marked:
-            self._twin = self._twin and _Twin()  # releases the built data set
         return batch
+
+    @property
+    def request(self) -> BatchRequest | None:
+        """Request of the batch that `next` returned or raised an exception for."""
+        return self._reader.request
 
     @property
     def is_open(self) -> bool:
@@ -118,7 +119,7 @@ class CheckedReader(Iterator[Any]):
 
     def close(self) -> None:
         """Close the reader. Idempotent. Blocks like `Reader.close`."""
-        self._twin = None
+        self._own = None
         self._reader.close()
 
     def __enter__(self) -> CheckedReader:
@@ -134,18 +135,18 @@ class CheckedReader(Iterator[Any]):
             self.close()
             raise
 
-    def _agreement(self, spec: DatasetSpec) -> Agreement:
+    def _dataset(self, spec: DatasetSpec) -> ServedDataset:
         with self._fleet.lock:
-            return self._fleet.want(spec)
+            return self._fleet.prepare(spec)
 
     def _check_globals(self) -> None:
-        """Compare the globals with every endpoint that has described the data set so far."""
-        spec = self._requests.spec
+        """Compare the globals with those of every endpoint that has described the data set so far."""
+        spec = self._reader.spec
         if spec is None or not self._compares_globals:
             return
-        agreement = self._agreement(spec)
+        dataset = self._dataset(spec)
         with self._fleet.lock:
-            descriptions = dict(agreement.descriptions)
+            descriptions = dict(dataset.descriptions)
         if not any(description.globals for description in descriptions.values()):
             return
         reader = _globals_reader(spec)
@@ -154,51 +155,32 @@ class CheckedReader(Iterator[Any]):
             check_globals(reader, own, description.globals, dataset=spec.name, there=endpoint)
 
 
-class _Requests:
-    """The requests of one pass. It records the requests whose batches must be compared.
-
-    This class is separate from `CheckedReader` because the reader holds it, and must not hold its own owner.
-    """
-
-    def __init__(self, requests: Iterator[BatchRequest]) -> None:
-        self._requests = requests
-        self._num_taken = 0
-        self.spec: DatasetSpec | None = None
-        """Spec of the first request."""
-        self.marked: dict[int, BatchRequest] = {}
-        """Undelivered requests of the purity check, by number in the pass."""
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        for request in self._requests:
-            if self.spec is None:  # not `or`, which would request the spec's length
-                self.spec = request.spec
-            if request.verify:
-                self.marked[self._num_taken] = request
-            self._num_taken += 1
-            yield request
-
-
-class _Twin:
-    """This process's own copy of a data set, for a few batches."""
+class _OwnDataset:
+    """A data set that this process builds itself, to compare a few batches."""
 
     def __init__(self) -> None:
         self._built: BuiltDataset | None = None
         self._left_s = MAX_COMPARE_S
 
-    def compare(self, fleet: Fleet, agreement: Agreement, request: BatchRequest, batch: Any) -> None:
+    @property
+    def is_built(self) -> bool:
+        """Whether the data set was built."""
+        return self._built is not None
+
+    def compare(self, fleet: Fleet, dataset: ServedDataset, request: BatchRequest, batch: Any) -> None:
         """Compute a batch in this process too, and compare it with the delivered one.
 
         Raises:
             DatasetMismatchError: If it differs from the batch that an endpoint delivered.
         """
         spec = request.spec
-        if spec in _skipped or request.on_sample_error != "raise":  # samples may be missing on one host only
+        if spec in _skipped or request.on_sample_error != "raise":  # one host may skip samples that another has
             return
-        # Compute the batch, unless there is a reason against it.
+        # Compute the batch, unless there is a reason not to.
         begin_s = time.monotonic()
         try:
             with preserved_generators(), single_threaded():
-                reason = self._build(agreement, spec)
+                reason = self._build(dataset, spec)
                 own = None if reason else self._fetch(request, begin_s + self._left_s)
                 environment = describe_environment()
             if not reason:
@@ -214,42 +196,42 @@ class _Twin:
                 "first batches of data set %s are not compared with ones computed in the rank: %s", spec, reason
             )
             return
-        # Compare. A difference with another possible cause than the script is only logged.
+        # Compare. If something other than the script may have caused a difference, only log it.
         difference = compare(batch, own)
         if difference is None or (_computes_with_threads() and _is_rounding(batch, own)):
             return
         where = f"epoch {request.epoch}, position {request.position}: {difference}"
-        doubt = _find_doubt(agreement, spec, environment)
+        doubt = _find_doubt(dataset, spec, environment)
         if doubt:
             _skipped.add(spec)
             logger.warning(
-                "data set %r makes another batch in the rank than on data hosts, at %s. That may be because %s.",
+                "data set %r makes different batches in the rank and on data hosts, at %s. The cause may be that %s.",
                 spec.name,
                 where,
                 doubt,
             )
             return
         raise DatasetMismatchError(
-            f"data set {spec.name!r} makes another batch in the rank than on data hosts\n"
-            f"  At {where} (the data host's against the rank's).\n"
+            f"data set {spec.name!r} makes different batches in the rank and on data hosts\n"
+            f"  At {where} (the data host's value first).\n"
             "  Data hosts only import the script. Typical causes: a global or class attribute that main() changed, "
             "files that differ between hosts, environment variables.\n"
-            "  Make it an argument of the factory. --purity-checks 0 switches this comparison off."
+            "  Pass such a value as an argument of the factory. --purity-checks 0 switches this comparison off."
         )
 
-    def _build(self, agreement: Agreement, spec: DatasetSpec) -> str:
+    def _build(self, dataset: ServedDataset, spec: DatasetSpec) -> str:
         """Build the data set if it is not built yet. Return the reason if it cannot be built, else an empty text."""
         if self._built is not None:
             return ""
-        if agreement.build_s > MAX_BUILD_S:
-            return f"building it took {agreement.build_s:.0f} s on a data host"
+        if dataset.build_s > MAX_BUILD_S:
+            return f"building it took {dataset.build_s:.0f} s on a data host"
         if get_factory(spec.name).collate_fn is None and "torch" not in sys.modules:
-            return "torch, whose default_collate makes them, is not imported here"
+            return "torch is not imported here, and its default_collate makes the batches"
         built = prebuild(spec)
-        expected = agreement.reference
+        expected = dataset.reference
         if expected is not None and built.num_samples != expected.num_samples:
             return f"it has {built.num_samples} samples here and {expected.num_samples} there"
-        # Worker info is set as on endpoints. worker_init_fn is not called because it may change this process.
+        # Set worker info as on endpoints, but do not call worker_init_fn, because it may change this process.
         built.num_workers = 1
         self._built = built
         return ""
@@ -263,9 +245,9 @@ class _Twin:
         )
 
 
-def _find_doubt(agreement: Agreement, spec: DatasetSpec, environment: dict[str, str]) -> str:
-    """Return why a difference may have another cause than the script. Return an empty text without such a reason."""
-    for endpoint, description in sorted(dict(agreement.descriptions).items()):
+def _find_doubt(dataset: ServedDataset, spec: DatasetSpec, environment: dict[str, str]) -> str:
+    """Return a reason, unrelated to the script, why batches may differ. Empty if there is none."""
+    for endpoint, description in sorted(dict(dataset.descriptions).items()):
         for name in sorted(environment.keys() & description.environment.keys()):
             here, there = environment[name], description.environment[name]
             if here != there:
@@ -276,15 +258,12 @@ def _find_doubt(agreement: Agreement, spec: DatasetSpec, environment: dict[str, 
 
 
 def _computes_with_threads() -> bool:
-    """Return whether NumPy's libraries may use several threads here.
-
-    Endpoints use one, and sums depend on the number.
-    """
+    """Return whether NumPy's libraries may use several threads here. Endpoints use one, and sums depend on this."""
     return any(os.environ.get(name) != value for name, value in thread_limits().items())
 
 
 def _is_rounding(one: Any, other: Any) -> bool:
-    """Return whether two batches differ only in the last bits of floating point numbers."""
+    """Return whether two batches differ only by small rounding errors of floating point numbers."""
     tree, leaves = flatten(one)
     other_tree, other_leaves = flatten(other)
     if tree != other_tree or len(leaves) != len(other_leaves):

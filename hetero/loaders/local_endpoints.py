@@ -1,4 +1,4 @@
-"""Endpoints that this process starts for itself in jobs without any. The engine is the same as on data hosts."""
+"""Endpoints that this process starts for itself in a job without data hosts. They run the same code as data hosts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hetero.control.directory import Directory
 from hetero.control.security import Token, token_memfd
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.errors import ConfigError, EndpointUnavailableError
@@ -20,8 +21,7 @@ __all__ = ["LocalEndpoints", "local_endpoints", "script_path"]
 _HOST = "local"
 _ADDRESS = "127.0.0.1"
 _START_TIMEOUT_S = 600.0
-"""Seconds until all endpoints must be ready. Each imports the script, and TensorFlow if the script does at top
-level."""
+"""Seconds until all endpoints must be ready. Each imports the script, and all that it imports, such as TensorFlow."""
 _LOG_AFTER_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,14 @@ _started: dict[tuple[int, int], LocalEndpoints] = {}
 class LocalEndpoints:
     """Endpoints that end with this process. The constructor blocks until they are ready.
 
-    Only this process knows their token. They are fresh processes of the script instead of forks of this one, because
-    TensorFlow's threads do not survive a fork.
+    Only this process knows their token. They are new processes that import the script, instead of forks of this
+    process, because TensorFlow's threads do not survive a fork.
 
     Args:
         num_endpoints: Number of processes, at least 1.
 
     Raises:
-        ConfigError: If this process does not run a script, or the script does not register a data set.
+        ConfigError: If this process does not run a script, or if the script does not register a data set.
         ChildFailedError: If the script cannot be imported.
         EndpointUnavailableError: If the endpoints are not ready within ten minutes.
     """
@@ -53,16 +53,18 @@ class LocalEndpoints:
         job_id = f"local-{os.getpid()}"
         module = _module_name(script)
         options = PoolOptions(
-            script=module or script,
-            is_module=module is not None,
-            script_args=tuple(sys.argv[1:]),
-            host=_HOST,
-            address=_ADDRESS,
-            num_endpoints=num_endpoints,
-            job_id=job_id,
+            endpoint=EndpointOptions(
+                script=module or script,
+                is_module=module is not None,
+                script_args=tuple(sys.argv[1:]),
+                host=_HOST,
+                address=_ADDRESS,
+                num_endpoints=num_endpoints,
+                job_id=job_id,
+                log_level="WARNING",
+            ),
             token_path=token_path,
             in_own_session=False,
-            log_level="WARNING",
         )
         # Start the processes, and wait until all of them have imported the script.
         self._pool = EndpointPool(options, directory.replace, _show)
@@ -78,7 +80,7 @@ class LocalEndpoints:
             if not is_ready:
                 raise EndpointUnavailableError(
                     f"{len(self._pool.records)} of {num_endpoints} processes that fetch batches were ready within "
-                    f"{_START_TIMEOUT_S:.0f} s\n  Each imports {script}: put what takes long behind "
+                    f"{_START_TIMEOUT_S:.0f} s\n  Each of them imports {script}. Put slow code behind "
                     'if __name__ == "__main__":, or pass a smaller num_workers.'
                 )
             self._fleet = Fleet(directory, token, job_id=job_id)
@@ -101,7 +103,7 @@ class LocalEndpoints:
         """Raise the failure that prevents further batches, if there is one. A reader calls this while it waits.
 
         Raises:
-            HeteroError: If endpoints ended more often than they are started again.
+            HeteroError: If endpoints ended too often to be started again.
         """
         failure = self._pool.failure
         if failure is not None and not self._pool.records:
@@ -120,7 +122,7 @@ class LocalEndpoints:
 
 
 def local_endpoints(num_endpoints: int) -> LocalEndpoints:
-    """Return this process's endpoints, started on first use. Data sets that want the same number share them."""
+    """Return this process's endpoints, started on first use. Data sets that need the same number share them."""
     key = (os.getpid(), num_endpoints)
     with _lock:
         if key not in _started:

@@ -1,11 +1,11 @@
-"""The parts of one loader of any framework: data set, order, position in it, and requests."""
+"""The parts of one loader of any framework: data set, order, position in the order, and requests."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-from typing import Any
+from typing import Any, Protocol
 
 from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
@@ -15,18 +15,35 @@ from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
 from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
-from hetero.metrics.steps import StepTimer
-from hetero.metrics.traffic import Traffic
+from hetero.metrics.steps import StepTimer, Traffic
 from hetero.spec import DatasetSpec, set_describer
 from hetero.wire.limits import Limits
 from hetero.wire.requests import too_many_samples
 
-__all__ = ["LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
+__all__ = ["Batches", "LoaderOptions", "LoaderPipeline", "answer_lengths", "is_remote", "shard_of_environment"]
 
 logger = logging.getLogger(__name__)
 
-_OBJECT_SPEC = DatasetSpec("object")  # spec in the requests of a local data set object
-_num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks of this process, by loader
+_OBJECT_SPEC = DatasetSpec("object")  # takes the place of the spec if the data set is an object
+_num_verified: dict[tuple[str, DatasetSpec | None], int] = {}  # purity checks in this process, by loader and spec
+
+
+class Batches(Protocol):
+    """Batches in the order of their requests, fetched from endpoints or made on this host."""
+
+    @property
+    def request(self) -> BatchRequest | None:
+        """Request of the batch that `next` returned or raised an exception for."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another batch may come."""
+
+    def __next__(self) -> Any:
+        """Return the next batch. Block until it has arrived."""
+
+    def close(self) -> None:
+        """Discard the batches in flight. Idempotent."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +51,7 @@ class LoaderOptions:
     """Options of a loader of any framework. The framework's loader class has checked them."""
 
     batch_size: int | None
-    """Samples per batch on each rank. None for single samples, and if a user's batch sampler decides."""
+    """Samples per batch on each rank. None for single samples, and with a user's batch sampler."""
     shuffle: bool = False
     """Whether to permute the samples of every epoch."""
     drop_last: bool = False
@@ -44,7 +61,7 @@ class LoaderOptions:
     seed: int = 0
     """Signed 64-bit seed."""
     compression: str | None = None
-    """Compression of batches from endpoints. None for uncompressed batches."""
+    """Compression of batches from endpoints, or None."""
     on_sample_error: SampleErrorPolicy = "raise"
     """Whether to substitute other samples of the batch for samples that raise."""
     max_skips: int = DEFAULT_MAX_SKIPS
@@ -54,7 +71,7 @@ class LoaderOptions:
     order: str = "hetero"
     """Permutation of a shuffled epoch: ``hetero``, or ``torch`` for that of torch's samplers."""
     shard: Shard | None = None
-    """This process's rank and world size in the epoch. None for those of the framework's process group."""
+    """Rank and world size that split an epoch. None for those of the framework's process group."""
 
 
 class LoaderPipeline(LoaderTiming):
@@ -65,7 +82,7 @@ class LoaderPipeline(LoaderTiming):
         options: The loader's options.
 
     Raises:
-        ConfigError: If batches come from endpoints and have more samples than a request can name.
+        ConfigError: If batches come from endpoints and have more samples than a request can list.
     """
 
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
@@ -82,7 +99,7 @@ class LoaderPipeline(LoaderTiming):
         self.audited_as: LoaderFacts | None = None
         """Facts that identify this loader in the ledger. Made with the first entry."""
         self._num_requested = 0
-        self._is_told_empty = False
+        self._has_reported_empty = False
 
     @property
     def has_own_order(self) -> bool:
@@ -120,12 +137,12 @@ class LoaderPipeline(LoaderTiming):
         """Return the loader's own order. This needs the length of the data set.
 
         Raises:
-            ConfigError: If an empty data set must be shuffled, which torch rejects too.
+            ConfigError: If the data set is empty and the order is shuffled, which torch rejects too.
         """
         options = self.options
         num_samples = self.num_samples()
         if not num_samples:
-            self._tell_empty()
+            self._report_empty()
         return BuiltInOrder(
             num_samples=num_samples,
             batch_size=options.batch_size or 1,
@@ -136,54 +153,54 @@ class LoaderPipeline(LoaderTiming):
             permute=self.permute,
         )
 
-    def _tell_empty(self) -> None:
+    def _report_empty(self) -> None:
         subject = self.subject if isinstance(self.subject, DatasetSpec) else type(self.subject).__name__
-        what = f"data set {subject} has no samples; expected them where it looks for its data"
+        what = f"data set {subject} has no samples"
         if self.options.shuffle:
             raise ConfigError(
-                f"{what}\n  Look whether the folder is there and not empty on this host and on data hosts."
+                f"{what}\n  Check that its folder exists and is not empty, on this host and on data hosts."
             )
-        if not self._is_told_empty:
-            self._is_told_empty = True
-            logger.warning("%s: loader %s has no batches", what, self.name)
+        if not self._has_reported_empty:
+            self._has_reported_empty = True
+            logger.warning("%s, so loader %s has no batches", what, self.name)
 
     def num_batches(self) -> int:
         """Return the number of batches of an epoch on this rank."""
         return self.order().num_batches(self.shard())
 
     def num_global_batches(self, start: Start) -> int:
-        """Return the number of global batches of an epoch, for the data set's length when the epoch began."""
+        """Return the number of global batches of an epoch, with the length of the data set when the epoch began."""
         order = self.order()
         if start.num_samples is not None:
             order = dataclasses.replace(order, num_samples=start.num_samples)
         return order.num_global_batches(self.shard().world_size)
 
     def is_through(self, start: Start) -> bool:
-        """Return whether nothing is left of an epoch in the loader's own order, on any rank."""
+        """Return whether an epoch in the loader's own order has no batches left on any rank."""
         return start.batches >= self.num_global_batches(start)
 
     def is_over(self, start: Start) -> bool:
-        """Return whether nothing is left of an epoch, or whether this cannot be known."""
+        """Return whether an epoch has no batches left. Return True also if this cannot be known."""
         return self.is_through(start)
 
     def warn_of_rest(self, resumed: Start | None) -> None:
-        """Log a warning if the epoch that was just chosen leaves out the rest of a loaded epoch.
+        """Log a warning if the epoch that was just set skips the rest of the epoch in a loaded state.
 
         Args:
-            resumed: Start of the next pass according to a loaded state, before the epoch was chosen. None without one.
+            resumed: Where the next pass would have started before the epoch was set. None without a loaded state.
         """
         if resumed is None or self.progress.next_start().epoch != resumed.epoch + 1 or self.is_over(resumed):
             return
         logger.warning(
-            "set_epoch leaves out the rest of epoch %d: the loaded state was taken after %d batches of it; "
-            "call set_epoch(%d) to go on there",
+            "set_epoch skips the rest of epoch %d, because the loaded state is after %d batches of that epoch. "
+            "To continue there, call set_epoch(%d)",
             resumed.epoch,
             resumed.batches,
             resumed.epoch,
         )
 
     def facts(self) -> LoaderState:
-        """Return a state with this loader's constant parts. Its epoch and batches are 0."""
+        """Return a state with this loader's constant values. Its epoch and batches are 0."""
         return LoaderState(
             epoch=0,
             batches=0,
@@ -198,8 +215,7 @@ class LoaderPipeline(LoaderTiming):
         self._num_requested += 1
         return BatchRequest(
             spec=self.subject if isinstance(self.subject, DatasetSpec) else _OBJECT_SPEC,
-            indices=planned.indices,
-            occurrences=planned.occurrences,
+            work=planned.work,
             seed=self.options.seed,
             epoch=epoch,
             position=planned.position,
@@ -214,7 +230,7 @@ class LoaderPipeline(LoaderTiming):
     def _wants_purity_check(self) -> bool:
         """Return whether the next request is one of this loader's first, which are computed twice.
 
-        A loader that the script makes anew for every epoch counts as one loader.
+        If the script makes a new loader of the same name and data set for every epoch, all of them count as one.
         """
         session = control.current()
         if session is None or session.rank != 0:
@@ -234,7 +250,7 @@ class LoaderPipeline(LoaderTiming):
 
 
 def _check_batch_size(batch_size: int) -> None:
-    """Reject more samples than a request can name. Only log a warning if fetching is local."""
+    """Reject more samples than a request can list. Only log a warning if fetching is local."""
     limits = Limits()
     if batch_size > limits.max_indices:
         if is_remote():

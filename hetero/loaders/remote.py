@@ -25,7 +25,7 @@ _fleet: tuple[int, RankSession, Fleet] | None = None
 
 
 def fleet_for(session: RankSession) -> Fleet:
-    """Return this process's fleet, which is made on first use."""
+    """Return this process's fleet of endpoints, which is made on first use."""
     global _fleet
     with _lock:
         if _fleet is None or _fleet[:2] != (os.getpid(), session):
@@ -85,8 +85,8 @@ def open_reader(
         prefetch_factor: Batches in flight per active endpoint. None for the reader's default.
         allocate: Function that returns memory for a size in bytes, for example pinned memory. None for ordinary memory.
         on_skips: Called with the skipped samples of a batch just before that batch is delivered.
-        on_received: Called at the same time with the bytes of a batch before compression, and with the bytes saved by
-            compression.
+        on_received: Called at the same time with the number of bytes of the batch before compression, and with the
+            number that compression saved.
     """
     fleet = fleet_for(session)
     open_reader = functools.partial(

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetero.batches.request import Indices
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import Work
 from hetero.errors import ConfigError
 
 __all__ = ["BuiltInOrder", "Permute", "PlannedBatch", "Shard", "epoch_permutation"]
@@ -27,12 +28,12 @@ class Permute(Protocol):
         """Return a permutation of ``range(num_samples)`` drawn from (seed, epoch)."""
 
 
-_ORDER_TAG = 0x6865_7465_726F  # "hetero" in ASCII, so other users of (seed, epoch) get other streams
+_ORDER_TAG = 0x6865_7465_726F  # "hetero" in ASCII. Other code that seeds from (seed, epoch) gets other numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's place among the ranks that share an epoch."""
+    """Rank and world size of one of the ranks that share an epoch."""
 
     rank: int = 0
     """Rank in [0, world_size)."""
@@ -48,25 +49,23 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedBatch:
-    """The indices of one batch, before the batch is fetched."""
+    """A batch that is planned, but not fetched yet."""
 
     position: int
     """Position of the global batch in the epoch, from 0."""
-    indices: Indices
-    """Indices that the sampler yielded, see `hetero.batches.request.as_indices`."""
-    occurrences: npt.NDArray[np.uint32] | None = None
-    """For each index, how often it came before in the epoch. None if all are 0."""
+    work: Work
+    """The samples of the batch."""
     rank: int | None = None
     """Rank that the batch belongs to. None if the user's sampler decides."""
     sampler_state: object = None
-    """The user's sampler's ``state_dict()`` after this batch, if it has one."""
+    """State of the user's sampler after this batch, if the sampler is stateful."""
     num_drawn: int = 0
     """Number of indices drawn in this epoch, including this batch. 0 for the built-in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInOrder:
-    """Sequential or shuffled order, shared among ranks."""
+    """Sequential or shuffled order, sharded over the ranks."""
 
     num_samples: int
     """Samples in the data set, >= 0."""
@@ -84,10 +83,7 @@ class BuiltInOrder:
     """Function that draws the permutation of an epoch. None for `epoch_permutation`."""
 
     def num_global_batches(self, world_size: int) -> int:
-        """Return the number of global batches of an epoch.
-
-        It includes an incomplete last one unless that is dropped.
-        """
+        """Return the number of global batches of an epoch, including an incomplete last one unless it is dropped."""
         global_batch = self.batch_size * world_size
         return self.num_samples // global_batch if self.drop_last else -(-self.num_samples // global_batch)
 
@@ -131,9 +127,9 @@ class BuiltInOrder:
     def whole_batches(self, epoch: int, world_size: int, *, start: int = 0) -> Iterator[PlannedBatch]:
         """Yield consecutive pieces of the order, as torch's ``BatchSampler`` does. Rank r owns pieces r, r + R, ...
 
-        This is for accelerate, which shards batches instead of samples. The batches of its ranks in turn are then in
-        the order of the epoch. The global batches are those of `batches`. With padding and several ranks the last
-        global batch is filled up to its full size, as accelerate does with torch's loader.
+        This is for accelerate, which shards batches instead of samples. Taken in turn, the batches of its ranks are
+        then in the order of the epoch. The global batches are those of `batches`, except that with padding and several
+        ranks the last one is filled up to its full size, as accelerate does with torch's loader.
 
         Args:
             epoch: Epoch, >= 0.
@@ -157,7 +153,7 @@ class BuiltInOrder:
         return (self.permute or epoch_permutation)(self.num_samples, seed=self.seed, epoch=epoch)
 
     def _end(self, world_size: int) -> int:
-        """Return the end of the epoch's order, including padding."""
+        """Return the length of the epoch's order, with padding and without dropped samples."""
         if self.drop_last:
             return self.num_global_batches(world_size) * self.batch_size * world_size
         if self.padding:
@@ -167,15 +163,12 @@ class BuiltInOrder:
     def _planned(
         self, places: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None, position: int, rank: int
     ) -> PlannedBatch:
-        """Return the batch at these places of the epoch's order.
-
-        Places past the end start over, which is the padding.
-        """
+        """Return the batch of the samples at ``places`` in the epoch's order. For padding, places past the end wrap."""
         occurrences = None
         if places[-1] >= self.num_samples:
             repeats, places = np.divmod(places, self.num_samples)
             occurrences = repeats.astype(np.uint32) if repeats.any() else None
-        return PlannedBatch(position, places if order is None else order[places], occurrences, rank)
+        return PlannedBatch(position, IndexedWork(places if order is None else order[places], occurrences), rank)
 
 
 def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The position of a loader: the next epochs, the delivered batches, and both as a checkpoint."""
+"""The position of a loader: which epoch comes next, how many batches were delivered, and both as a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,19 +33,17 @@ class LoaderState:
     global_batch: int | None = None
     """Samples per step over all ranks. None for a user's batch sampler."""
     sampler: object = None
-    """The state of a stateful user's sampler."""
+    """State of the user's sampler, if the sampler is stateful."""
     num_drawn: int = 0
     """Number of indices that a stateful sampler had yielded in this epoch."""
     left: Mapping[str, object] | None = None
-    """Where a stateful sampler was left, if the next pass has not begun. The keys are ``epoch``, the epoch of the pass
-    before, and ``sampler``, the sampler's state before the last delivered batch of that pass."""
-
+    """Where the last pass left a stateful sampler, if the next pass has not begun. The keys are ``epoch``, the epoch of
+    the last pass, and ``sampler``, the sampler's state before the last delivered batch of that pass."""
     sampler_epoch: int | None = None
-    """The last argument of the user's sampler's ``set_epoch``. None if no call was seen."""
+    """The epoch that was last set on the user's sampler. None if unknown."""
     completed: bool = True
-    """Whether the pass had ended. It had not if the state was taken in the loop's last step. The rest of that epoch is
-    then an empty pass. A script that counts epochs therefore trains the same number of epochs as without the
-    restart."""
+    """Whether the pass had ended when the state was taken. False also in the loop's last step. Nothing is then left of
+    the epoch, and the next pass is empty. A script that counts epochs trains the same number despite the restart."""
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, smaller than 1 KiB apart from the state of a user's sampler."""
@@ -53,10 +51,10 @@ class LoaderState:
 
     @classmethod
     def from_dict(cls, value: object) -> LoaderState:
-        """Return the state in a return value of `to_dict`.
+        """Return the state that `to_dict` was called on.
 
         Raises:
-            ConfigError: If the value is something else.
+            ConfigError: If `to_dict` did not return the value.
         """
         names = {field.name for field in fields(cls)}
         later = {"left", "completed", "sampler_epoch"}  # missing in states of the first versions
@@ -86,7 +84,7 @@ class LoaderState:
         return cls(**others, left=left, completed=completed, sampler_epoch=sampler_epoch)
 
     def check_fits(self, here: LoaderState) -> None:
-        """Check that this state belongs to a loader whose own state is ``here``.
+        """Check that a loader whose `LoaderPipeline.facts` are ``here`` can continue from this state.
 
         Raises:
             ConfigError: If seed, data set length, order or global batch differ.
@@ -163,7 +161,7 @@ class Progress:
         if type(epoch) is not int or epoch < 0:
             raise ConfigError(f"epoch is {epoch!r}, expected an integer of at least 0")
         if self._resume is not None and epoch not in (self._resume.epoch, self._resume.epoch + 1):
-            logger.warning("set_epoch(%d) leaves the loaded state, which is at epoch %d", epoch, self._resume.epoch)
+            logger.warning("set_epoch(%d) discards the loaded state, which is at epoch %d", epoch, self._resume.epoch)
         self._tool_offset = 0
         self._named = epoch
 
@@ -201,21 +199,21 @@ class Progress:
 
     @property
     def is_epoch_named(self) -> bool:
-        """Whether `set_epoch` chose the next pass."""
+        """Whether `set_epoch` chose the epoch of the next pass."""
         return self._named is not None
 
     @property
     def is_within_pass(self) -> bool:
-        """Whether a pass has begun, has not ended, and no other one was chosen since."""
+        """Whether a pass has begun and not ended, with no call of `set_epoch`, `resume` or `leave` since it began."""
         return self._epoch is not None and not (self._completed or self._has_left or self.is_between_passes)
 
     def leave(self) -> None:
-        """Note that the next pass begins, whether the one before has ended or not."""
+        """Record that another pass is about to begin, whether the latest one has ended or not."""
         self._has_left = True
 
     @property
     def is_between_passes(self) -> bool:
-        """Whether `set_epoch` or `resume` chose the next pass, and it has not begun."""
+        """Whether `set_epoch` or `resume` chose the start of the next pass, and that pass has not begun."""
         return self._named is not None or self._resume is not None
 
     def next_start(self) -> Start:
@@ -241,24 +239,25 @@ class Progress:
         return self._passes
 
     def note_length(self, num_samples: int) -> None:
-        """Record the data set's length, as used to plan the latest pass."""
+        """Record the data set's length when the latest pass was planned."""
         self._num_samples = num_samples
 
     def skip_to_next_epoch(self) -> Start:
-        """Turn the latest pass into a pass of the next epoch, because nothing is left of its own."""
+        """Turn the latest pass into a pass of the next epoch, because nothing is left of its own epoch."""
         assert self._epoch is not None
         start = Start(self._epoch + 1)
         self._place(start)
         return start
 
     def advance(self, pass_number: int, *, batches: int, sampler: object = None, num_drawn: int = 0) -> None:
-        """Record how far pass ``pass_number`` has delivered. Passes other than the latest are ignored."""
+        """Record how many batches pass ``pass_number`` has delivered. Ignored unless it is the latest pass."""
         if self.is_latest(pass_number):
             if self._resume is not None and not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "batches are still taken from an iterator that had begun before load_state_dict: it goes on where "
-                    "it was, and the state stays the loaded one; make a new iterator to resume at epoch %d, batch %d",
+                    "batches are still requested from an iterator that began before load_state_dict. It continues "
+                    "where it was, and state_dict returns the loaded state. Make a new iterator to resume at epoch %d, "
+                    "batch %d",
                     self._resume.epoch,
                     self._resume.batches,
                 )
@@ -274,7 +273,7 @@ class Progress:
         return pass_number == self._passes
 
     def position(self) -> Start:
-        """Return the position that a checkpoint taken now must resume: in the latest pass, or in one chosen since."""
+        """Return where a state taken now must resume: in the latest pass, or at a start that a later call chose."""
         if self._epoch is None or self._named is not None or self._resume is not None:
             return self.next_start()
         return Start(
@@ -287,15 +286,16 @@ class Progress:
         )
 
     def _warn_of_probe(self, start: Start) -> None:
-        """Log a warning if an epoch begins anew because the script consumed a loaded state by looking at one batch."""
+        """Log a warning if an epoch starts again because the script used up a loaded state to look at one batch."""
         resumed = self._resumed
         if resumed is None or self._completed or self._batches > resumed.batches + 1:
             return
-        if start.epoch != resumed.epoch or start.batches:  # the rest of the epoch may have been one batch
+        if start.epoch != resumed.epoch or start.batches:  # that one batch may have been the rest of the epoch
             return
         logger.warning(
-            "the pass that resumed at epoch %d, batch %d was left at its first batch, and the next one begins at "
-            "epoch %d, batch 0: load the state after the script has looked at a batch, as with next(iter(loader))",
+            "the pass that resumed at epoch %d, batch %d was left after its first batch, and the next pass begins at "
+            "epoch %d, batch 0. Call load_state_dict after lines that only look at a batch, such as "
+            "next(iter(loader))",
             resumed.epoch,
             resumed.batches,
             start.epoch,

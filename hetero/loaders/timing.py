@@ -1,16 +1,19 @@
-"""The step timer of one loader. It follows the job's options, reports to the launcher, and is shared by all passes."""
+"""The step timer of one loader. It follows the job's options, reports to the launcher, and is shared by all passes.
+
+This is a separate module because `hetero.tf.measured` also times loops over datasets that do not have a loader.
+"""
 
 from __future__ import annotations
 
+from hetero.config.options import DEFAULT_WARMUP_STEPS
 from hetero.control.rank import session as control
-from hetero.metrics.names import check_name
-from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepTimer
+from hetero.metrics.steps import StepTimer, check_name
 
 __all__ = ["LoaderTiming"]
 
 
 class LoaderTiming:
-    """Step time and data wait of one loader.
+    """Measures step time and data wait of one loader.
 
     Args:
         name: Name in reports.
@@ -43,7 +46,7 @@ class LoaderTiming:
         return self.timer
 
     def end_timing(self, owner: object) -> None:
-        """Pause the timer unless another pass has begun a wait since. Idempotent."""
+        """Pause the timer, unless the pass of another owner began the last wait. Idempotent."""
         if self._timed is owner:
             self._timed = None
             self.timer.pause()

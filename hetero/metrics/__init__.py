@@ -1,9 +1,15 @@
-"""Measurements of a job: steps of its loaders, skipped samples, and resources of its hosts."""
+"""Measurements of a job: steps of its loaders, skipped samples, and resources of its hosts.
+
+steps.py    step time and data wait of one loader, and the bytes of its batches. A rank's session reports the summary
+skips.py    the samples that one loader skipped
+hosts.py    CPU, memory, network and GPU of one host. The host's launcher samples them in a separate thread
+lines.py    log lines with figures, which the platform reads
+"""
 
 from __future__ import annotations
 
 from hetero.metrics.hosts import HostSampler, HostUsage
 from hetero.metrics.skips import SkippedSample
-from hetero.metrics.steps import DEFAULT_WARMUP_STEPS, StepSummary, StepTimer
+from hetero.metrics.steps import StepSummary, StepTimer
 
-__all__ = ["DEFAULT_WARMUP_STEPS", "HostSampler", "HostUsage", "SkippedSample", "StepSummary", "StepTimer"]
+__all__ = ["HostSampler", "HostUsage", "SkippedSample", "StepSummary", "StepTimer"]

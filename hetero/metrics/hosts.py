@@ -1,7 +1,7 @@
 """CPU, memory, network and GPU use of a host, sampled by a thread.
 
-Scope ``host`` is the whole machine. Scope ``tree`` is one process and its descendants. It exists for simulated hosts,
-which share a machine: each has one launcher at the root of all its processes.
+Scope ``host`` is the whole machine. Scope ``tree`` is one process and its descendants. It is for simulated hosts, which
+share a machine. All processes of a simulated host descend from its launcher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from hetero.errors import ConfigError
-from hetero.metrics.records import decode, encode, limits
+from hetero.system.records import decode, encode, limits
 
 __all__ = ["SCOPES", "GpuReading", "HostReading", "HostSampler", "HostUsage"]
 
@@ -48,20 +48,20 @@ class HostUsage:
     cpu_percent_mean: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
     """Mean CPU use in percent of one logical CPU, as in CloudWatch: a fully used host of 8 CPUs shows 800."""
     cpu_percent_peak: float | None = field(metadata=limits(maximum=_MAX_CPU_PERCENT))
-    """Highest value over one interval between readings."""
+    """Highest CPU use over one interval between readings."""
     memory_basis: str = field(metadata=limits(choices=("used", "rss")))
     """``used`` is total - available. ``rss`` is the sum over processes, which counts shared pages once per process."""
     memory_mean_bytes: float
     memory_peak_bytes: int
     memory_total_bytes: int
     network_sent_bytes: int | None
-    """Bytes sent on all interfaces but loopback. None in scope ``tree``, because Linux counts per interface."""
+    """Bytes sent on all interfaces except loopback. None in scope ``tree``: Linux does not count them per process."""
     network_received_bytes: int | None
     num_gpus: int = field(default=0, metadata=limits(maximum=1024))
     """GPUs that NVML shows. 0 also if pynvml is not installed."""
     gpu_name: str | None = None
     gpu_percent_mean: float | None = field(default=None, metadata=limits(maximum=100))
-    """Mean over GPUs and readings of NVML's utilisation (time with any kernel running), for the whole machine."""
+    """NVML's utilisation (time with any kernel running), as the mean over the machine's GPUs and all readings."""
     gpu_percent_peak: float | None = field(default=None, metadata=limits(maximum=100))
     gpu_memory_peak_bytes: int | None = None
     """Highest sum over the GPUs at one reading."""
@@ -73,7 +73,7 @@ class HostUsage:
 
     @classmethod
     def from_json(cls, value: object, *, path: str = "") -> HostUsage:
-        """Read a usage from parsed JSON.
+        """Return the usage in parsed JSON.
 
         Raises:
             ConfigError: If a key is unknown or missing or a value is out of range.
@@ -161,7 +161,7 @@ class HostSampler:
         return self.usage()
 
     def sample(self) -> None:
-        """Take one reading now. Skip it if its source fails. Thread-safe."""
+        """Take one reading now. If that fails, skip it. Thread-safe."""
         with self._lock:
             try:
                 reading = self._read()
@@ -209,8 +209,8 @@ class _Totals:
         if self._last is None:
             self._first, self._first_at = reading, now
         else:
-            # In a tree the total falls if a process ends and its parent does not reap it. Its time since the last
-            # reading is lost. Time that was counted before stays counted.
+            # In scope ``tree``, the total falls if a process ends and its parent does not reap it. The time that the
+            # process used since the last reading is lost. Time that was counted before stays counted.
             used_s = max(0.0, reading.cpu_total_s - self._last.cpu_total_s)
             self._cpu_s += used_s
             interval_s = now - self._last_at
@@ -301,7 +301,7 @@ def _read_tree(root: psutil.Process, gpus: GpuReading | None) -> HostReading:
 
 
 class _Gpus:
-    """NVML through `pynvml`, or nothing, because a missing library or driver is normal on data hosts."""
+    """The machine's GPUs, read with `pynvml`. Without it or a driver, as on most data hosts, `read` returns None."""
 
     def __init__(self) -> None:
         self._nvml: Any = None

@@ -1,4 +1,7 @@
-"""Log lines with figures for the platform, one figure per line: ``hetero_metric NAME=VALUE``."""
+"""Log lines with figures for the platform, one figure per line: ``hetero_metric NAME=VALUE``.
+
+This is a separate module because the preparation of a SageMaker job needs the names and must not import the launcher.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ __all__ = ["METRIC_MARK", "METRIC_NAMES", "metric_text"]
 
 METRIC_MARK = "hetero_metric"
 METRIC_NAMES = {
-    "steps": "steps of the loader that takes most time, on the rank with the fewest",
+    "steps": "steps of the loader that takes most time, on the rank with the fewest steps",
     "step_time_ms": "mean time of a step after the warm-up, on the slowest rank",
     "data_wait_ms": "of it, mean time that a rank was blocked for its next batch, on the rank with the longest",
     "data_wait_percent": "the same, as a share of the time of that rank",
@@ -21,11 +24,11 @@ METRIC_NAMES = {
     "job_restarts": "restarts of the trainer group",
     "endpoint_restarts": "endpoints that crashed and were started again",
 }
-"""All figures with their meaning. Those from ``wall_seconds`` on are logged once, with the report."""
+"""All figures with their meanings. ``wall_seconds`` and the figures after it are logged once, with the report."""
 
 
 def metric_text(name: str, value: float) -> str | None:
-    """Return the text of a line, without an exponent, or None if the value is not finite."""
+    """Return the log line of a figure, written without an exponent. Return None if the value is not finite."""
     if not math.isfinite(value):
         return None
     assert name in METRIC_NAMES

@@ -1,4 +1,4 @@
-"""Samples that a loader skipped. All are counted, a limited number is listed and logged."""
+"""Samples that a loader skipped. All are counted, but only a limited number is listed and logged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from hetero.batches.skips import MAX_LISTED, Skips
 from hetero.errors import DatasetError, SampleFailure
-from hetero.metrics.records import encode, limits
+from hetero.system.records import encode, limits
 
 __all__ = ["DEFAULT_MAX_SKIPS", "Listing", "SkipLog", "SkippedSample"]
 
 DEFAULT_MAX_SKIPS = 100
-_MAX_REPORTED_BYTES = 16 * 1024  # for all loaders of a rank, because every heartbeat of its host carries the summaries
+_MAX_REPORTED_BYTES = 16 * 1024  # limit per rank, because every heartbeat of its host carries the summaries
 _LOG_LINES = 10
 _LOG_INTERVAL_S = 10.0
 _MAX_NAMES_CHARS = 300
@@ -47,10 +47,10 @@ class Listing:
         self._num_bytes = max_bytes
 
     def takes(self, sample: SkippedSample) -> bool:
-        """Return whether there is room for one more sample, and reserve it."""
+        """Reserve room for one more sample. Return False if there is none."""
         nbytes = len(json.dumps(encode(sample))) + 2
         if not self._num_samples or nbytes > self._num_bytes:
-            self._num_samples = 0  # because a list with gaps would look complete
+            self._num_samples = 0  # list no later sample either, because a list with gaps would look complete
             return False
         self._num_samples -= 1
         self._num_bytes -= nbytes

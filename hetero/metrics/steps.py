@@ -5,8 +5,8 @@ batch. The time between two passes over a loader (validation, a checkpoint) belo
 `pause` to the next `begin_wait`.
 
 The wait for the first batch of the next pass still counts, as the data wait of the step that the last batch began.
-Without it short epochs would look too good. Requests that run in parallel all delay this first batch, and the batches
-behind it then arrive without a wait.
+Without this wait, short epochs would look too good, because all requests that run in parallel delay this first batch,
+and the following batches then arrive without a wait.
 """
 
 from __future__ import annotations
@@ -20,17 +20,51 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hetero.batches.skips import MAX_LISTED
+from hetero.config.options import DEFAULT_WARMUP_STEPS
 from hetero.errors import ConfigError
-from hetero.metrics.records import decode, encode, limits
 from hetero.metrics.skips import SkipLog, SkippedSample
-from hetero.metrics.traffic import Traffic
+from hetero.system.records import decode, encode, limits
 
-__all__ = ["DEFAULT_WARMUP_STEPS", "StepSummary", "StepTimer"]
+__all__ = ["StepSummary", "StepTimer", "Traffic", "check_name"]
 
-DEFAULT_WARMUP_STEPS = 5
-"""Steps left out at the start. A loader with a longer window should leave out its window."""
 MAX_STEP_WAIT_S = 3600.0
 _CAPACITY = 100_000
+_MAX_NAME_CHARS = 200
+
+
+def check_name(name: object) -> None:
+    """Reject a loader's name that cannot be sent to the launcher or shown, or the rank's report would be lost.
+
+    Raises:
+        ConfigError: If the name is rejected.
+    """
+    if not isinstance(name, str) or not name.isprintable():
+        found = ascii(name)[:60]
+    elif len(name) > _MAX_NAME_CHARS:
+        found = f"{name[:20]!r}... of {len(name)} characters"
+    else:
+        return
+    raise ConfigError(
+        f"name is {found}, expected at most {_MAX_NAME_CHARS} printable characters\n"
+        "  The default is the data set's name. Pass another one to the loader, for example name='train'."
+    )
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of the batches that one loader received on one rank. One thread calls `add`, any may read. Picklable."""
+
+    compression: str | None
+    """Compression that the loader requests, or None."""
+    batch_bytes: int = 0
+    """Bytes before compression, with headers."""
+    saved_bytes: int = 0
+    """How many of `batch_bytes` were not sent, because of compression."""
+
+    def add(self, batch_bytes: int, saved_bytes: int) -> None:
+        """Count a batch that is about to be delivered."""
+        self.batch_bytes += batch_bytes
+        self.saved_bytes += saved_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +80,9 @@ class StepSummary:
     batch_samples: int = field(metadata=limits(maximum=2**53))
     """Samples in the largest batch, which is the batch size of this rank."""
     warmup_steps: int = field(metadata=limits(maximum=2**53))
-    """Steps at the start that the figures below leave out."""
+    """Steps at the start that the times and rates below leave out."""
     num_steps_measured: int = field(metadata=limits(maximum=2**53))
-    """Complete steps after the warm-up. All figures below are based on them."""
+    """Complete steps after the warm-up. All times and rates below come from these steps."""
     num_samples_measured: int = field(metadata=limits(maximum=2**53))
     """Samples that the measured steps computed on."""
     compute_total_s: float
@@ -70,17 +104,17 @@ class StepSummary:
     step_wait_s: float | None = field(default=None, metadata=limits(maximum=MAX_STEP_WAIT_S))
     """Emulated accelerator time per step. None means real compute."""
     num_emulation_overruns: int = field(default=0, metadata=limits(maximum=2**53))
-    """Steps whose real compute took longer than `step_wait_s`. The emulation does not apply to them."""
+    """Steps whose real compute took longer than `step_wait_s`. The emulation cannot shorten them."""
     num_skips: int = field(default=0, metadata=limits(maximum=2**53))
     """Samples that raised and were replaced by other samples of their batches."""
     skips: tuple[SkippedSample, ...] = field(default=(), metadata=limits(max_items=MAX_LISTED))
     """The first skipped samples: at most 100, and 16 KiB, for all loaders of a rank together."""
     compression: str | None = None
-    """Compression that was requested for batches from endpoints. None: uncompressed."""
+    """Compression that was requested for batches from endpoints, or None."""
     batch_bytes: int = field(default=0, metadata=limits(maximum=2**53))
     """Bytes of the batches from endpoints, before compression, with headers."""
     saved_bytes: int = field(default=0, metadata=limits(maximum=2**53))
-    """Bytes that compression kept off the network, out of `batch_bytes`."""
+    """How many of `batch_bytes` were not sent, because of compression."""
 
     @property
     def total_s(self) -> float:
@@ -94,7 +128,7 @@ class StepSummary:
 
     @classmethod
     def from_json(cls, value: object, *, path: str = "") -> StepSummary:
-        """Read a summary from parsed JSON.
+        """Return the summary in parsed JSON.
 
         Raises:
             ConfigError: If a key is unknown or missing or a value is out of range.
@@ -106,14 +140,14 @@ class StepTimer:
     """Measures the steps of one loader on one rank.
 
     One thread calls `begin_wait`, `end_wait` and `pause`. Any thread may call `summary`. The timer holds at most
-    100,000 steps (1.6 MB). The sums are always exact. The percentiles are exact up to that number of steps. Beyond it
-    they come from a uniform random sample of the steps.
+    100,000 steps (1.6 MB). The sums are always exact. The percentiles are exact up to that number of steps. With more
+    steps they come from a uniform random sample of the steps.
 
     Args:
         name: Name of the loader, for reports.
-        warmup_steps: Steps left out at the start, >= 0.
-        step_wait_s: Emulated accelerator: seconds that every step's compute lasts, in (0, 3600]. None leaves the
-            compute unchanged.
+        warmup_steps: Steps at the start that times and rates leave out, >= 0.
+        step_wait_s: Seconds that every step's compute lasts on the emulated accelerator, in (0, 3600]. None: no
+            emulation.
         clock: Monotonic clock in seconds.
         sleep: Waits the given number of seconds, and may return early.
 
@@ -181,8 +215,8 @@ class StepTimer:
             num_samples: Samples of all batches that are delivered.
             waited_s: Duration of the wait, if it has already ended and part of the compute has passed. It is limited
                 to the time since `begin_wait`. None means that the wait ends now.
-            num_steps: Number of batches that are delivered together, for as many steps in a row, at least 1. Only the
-                wait for the first batch is known. This wait and the time of all steps are divided evenly among them.
+            num_steps: Number of batches that are delivered together, one for each of the next steps, at least 1. Only
+                the wait for the first batch is known. The wait and the compute are divided evenly among the steps.
         """
         assert self._begun_at is not None, "end_wait without begin_wait"
         now = self._clock()
@@ -199,10 +233,10 @@ class StepTimer:
         self._delivered_at = delivered_at
 
     def pause(self) -> None:
-        """Stop the clock because the loader is exhausted (inside ``next()``) or was left (outside it). Idempotent.
+        """Stop the clock, inside ``next()`` if the loader is exhausted, or outside if the loop was left. Idempotent.
 
-        After exhaustion the last batch's compute is known. It is kept until the first data wait of the next pass
-        completes the step. After a ``break`` it is not known, and the step is dropped.
+        After exhaustion, the compute time of the last batch is known. It is kept until the first data wait of the next
+        pass completes the step. After a ``break`` that time is not known, and the step is dropped.
         """
         self._begun_at = None
         self._delivered_at = None
@@ -265,7 +299,7 @@ class StepTimer:
         return now
 
     def _record(self, compute_s: float, wait_s: float) -> None:
-        """Record the durations of the steps of the last delivery, with the wait that followed them."""
+        """Record the steps of the last delivery: their compute, and the wait that followed them."""
         num_steps, samples = self._current_steps, self._current_samples
         for index in range(num_steps):
             num_samples = samples * (index + 1) // num_steps - samples * index // num_steps
@@ -284,7 +318,7 @@ class StepTimer:
             self._waits_s.append(wait_s)
             return
         # Reservoir sampling. Keeping every n-th step would be simpler. But waits come in bursts whose length is the
-        # number of slots, often a power of two, and a fixed stride would see one phase of the bursts only.
+        # number of batches computed at once, often a power of two. Every n-th step may be at the same point of a burst.
         slot = self._random.randrange(num_measured)
         if slot < _CAPACITY:
             self._computes_s[slot] = compute_s
@@ -292,7 +326,7 @@ class StepTimer:
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return p50 and p95 by linear interpolation between the closest ranks, or None without values."""
+    """Return p50 and p95 by linear interpolation between neighbouring values, or None without values."""
     if not len(values):
         return None, None
     # Sessions call this once a second. Sorting 100,000 Python floats would hold the GIL for 20 ms each time.

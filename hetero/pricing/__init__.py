@@ -1,4 +1,16 @@
-"""Instance types, their prices if the user or a file states them, and cost arithmetic."""
+"""Instance types, their prices if the user or a file states them, and cost arithmetic.
+
+catalog.py        instance types with their facts, and prices from the user, a file or a profile
+cost.py           cost arithmetic
+tables.py         tables for ``hetero prices`` and for reports
+refresh.py        ``hetero prices refresh``: writes AWS's prices into a price file
+offers.py         reads AWS's offer file
+json_stream.py    reads JSON files of gigabytes, such as the offer file, member by member
+price_service.py  asks AWS's price list service, which needs an account and boto3
+data/             the shipped facts and price profiles
+
+The code runs in the launcher that writes the report, and in the user's shell.
+"""
 
 from __future__ import annotations
 

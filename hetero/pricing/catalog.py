@@ -1,16 +1,15 @@
 """Catalogue of instance types, with their facts and with prices from the user.
 
-hetero ships facts (vCPUs, memory, accelerators, network), but no current
-prices, because prices differ by region and change. A price comes from the
-user's ``--price TYPE=USD``, from a price file, or from a named profile. The
-first of these sources that has a price wins. A price file is JSON or YAML::
+hetero ships facts (vCPUs, memory, accelerators, network), but no current prices, because prices differ by region and
+change. A price comes from the user's ``--price TYPE=USD``, from a price file, or from a named profile. The first of
+these sources that has a price wins. A price file is JSON or YAML::
 
     region: eu-west-1              # optional, like as_of and source
     as_of: 2026-03-01
     source: our contract
     hourly_usd:
       ml.c5.9xlarge: 1.93
-    overrides:                     # optional, like hourly_usd; they beat it, and hetero prices refresh leaves them
+    overrides:                     # optional; these prices replace those above, and hetero prices refresh keeps them
       ml.g5.xlarge: 1.2
 """
 
@@ -29,6 +28,7 @@ from typing import Any
 
 from hetero.errors import ConfigError
 from hetero.system.documents import parse_yaml, read_bounded
+from hetero.system.text import printable
 
 __all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price", "parse_prices", "read_price_file"]
 
@@ -59,11 +59,11 @@ class InstanceTypeInfo:
     memory_gib: float | None
     num_accelerators: int | None
     accelerator: str | None
-    """For example ``NVIDIA A100`` or ``AWS Trainium``."""
+    """Name of the accelerator, such as ``NVIDIA A100`` or ``AWS Trainium``."""
     network_gbps: float | None
-    """Sustained bandwidth, not burst. None also if AWS only states "high"."""
+    """Sustained bandwidth, not burst. Also None if AWS states no number, only "high"."""
     instance_storage_gb: int | None
-    """Local NVMe. 0 if all storage is EBS."""
+    """Size of the local NVMe storage. 0 if all storage is EBS."""
     as_of: str
     """Date of the facts, or empty if unknown."""
     source: str
@@ -108,7 +108,7 @@ class Catalogue:
         prices: dict[str, Price] = {}
         if profile is not None:
             if profile not in (known := cls.profiles()):
-                raise ConfigError(f"price profile {profile!r} is unknown; there is {', '.join(known)}")
+                raise ConfigError(f"price profile {profile!r} is unknown; expected one of {', '.join(known)}")
             text = _data().joinpath(f"{_PREFIX}{profile}{_SUFFIX}").read_text(encoding="utf-8")
             prices.update(parse_prices(json.loads(text), where=f"profile {profile}", region=region))
         if price_file is not None:
@@ -146,7 +146,7 @@ class Catalogue:
         if info is None:
             raise ConfigError(
                 f"instance type {instance_type!r} is not in the catalogue{self.suggestion(instance_type)}\n"
-                "  hetero prices list shows what is; --price TYPE=USD or --price-file FILE adds one"
+                "  to do: see `hetero prices list`, or add the type with --price TYPE=USD or --price-file FILE"
             )
         return info
 
@@ -228,7 +228,7 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
         raise ConfigError(f"{where}: overrides: expected an object from instance type to USD, as in {{'ml.x': 1.5}}")
     stated: dict[str, str | None] = {key: _parse_text(content, key, where) for key in ("region", "as_of", "source")}
     if region is not None and stated["region"] not in (None, region):
-        raise ConfigError(f"{where}: region: prices of {stated['region']}, but the job runs in {region}")
+        raise ConfigError(f"{where}: region: found prices of {stated['region']}, but the job runs in {region}")
     # Read the prices. Overrides replace those of the same name.
     prices = {
         _parse_name(name, where, "hourly_usd"): Price(
@@ -248,12 +248,12 @@ def parse_prices(content: object, *, where: str, region: str | None) -> dict[str
 
 def _parse_name(name: object, where: str, key: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{where}: {key}: {_show(name)!r} is no instance type of letters, digits, . _ -")
+        raise ConfigError(f"{where}: {key}: found {_show(name)!r}, expected an instance type of letters, digits, . _ -")
     return name
 
 
 def _show(key: object) -> str:
-    return "".join(char if char.isprintable() else "?" for char in str(key))[:60]
+    return printable(str(key), max_chars=60)
 
 
 def _parse_text(content: dict[Any, Any], key: str, where: str) -> str | None:
@@ -276,11 +276,12 @@ def _parse_usd(value: object, where: str) -> float:
 def _parse_override(override: str, region: str | None) -> tuple[str, Price]:
     name, separator, text = override.partition("=")
     name = name.strip()
+    expected = f"--price {override!r:.80}: expected TYPE=USD, for example ml.c5.xlarge=0.20"
     if not separator or not name:
-        raise ConfigError(f"--price {override!r:.80}: expected TYPE=USD, for example ml.c5.9xlarge=1.836")
+        raise ConfigError(expected)
     try:
         value = float(text)
     except ValueError:
-        raise ConfigError(f"--price {override!r:.80}: {text!r:.40} is no number; expected TYPE=USD") from None
+        raise ConfigError(expected) from None
     usd = _parse_usd(value, f"--price {_parse_name(name, '--price', 'TYPE')}")
     return name, Price(hourly_usd=usd, region=region, source="--price")

@@ -1,7 +1,6 @@
 """Cost arithmetic: pure functions of prices in USD per hour and times in seconds.
 
-``hourly_usd`` is always the sum over all hosts of the job, because a job is
-billed for every host of every group until the last one has exited.
+``hourly_usd`` is always the sum over all hosts of the job, because every host is billed until the last one has exited.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def break_even_speedup(hourly_usd: float, baseline_hourly_usd: float) -> float:
 def predicted_step_time_s(
     baseline_step_time_s: float, *, baseline_vcpus: float, vcpus: float, accelerator_step_time_s: float = 0.0
 ) -> float:
-    """Predict the step time of a data-bound job with another number of vCPUs.
+    """Predict the step time of a data-bound job with a different number of vCPUs for preprocessing.
 
     The prediction assumes that preprocessing scales with vCPUs and overlaps with the accelerator. The
     slower of the two determines the step time: ``max(accelerator, baseline * baseline_vcpus / vcpus)``.
@@ -75,8 +74,7 @@ def predicted_step_time_s(
         baseline_step_time_s: Step time of a baseline whose bottleneck was the vCPUs.
         baseline_vcpus: vCPUs that preprocessed in the baseline.
         vcpus: vCPUs that preprocess in the predicted job.
-        accelerator_step_time_s: Step time with data always ready. 0 if unknown, which makes the
-            result a lower bound.
+        accelerator_step_time_s: Step time with data always ready. 0 if unknown, which makes the result a lower bound.
 
     Returns:
         Seconds per step.
@@ -97,8 +95,8 @@ def predicted_step_time_s(
 def vcpus_needed(vcpus: float, utilisation: float) -> int:
     """Return the number of vCPUs that would keep the accelerators of a data-bound job busy.
 
-    With ``vcpus``, the accelerators compute for a fraction ``utilisation`` of the time. Preprocessing
-    must therefore become ``1 / utilisation`` times faster. The result assumes that it scales with vCPUs.
+    With ``vcpus``, the accelerators compute for a fraction ``utilisation`` of the time. Preprocessing must
+    therefore become ``1 / utilisation`` times faster. The result assumes that preprocessing scales with vCPUs.
 
     Args:
         vcpus: vCPUs that preprocess now.

@@ -16,7 +16,7 @@ _AFTER_A_VALUE = set(" \t\r\n,:]}")
 _CHUNK_CHARS = 1 << 16
 _MAX_VALUE_CHARS = 1 << 20
 _MAX_DEPTH = 16
-"""Maximum nesting depth of objects that are too large for `_MAX_VALUE_CHARS`."""
+"""Maximum nesting depth of objects with more than `_MAX_VALUE_CHARS` characters."""
 
 
 class JsonStream:
@@ -45,7 +45,7 @@ class JsonStream:
         self._num_before = 0
 
     def members(self) -> Iterator[str]:
-        """Yield the names of the next value, which must be an object.
+        """Yield the names of the members of the next value, which must be an object.
 
         Raises:
             ConfigError: If the next value is not an object, is not valid JSON, or is cut off. The message states the
@@ -81,7 +81,7 @@ class JsonStream:
                 if is_last or not self._read():
                     raise self._broken(f"a value of at most {_MAX_VALUE_CHARS} characters") from None
             except (ValueError, RecursionError) as error:  # thousands of digits, or deep nesting
-                raise self._broken("a value that can be used") from error
+                raise self._broken("fewer digits or less nesting") from error
             else:
                 # A number at the end of the buffer may continue in the next chunk, such as 10 in 10.5.
                 if self._text[end : end + 1] in _AFTER_A_VALUE or is_last or not self._read():
@@ -89,10 +89,10 @@ class JsonStream:
                     return value
 
     def skip(self) -> None:
-        """Skip the next value. An object may have any size.
+        """Skip the next value. An object may have any size, but lists and texts may not.
 
         Raises:
-            ConfigError: If the value is not valid JSON, is cut off, or is or contains a list or text of more than
+            ConfigError: If the value is not valid JSON, is cut off, or has, at any depth, a list or text of more than
                 2^20 characters. The message states the position.
         """
         self._skip(0)
@@ -100,7 +100,7 @@ class JsonStream:
     def _skip(self, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise self._broken(f"objects nested at most {_MAX_DEPTH} deep")
-        # Read more until the object is complete, or until it is too large and each of its members is skipped.
+        # Read until the buffer has the whole object. If it is too large for that, skip its members one by one.
         while self._next() == "{" and not self._holds_all():
             if len(self._text) - self._at > _MAX_VALUE_CHARS or not self._read():
                 for _ in self.members():
@@ -122,7 +122,7 @@ class JsonStream:
         self._at += 1
 
     def _next(self) -> str:
-        """Skip white space and return the next character without reading past it. Empty at the end of the text."""
+        """Skip white space. Return the next character without consuming it, or an empty text at the end."""
         while True:
             space = _SPACE.match(self._text, self._at)
             self._at = space.end() if space else self._at

@@ -38,7 +38,7 @@ class PriceList:
 
 
 def trained_type(product: Any) -> tuple[str, str] | None:
-    """Return the instance type and region of a product that is an hour of training, or None for another product."""
+    """Return the instance type and region of a product that is an hour of training. None for other products."""
     attributes = product.get("attributes") if isinstance(product, Mapping) else None
     if not isinstance(attributes, Mapping):
         return None
@@ -82,7 +82,7 @@ def _read(stream: JsonStream, source: str, region: str) -> PriceList:
     types: dict[str, str] | None = None
     regions: set[str] = set()
     prices: dict[str, float] = {}
-    # Read the file in one pass. The products must come before the terms, because the terms only have SKUs.
+    # Read the file in one pass. The products must come before the terms, because the terms name products only by SKU.
     for name in stream.members():
         if name in ("offerCode", "version", "publicationDate"):
             head[name] = stream.value()
@@ -90,7 +90,7 @@ def _read(stream: JsonStream, source: str, region: str) -> PriceList:
             types = _products(stream, region, regions)
         elif name == "terms":
             if types is None:
-                raise ConfigError(f"{source}: terms come before products; expected an offer file as AWS publishes it")
+                raise ConfigError(f"{source}: found terms before products; expected an offer file from AWS")
             for kind in stream.members():
                 _terms(stream, types, prices) if kind == "OnDemand" else stream.skip()
         else:
@@ -101,7 +101,7 @@ def _read(stream: JsonStream, source: str, region: str) -> PriceList:
     found = price_list(region, head, prices)
     if not found.hourly_usd:
         there = ", ".join(sorted(regions)) or "no region"
-        raise ConfigError(f"{source} has no price of training in {region}; it has those of {there}: give --region")
+        raise ConfigError(f"{source} has no prices of training in {region}; give a --region that it has: {there}")
     return found
 
 

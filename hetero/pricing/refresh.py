@@ -32,8 +32,8 @@ def refresh_file(path: Path, prices: PriceList) -> str:
         ConfigError: If the existing file is not a price file or is for another region, or the file cannot be written.
     """
     if path.suffix != ".json":
-        raise ConfigError(f"prices are written as JSON: found {path}, expected a name that ends in .json")
-    # Separate the prices that the file has from AWS and from the user.
+        raise ConfigError(f"the price file is {path}; expected a name that ends in .json")
+    # Split the file's prices into AWS's prices and the user's prices.
     old: dict[str, Any] = {}
     overrides: dict[str, Any] = {}
     if path.exists():
@@ -41,7 +41,7 @@ def refresh_file(path: Path, prices: PriceList) -> str:
         parse_prices(content, where=str(path), region=None)
         if content.get("region") not in (None, prices.region):
             raise ConfigError(
-                f"{path} has prices of {content['region']}, these are of {prices.region}; give another --output"
+                f"{path} has prices of {content['region']}, the new ones are of {prices.region}; give another --output"
             )
         old = content["hourly_usd"] if is_ours(content.get("source")) else {}
         overrides = {**({} if old else content["hourly_usd"]), **(content.get("overrides") or {})}
@@ -57,7 +57,7 @@ def refresh_file(path: Path, prices: PriceList) -> str:
     parse_prices(document, where="the new prices", region=prices.region)
     text = json.dumps(document, indent=2) + "\n"
     if len(text) > MAX_BYTES:
-        raise ConfigError(f"the new prices take {len(text)} characters; a price file has at most {MAX_BYTES} bytes")
+        raise ConfigError(f"the new prices take {len(text)} characters; expected at most {MAX_BYTES} bytes")
     try:
         write_text(path, text)
     except OSError as error:

@@ -1,4 +1,14 @@
-"""Reports of runs: what was observed, its cost, its bottleneck, and comparisons of clusters."""
+"""Reports of runs: measurements, cost, bottleneck, and comparisons of clusters.
+
+The launcher of the first trainer host writes the report when the job ends. ``hetero report`` shows or compares reports.
+
+model.py      observations (`RunFacts`), conclusions (`Report`), and the reader of ``report.json``
+build.py      the conclusions: headline, cost, bottleneck, advice
+compare.py    compares two reports: speed-up, saving, and why the runs may not be comparable
+markdown.py   shows a report or a comparison as Markdown
+commands.py   reads and writes the files
+schema.py     the JSON schema of ``report.json``, a copy of which is in data/
+"""
 
 from __future__ import annotations
 

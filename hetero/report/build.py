@@ -19,17 +19,29 @@ from hetero.report.model import (
     RunFacts,
     Verdict,
 )
-from hetero.report.validity import cost_objection, missing_emulation
 
-__all__ = ["BUSY_UTILISATION", "COMPUTED_ON_DATA_HOSTS", "build_report", "idle_data_hosts"]
+__all__ = [
+    "BUSY_UTILISATION",
+    "COMPUTED_ON_DATA_HOSTS",
+    "build_report",
+    "cost_objection",
+    "idle_data_hosts",
+    "missing_emulation",
+]
 
 BUSY_UTILISATION = 0.9
-"""Least utilisation of accelerators that count as busy (the pass mark of MLPerf Storage)."""
+"""Utilisation from which accelerators count as busy (the pass mark of MLPerf Storage)."""
 COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
-"""Event that counts the part of ``batches computed`` on data hosts. Missing if a data host did not report it."""
+"""Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
 _MIN_UTILISATION = 0.02
 _BUSY_CPU = 0.7
 _RARE_WAIT = 0.1
+_FLAGS = {"emulate_sample_s": "--emulate-sample-seconds", "emulate_step_s": "--emulate-step-seconds"}
+_USED = {
+    ("--emulate-sample-seconds",): "preprocess with the CPUs of this machine, not with the vCPUs of their types",
+    ("--emulate-step-seconds",): "compute with this machine, not with the accelerators of their types",
+    tuple(_FLAGS.values()): "work with this machine, not with the vCPUs and accelerators of their types",
+}
 
 
 def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
@@ -56,8 +68,30 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
     )
 
 
+def missing_emulation(run: RunFacts) -> list[str]:
+    """Return the flags that are missing to make simulated hosts as fast as machines of their instance types.
+
+    The list is empty for a run on real hosts, because they preprocess and compute with their own hardware.
+    """
+    if not run.simulated or any(usage.scope != "tree" for usage in run.hosts):
+        return []
+    return [flag for option, flag in _FLAGS.items() if run.options.get(option) == "None"]
+
+
+def cost_objection(run: RunFacts) -> str:
+    """Return why this run's times cannot be multiplied by the prices of its instance types. Empty if they can."""
+    missing = missing_emulation(run)
+    if not missing:
+        return ""
+    if run.options.get("data service") == "tf":
+        to_do = "Run the job on the machines: TensorFlow's data service emulates no vCPUs."
+    else:
+        to_do = f"Give {' and '.join(missing)}, or run the job on the machines."
+    return f"Costs are not known, because simulated hosts {_USED[tuple(missing)]}. {to_do}"
+
+
 def _headline(facts: RunFacts) -> Headline | None:
-    # A script may build several loaders of the same name. The n-th of that name on each rank belong together.
+    # A script may build several loaders of the same name. The n-th loader of a name is the same on every rank.
     loaders: dict[str, list[tuple[int, StepSummary]]] = defaultdict(list)
     for rank in facts.ranks:
         for label, summary in rank.labelled:
@@ -102,7 +136,7 @@ def _headline(facts: RunFacts) -> Headline | None:
 def _slowest(
     ranks: Sequence[tuple[int, StepSummary]], value: Callable[[StepSummary], float | None]
 ) -> tuple[int | None, StepSummary | None]:
-    """Return the rank with the largest value, or None if a rank lacks a value, because all ranks set the job's pace."""
+    """Return the rank with the largest value. None if any rank lacks a value, because that rank may be the slowest."""
     keyed = [(value(summary), rank, summary) for rank, summary in ranks]
     if any(key is None for key, _, _ in keyed):
         return None, None
@@ -151,13 +185,14 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
 
 
 _WITHIN_WARMUP = (
-    "No step was measured: a rank took no more than those of the warm-up, which are left out. Train for longer, or "
-    "with a smaller --warmup-steps; where a data set is divided as ranks ask, repeat it, so that none runs dry."
+    "No step was measured, because a rank had no more steps than the warm-up, which is left out. Train for longer, or "
+    "with a smaller --warmup-steps. If each rank gets a part of a data set, repeat the data set, so that no rank runs "
+    "out of samples."
 )
 _NO_STEPS = (
-    "No step was measured: no rank took a batch in a loop that is measured. Look whether the data set has samples, and "
-    "whether the ranks themselves, not processes that they start, use hetero's loader; in TensorFlow, have loops over "
-    "a dataset made of it go over data.measure(...)."
+    "No step was measured, because no rank took a batch in a measured loop. Check that the data set has samples, and "
+    "that the ranks themselves, not processes that they start, use hetero's loader. In TensorFlow, loop over "
+    "data.measure(...), not over a dataset that is made from the data."
 )
 
 
@@ -201,8 +236,8 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
     percent = f"{100 * busy:.0f} %"
     if busy >= BUSY_UTILISATION and missing:
         advice = (
-            f"The ranks compute {percent} of the time: data keeps up on this machine. Whether it would on machines of "
-            f"these types cannot be said: {_were_not_given(missing)}."
+            f"The ranks compute {percent} of the time: data keeps up on this machine. Whether data keeps up on "
+            f"machines of these types is not known, because {_were_not_given(missing)}."
         )
         return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if busy >= BUSY_UTILISATION:
@@ -210,23 +245,23 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
             f"The accelerators compute {percent} of the time: data keeps up. More vCPUs would not make steps shorter."
         )
         return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    # Idle accelerators: data is the bottleneck. The branches differ in the known facts about the vCPUs.
+    # Idle accelerators: data is the bottleneck. The advice depends on what is known about the vCPUs.
     advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
     if _waits_are_rare(headline):
         advice += (
-            " Nearly all of it is a few long waits. Either passes are short and begin with nothing on its way (longer"
-            " epochs or less time per batch would help), or batches come in bursts (more vCPUs would help): how many"
-            " would suffice cannot be said from this run."
+            " Nearly all of that time is in a few long waits. Either passes are short and begin without any batch"
+            " ready (longer epochs or less time per batch would help), or batches come in bursts (more vCPUs would"
+            " help). This run does not show how many would suffice."
         )
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if missing:
-        advice += f" How many vCPUs would suffice cannot be said: {_were_not_given(missing)}."
+        advice += f" How many vCPUs would suffice is not known, because {_were_not_given(missing)}."
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if vcpus is None:
-        advice += " How many vCPUs would suffice cannot be said: how many preprocess now is not known."
+        advice += " How many vCPUs would suffice is not known, because the number that preprocess now is not known."
         return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
     if busy < _MIN_UTILISATION:
-        advice += f" Next to no compute: steps get shorter with every vCPU beyond the {vcpus} that preprocess now."
+        advice += f" There is almost no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter."
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     needed = cost.vcpus_needed(vcpus, busy)
     idle = _idle_cpus(facts)
@@ -244,7 +279,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
 
 
 def _waits_are_rare(headline: Headline) -> bool:
-    """Return whether 19 of 20 steps hardly wait. The mean of the other waits does not scale with vCPUs then."""
+    """Return whether 19 of 20 steps hardly wait. A few waits then make up the mean, so it need not scale with vCPUs."""
     mean, p95, step = headline.data_wait_mean, headline.data_wait_p95, headline.step_time_mean
     if mean is None or p95 is None or step is None:
         return False
@@ -270,10 +305,10 @@ def _were_not_given(flags: Sequence[str]) -> str:
 
 
 def _idle_cpus(facts: RunFacts) -> str | None:
-    """Return a sentence if the CPUs that preprocess were not busy, because more of them would not help.
+    """Return a sentence for the user if more CPUs would not help, because the present ones were not busy. Else None.
 
-    Only real runs are considered, because emulated vCPUs wait instead of working. If trainer hosts preprocess too, the
-    other load of their CPUs is not known. Data hosts are the hosts without ranks.
+    None also for simulated runs, because emulated vCPUs wait instead of working, and for hybrid runs, because the load
+    of preprocessing on trainer hosts is not known. Hosts without ranks count as data hosts.
     """
     if facts.simulated or facts.placement == "hybrid":
         return None

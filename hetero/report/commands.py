@@ -1,4 +1,7 @@
-"""Writes, shows and compares report files. The command line calls these functions."""
+"""Writes, shows and compares report files. The command line and the launcher call these functions.
+
+This is a separate module because the others use no files, except to read a report.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of two runs: how much faster and how much cheaper the second one is, and whether it is worth it."""
+"""Comparison of two runs: how much faster and cheaper the second run is, and whether it is worth it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 from hetero.pricing import cost
+from hetero.report.build import cost_objection
 from hetero.report.model import Figure, Headline, Report
-from hetero.report.validity import cost_objection
 
 __all__ = ["FEW_STEPS", "Comparison", "compare"]
 
 FEW_STEPS = 20
-"""Least number of measured steps for a comparison of means."""
+"""Lowest number of measured steps for a comparison of means."""
 _MANY_OVERRUNS = 0.1
-"""Share of steps or batches that took longer than emulated. Above it, emulated times are not compared."""
+"""Limit on the share of steps or batches that took longer than emulated. Above it, times are not compared."""
 
 _NUMBER = re.compile(r" \(\d+\)$")
 _STOPPED = 143
@@ -39,7 +39,7 @@ class Comparison:
     saving: Figure | None
     """Fraction of the baseline's cost for the same work. Negative if dearer. None if it cannot be determined."""
     objections: tuple[str, ...]
-    """Reasons for no saving, and possibly no speed-up, although prices are known. One sentence each."""
+    """Reasons other than missing prices why the saving is None, and possibly the speed-up too. One sentence each."""
     caveats: tuple[str, ...]
     """Other differences that make the runs less comparable, one sentence each."""
 
@@ -142,7 +142,7 @@ def _unlike(baseline: Report, candidate: Report, base: Headline, other: Headline
 
 
 def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
-    """Yield reasons why the times, though of the same work, are not times of the machines with these prices."""
+    """Yield reasons why costs cannot be compared, although the times may be of the same work."""
     yield from dict.fromkeys(filter(None, map(cost_objection, (baseline.run, candidate.run))))
     for which, report in (("first", baseline), ("second", candidate)):
         if report.run.exit_code not in (0, _STOPPED):
@@ -150,7 +150,7 @@ def _cost_objections(baseline: Report, candidate: Report) -> Iterator[str]:
 
 
 def _other_prices(baseline: Report, candidate: Report) -> Iterator[str]:
-    """Yield a sentence for each instance type that has two prices."""
+    """Yield a sentence for each instance type whose price differs between the runs."""
     known = {price.instance_type: price.hourly_usd for price in baseline.cost.prices}
     for price in candidate.cost.prices:
         before = known.get(price.instance_type, price.hourly_usd)
@@ -182,12 +182,12 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
 
 
 def _name(label: str) -> str:
-    """Return the name of a loader without the number that distinguishes it from others of that name."""
+    """Return the name of a loader from its label: ``photos`` from ``photos (2)``."""
     return _NUMBER.sub("", label)
 
 
 def _overruns(which: str, report: Report, headline: Headline) -> Iterator[tuple[str, float]]:
-    """Yield a sentence about real work that took longer than the emulated work, and its share."""
+    """Yield sentences about real work that took longer than emulated, each with the share of such steps or batches."""
     loaders = [loader for rank in report.run.ranks for label, loader in rank.labelled if label == headline.loader]
     for num_overruns, num_all, words in (
         (sum(loader.num_emulation_overruns for loader in loaders), sum(loader.num_steps for loader in loaders),

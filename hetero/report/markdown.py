@@ -1,48 +1,37 @@
 """Markdown from reports and comparisons. It is short, and readable as plain text.
 
-Text from other sources (names of hosts, groups and loaders, commands, options) is in code spans. There it cannot act as
-markup, and needs no escape characters that would clutter the text on a terminal.
+Text from other sources (names of hosts, groups and loaders, commands, options) is in code spans. It cannot act as
+markup there, and needs no escape characters, which would be hard to read on a terminal.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.errors import ExitCode
 from hetero.metrics.hosts import HostUsage
 from hetero.pricing.tables import markdown_table
+from hetero.report.build import cost_objection, missing_emulation
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Figure, Headline, Report
-from hetero.report.validity import cost_objection, missing_emulation
+from hetero.system.text import code_span, markdown_text
 
-__all__ = ["PricePerformance", "code", "price_performance_table", "render_comparison", "render_report"]
+__all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
 
-_MAX_CODE_LENGTH = 200
 _MAX_ROWS = 64
 _NOT_KNOWN = "-"
-
-
-def code(text: str) -> str:
-    """Return text from another source as one code span that is safe in a line and in a table cell.
-
-    Line breaks, control characters and invisible characters become ``?``. A back-tick, which would end the span, and a
-    bar, which would end the cell, become characters that look similar. Long text is cut.
-    """
-    visible = "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text)
-    visible = visible.replace("`", "'").replace("|", "\N{BROKEN BAR}").strip()
-    if len(visible) > _MAX_CODE_LENGTH:
-        visible = visible[: _MAX_CODE_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
-    return f"`{visible}`" if visible else _NOT_KNOWN
 
 
 def render_report(report: Report) -> str:
     """Return a run's report as Markdown."""
     run, headline = report.run, report.headline
     is_simulated = " This run was simulated: see below." if run.simulated else ""
-    sections = [f"# Run {code(run.run_id)}", _escape(report.verdict.advice) + is_simulated, _facts_table(report)]
+    sections = [
+        f"# Run {code_span(run.run_id)}",
+        markdown_text(report.verdict.advice) + is_simulated,
+        _facts_table(report),
+    ]
     if run.simulated:
         sections += ["## Simulated", _list(run.simulated)]
     sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]
@@ -56,7 +45,7 @@ def render_report(report: Report) -> str:
         sections += ["## Events", _list([f"{name}: {count}" for name, count in run.events.items() if count])]
     for title, entries in (("Options", run.options), ("Versions", run.versions)):
         if entries:
-            sections.append(f"{title}: " + ", ".join(code(f"{key}={value}") for key, value in entries.items()))
+            sections.append(f"{title}: " + ", ".join(code_span(f"{key}={value}") for key, value in entries.items()))
     return "\n\n".join(sections) + "\n"
 
 
@@ -64,10 +53,10 @@ def render_comparison(comparison: Comparison) -> str:
     """Return a comparison as Markdown: the answer, the price-performance table, and the caveats."""
     reports = (comparison.baseline, comparison.candidate)
     has_same_step = comparison.per == "step"
-    has_costs = not comparison.objections  # because costs of two runs side by side would be a verdict, too
+    has_costs = not comparison.objections  # otherwise readers would compare the costs
     rows = [
         PricePerformance(
-            name=f"{report.run.placement} {code(report.run.run_id)}",
+            name=f"{report.run.placement} {code_span(report.run.run_id)}",
             hosts=_hosts_text(report),
             hourly_usd=_value(report.cost.hourly),
             step_time_s=_value(report.headline.step_time_mean if report.headline else None),
@@ -116,7 +105,7 @@ class PricePerformance:
 
 
 def price_performance_table(rows: Sequence[PricePerformance]) -> str:
-    """Return the table of the published comparison, in the unit USD per 1,000 steps."""
+    """Return the table that compares runs. Its costs are in USD per 1,000 steps, as in the published comparison."""
     header = (
         "run",
         "hosts",
@@ -151,13 +140,16 @@ def _facts_table(report: Report) -> str:
     run = report.run
     status = next((code_.help_text for code_ in ExitCode if code_ == run.exit_code), "")
     rows = [
-        ("command", code(run.command)),
-        ("started", code(run.started_at)),
+        ("command", code_span(run.command)),
+        ("started", code_span(run.started_at)),
         ("wall time", f"{_seconds(run.wall_s)} ({run.basis})"),
         ("exit code", f"{run.exit_code} {status}".rstrip()),
         ("placement", run.placement),
         *(
-            (f"{group.role} group", f"{code(group.name)}: {group.count} x {code(group.instance_type)}")
+            (
+                f"{group.role} group",
+                f"{code_span(group.name)}: {group.count} x {code_span(group.instance_type)}",
+            )
             for group in run.groups
         ),
         ("bottleneck", report.verdict.bottleneck),
@@ -186,7 +178,7 @@ def _steps_table(headline: Headline) -> str:
         cells.append(("samples/s", _number(headline.samples_per_s.value), "", "", headline.samples_per_s.basis))
     ranks = "1 rank" if headline.num_ranks == 1 else f"slowest of {headline.num_ranks} ranks"
     note = (
-        f"Loader {code(headline.loader)}, {ranks}; {headline.num_steps_measured} steps of "
+        f"Loader {code_span(headline.loader)}, {ranks}; {headline.num_steps_measured} steps of "
         f"{headline.global_batch_samples} samples, after {headline.warmup_steps} of warm-up. Data wait is the time "
         "blocked in `next()`; utilisation is compute / step time."
     )
@@ -200,8 +192,8 @@ def _rank_section(report: Report) -> Iterator[str]:
     rows = [
         (
             str(rank.rank),
-            code(rank.host),
-            code(label),
+            code_span(rank.host),
+            code_span(label),
             str(summary.num_steps_measured),
             _seconds(summary.step_time_mean_s),
             _seconds(summary.step_time_p95_s),
@@ -216,13 +208,13 @@ def _rank_section(report: Report) -> Iterator[str]:
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
     if any(label != summary.name for _, label, summary in entries):
         yield (
-            "Loaders of one name are numbered in the order in which the script made them. `name=` of a loader gives it "
-            "a name of its own."
+            "Loaders of the same name are numbered in the order in which the script made them. Pass `name=` to a "
+            "loader to name it."
         )
 
 
 def _traffic_section(report: Report) -> Iterator[str]:
-    """Yield the bytes that compression saved each loader, over all ranks."""
+    """Yield a section with the bytes that compression saved each loader, summed over all ranks."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for summary in [summary for rank in report.run.ranks for summary in rank.loaders]:
         if summary.compression is not None and summary.batch_bytes:
@@ -232,8 +224,8 @@ def _traffic_section(report: Report) -> Iterator[str]:
     if not totals:
         return
     lines = [
-        f"- Loader {code(name)}: {_bytes(nbytes)} of batches came as {_bytes(max(0, nbytes - saved_bytes))} "
-        f"with {code(compression)}"
+        f"- Loader {code_span(name)}: {_bytes(nbytes)} of batches came as {_bytes(max(0, nbytes - saved_bytes))} "
+        f"with {code_span(compression)}"
         for (name, compression), (nbytes, saved_bytes) in totals.items()
     ]
     yield "## Compression"
@@ -248,18 +240,18 @@ def _skip_section(report: Report) -> Iterator[str]:
     rows = [
         (
             str(rank.rank),
-            code(summary.name),
-            code(skip.index),
+            code_span(summary.name),
+            code_span(skip.index),
             str(skip.epoch),
-            code(skip.host),
-            code(skip.exception),
+            code_span(skip.host),
+            code_span(skip.exception),
         )
         for rank, summary in summaries
         for skip in summary.skips
     ]
     yield "## Skipped samples"
     times = "Once" if num_skips == 1 else f"{num_skips} times"
-    yield f"{times} a sample raised, and another one of its batch stood in for it."
+    yield f"{times} a sample raised, and another sample of its batch replaced it."
     if rows:
         header = ("rank", "loader", "sample", "epoch", "host", "exception")
         yield markdown_table(header, rows[:_MAX_ROWS], right=(0, 3)) + _more(len(rows))
@@ -289,8 +281,8 @@ def _cost_text(report: Report) -> str:
 def _prices_text(costs: Sequence[Cost]) -> str:
     by_origin: dict[str, dict[str, None]] = {}
     for price in dict.fromkeys(price for cost in costs for price in cost.prices):
-        origin = ", ".join(code(part) for part in (price.region, price.as_of, price.source) if part)
-        by_origin.setdefault(origin, {})[f"{code(price.instance_type)} {price.hourly_usd:g} USD/h"] = None
+        origin = ", ".join(code_span(part) for part in (price.region, price.as_of, price.source) if part)
+        by_origin.setdefault(origin, {})[f"{code_span(price.instance_type)} {price.hourly_usd:g} USD/h"] = None
     return "\n\n".join(f"List prices ({origin}): {', '.join(prices)}." for origin, prices in by_origin.items())
 
 
@@ -298,7 +290,7 @@ def _hosts_table(usages: Sequence[HostUsage]) -> str:
     header = ("host", "CPUs busy", "peak", "memory peak", "sent", "received", "GPU", "GPU memory")
     rows = [
         (
-            code(usage.host),
+            code_span(usage.host),
             _cpus(usage.cpu_percent_mean),
             _cpus(usage.cpu_percent_peak),
             _bytes(usage.memory_peak_bytes),
@@ -347,7 +339,7 @@ def _answer(comparison: Comparison) -> str:
 
 
 def _hosts_text(report: Report) -> str:
-    return " + ".join(f"{group.count} x {code(group.instance_type)}" for group in report.run.groups)
+    return " + ".join(f"{group.count} x {code_span(group.instance_type)}" for group in report.run.groups)
 
 
 def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
@@ -358,21 +350,14 @@ def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, righ
 
 
 def _list(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {_escape(line)}" for line in lines)
+    return "\n".join(f"- {markdown_text(line)}" for line in lines)
 
 
 def _simulated(first: Sequence[str], second: Sequence[str]) -> str:
     """Return what two runs emulated, as a list that names the run of each entry."""
     which = {(True, True): "Both runs", (True, False): "First run", (False, True): "Second run"}
     lines = dict.fromkeys((*first, *second))
-    return "\n".join(f"- {which[line in first, line in second]}: {_escape(line)}" for line in lines)
-
-
-def _escape(line: str) -> str:
-    """Return a sentence unchanged if it contains no possible markup, otherwise as a code span."""
-    if re.fullmatch(r"[^\W_][\w ,.;:()/%=$+'?-]*", line) and not re.search(r"(^|\W)_|_(\W|$)|://|www\.", line):
-        return line
-    return code(line)
+    return "\n".join(f"- {which[line in first, line in second]}: {markdown_text(line)}" for line in lines)
 
 
 def _more(num_entries: int) -> str:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.metrics.hosts import HostUsage
-from hetero.metrics.records import decode, encode, limits
 from hetero.metrics.steps import StepSummary
 from hetero.system.documents import read_bounded
+from hetero.system.records import decode, encode, limits
 
 __all__ = [
     "BASES",
@@ -53,7 +53,7 @@ class GroupFacts:
     role: str = field(metadata=limits(choices=ROLES))
     instance_type: str
     count: int = field(metadata=limits(minimum=1, maximum=100_000))
-    """Hosts in the group."""
+    """Number of hosts in the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class RankFacts:
 
     @property
     def labelled(self) -> list[tuple[str, StepSummary]]:
-        """Loaders that delivered, each with its label: the name, or ``photos (2)`` for the second of the same name."""
+        """Loaders with steps, each with its label: the name, or ``photos (2)`` for the second of the same name."""
         seen: Counter[str] = Counter()
         found = []
         for summary in self.loaders:
@@ -98,7 +98,7 @@ class RunFacts:
     events: dict[str, int] = field(default_factory=dict)
     """Counters by name, for example ``endpoint restarts``, ``failovers``, ``hedges``, ``authentication failures``."""
     simulated: tuple[str, ...] = ()
-    """What was emulated, one sentence each. Empty if everything was real."""
+    """One sentence for each thing that was emulated. Empty if everything was real."""
     versions: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number that a report concludes, with its unit and basis."""
+    """A number that a report derives from observations, with its unit and basis."""
 
     value: float = field(metadata=limits(minimum=-(2.0**63)))
     unit: str
@@ -125,7 +125,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """Figures of the loader that took most time. A figure is None if its definition does not apply.
+    """Figures of the loader that took the most time. A figure is None if its definition does not apply.
 
     Times are those of the slowest rank. Step time is from the rank with the longest mean step. Data wait and
     utilisation are from the rank with the longest mean data wait.
@@ -135,9 +135,9 @@ class Headline:
     """Label of the loader, see `RankFacts.labelled`."""
     num_ranks: int
     global_batch_samples: int
-    """Samples per step over all ranks, which defines a step."""
+    """Samples per step over all ranks. If it is equal in two runs, their steps are the same work."""
     num_steps_measured: int
-    """Measured steps of the rank with the fewest."""
+    """Number of measured steps of the rank with the fewest."""
     warmup_steps: int
     slowest_step_rank: int | None
     slowest_wait_rank: int | None
@@ -177,7 +177,7 @@ class Cost:
     per_1k_steps: Figure | None
     per_million_samples: Figure | None
     objection: str = ""
-    """Why only ``hourly`` has a figure although the prices may be known. Empty if there is no such reason."""
+    """Why only ``hourly`` may have a figure even if all prices are known. Empty if there is no such reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class Report:
 
     @classmethod
     def from_json(cls, value: object, *, path: str = "") -> Report:
-        """Read a report from parsed JSON.
+        """Return the report in parsed JSON.
 
         Raises:
             ConfigError: If the schema version differs, a key is unknown or missing, or a value is out of range. The

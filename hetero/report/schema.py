@@ -13,8 +13,8 @@ import types
 import typing
 from typing import Any
 
-from hetero.metrics.records import MAX_TEXT_LENGTH, limits
 from hetero.report.model import SCHEMA_VERSION, Report
+from hetero.system.records import limits
 
 __all__ = ["report_schema"]
 
@@ -59,9 +59,9 @@ def _schema(hint: Any, bounds: typing.Mapping[str, Any], definitions: dict[str, 
     if dataclasses.is_dataclass(hint):
         return _object(typing.cast("type[Any]", hint), definitions)
     if hint is str:
-        return (
-            {"enum": list(bounds["choices"])} if bounds["choices"] else {"type": "string", "maxLength": MAX_TEXT_LENGTH}
-        )
+        if bounds["choices"]:
+            return {"enum": list(bounds["choices"])}
+        return {"type": "string", "maxLength": bounds["max_length"]}
     if hint is bool:
         return {"type": "boolean"}
     kind = "integer" if hint is int else "number"

@@ -1,19 +1,28 @@
-"""Check, rehearse, prepare and submit a SageMaker job with instance groups.
+"""Prepare, check, rehearse and submit a SageMaker job with instance groups.
 
-Version 2 and version 3 of the SageMaker SDK both work. Importing this package imports neither boto3 nor the SDK.
+preparation/  `prepare`: copies the code, adds hetero, changes the estimator
+checks/       `check`: finds mistakes in a request
+rehearsal/    `rehearse`: runs a request on simulated hosts
+submission/   `submit`: starts a job, and starts it again if SageMaker lacks instances
+recording.py  records the request that the SDK would send
+request.py    a request as typed records
+limits.py     the service's limits on a request, from limits.yaml
+
+The four folders import the three modules. rehearsal/ also imports preparation/ and checks/. Version 2 and version 3 of
+the SageMaker SDK both work. Importing this package imports neither boto3 nor the SDK.
 """
 
 from __future__ import annotations
 
-from hetero.sagemaker.checks import Finding, check, check_request, findings_json, findings_text
-from hetero.sagemaker.metrics import METRIC_DEFINITIONS
+from hetero.sagemaker.checks.check import Finding, check, check_request, findings_json, findings_text
+from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
+from hetero.sagemaker.preparation.staging import prepare
 from hetero.sagemaker.recording import Recording, offline_session, record
-from hetero.sagemaker.rehearsal import Rehearsal, rehearse
+from hetero.sagemaker.rehearsal.rehearse import Rehearsal, rehearse
 from hetero.sagemaker.request import TrainingRequest, read_request
-from hetero.sagemaker.staging import prepare
-from hetero.sagemaker.submission import Submission, submit
+from hetero.sagemaker.submission.submit import Submission, submit
 
-__all__ = [  # noqa: RUF022  a test expects the order of the characters
+__all__ = [  # noqa: RUF022  sorted by character codes, as a test checks
     "Finding",
     "METRIC_DEFINITIONS",
     "Recording",

@@ -1,4 +1,4 @@
-"""The service's limits on a request, read from ``limits.yaml``, and the values that exceed them."""
+"""The service's limits on a request, read from ``limits.yaml``, and a search for values that exceed them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The values that the service accepts at one place of a request."""
+    """The values that the service accepts for one member of a request."""
 
     path: str
-    """Path of the place in the request.
-
-    The path consists of member names, ``[]`` for each item of a list, ``{}`` for each value of an object and ``{keys}``
-    for each key.
-    """
+    """Path of the member. It consists of member names, ``[]`` for each item of a list, ``{}`` for each value of an
+    object and ``{keys}`` for each key."""
     source: str
     """URL of the page that documents the limit."""
     counts: str = ""
-    """The quantity that `low` and `high` bound: ``items``, ``characters``, the ``number`` itself, or empty for none."""
+    """The quantity that `low` and `high` bound: ``items``, ``characters`` or the ``number`` itself. Empty if unused."""
     low: int | None = None
     high: int | None = None
     pattern: str | None = None
@@ -39,24 +36,24 @@ class Limit:
     """The only accepted values. Empty if all values are accepted."""
 
     def explain(self, value: Any) -> str | None:
-        """Return the reason why the limit rejects a value, without the value itself. None if it accepts it."""
+        """Return why the limit rejects a value, without the value itself. None if the limit accepts it."""
         if self.values and value not in self.values:
-            return f"none of {', '.join(self.values)}"
+            return f"expected one of {', '.join(self.values)}"
         if self.counts:
             size = value if self.counts == "number" else len(value)
             unit = "" if self.counts == "number" else f" {self.counts}"
             if self.high is not None and size > self.high:
-                return f"{size}{unit}, at most {self.high}"
+                return f"found {size}{unit}, expected at most {self.high}"
             if self.low is not None and size < self.low:
-                return f"{size}{unit}, at least {self.low}"
+                return f"found {size}{unit}, expected at least {self.low}"
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
-            return f"not of the form {self.pattern}"
+            return f"does not match the pattern {self.pattern}"
         return None
 
 
 @functools.cache
 def limits() -> Mapping[str, Limit]:
-    """Return the shipped limits, by path."""
+    """Return the limits in ``limits.yaml``. The keys are their paths."""
     content = resources.files("hetero.sagemaker").joinpath("limits.yaml").read_bytes()
     document: Any = parse_yaml(content, "limits.yaml")
     rows = [{"source": document["source"], **row} for row in document["limits"]]
@@ -64,10 +61,10 @@ def limits() -> Mapping[str, Limit]:
 
 
 def values_at(document: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values at a limit's path in a request, each with the path that leads to it. Skip missing members.
+    """Yield the values of a request that a limit's path matches, each with its exact path.
 
-    Values of a type that does not fit the path are skipped, too. `TrainingRequest.parse` reports wrong types of the
-    members that it reads.
+    Missing members and values of a wrong type are skipped. `TrainingRequest.parse` reports wrong types of the members
+    that it reads.
     """
     waiting = [("", document)]
     for step in _STEP.finditer(path):
@@ -89,7 +86,7 @@ def _inside(where: str, value: Any, step: re.Match[str]) -> Iterator[tuple[str, 
 
 
 def breaches(document: Mapping[str, Any], limit: Limit) -> str | None:
-    """Return a text that lists where and how a request exceeds a limit, or None if it does not.
+    """Return a text that says where and how a request exceeds a limit. None if it does not exceed the limit.
 
     The text does not contain the values, because they may be secrets.
     """

@@ -1,10 +1,9 @@
 """Record the request that the SageMaker SDK would send for an estimator, without an account or a network.
 
 A copy of the estimator gets a session whose AWS clients never use the network. botocore validates every call against
-its own model, and then an event handler of this module returns the response. The module keeps the user's code, which
-the SDK uploads.
+its own model, and then an event handler of this module returns the response. The module also keeps the uploaded code.
 
-This works with version 2 of the SDK (an ``Estimator`` or a framework's) and with version 3 (``ModelTrainer``).
+This works with version 2 of the SDK (``Estimator`` and the estimators of frameworks) and version 3 (``ModelTrainer``).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ACCOUNT = "000000000000"
 _REGION = "us-east-1"
 _MAX_UPLOAD_BYTES = 1 << 30
 _LOCAL_BUCKET = "hetero-local-data"
-"""Bucket of the S3 URIs that replace local inputs, because the SDK would upload local inputs."""
+"""Bucket of the S3 URIs that replace local inputs. Otherwise the SDK would upload the inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class Recording:
 
 
 def sdk_version(estimator: object) -> int:
-    """Return the version of the SDK that an object belongs to: 2 for an estimator, 3 for a ``ModelTrainer``.
+    """Return the version of the SDK to which an object belongs: 2 for an estimator, 3 for a ``ModelTrainer``.
 
     Raises:
         ConfigError: If the object belongs to neither SDK.
@@ -78,14 +77,14 @@ def offline_session(region: str = _REGION) -> Any:
 def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -> Recording:
     """Return the request that ``estimator.fit(inputs)`` or ``trainer.train(inputs)`` would send.
 
-    The function uploads and sends nothing, and changes neither the estimator nor its session. `ACCOUNT` replaces the
-    account's number where the SDK would ask AWS for it.
+    The function uploads and sends nothing, and changes neither the estimator nor its session. `ACCOUNT` replaces an
+    account number that the SDK would request from AWS.
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
         inputs: The inputs that its ``fit`` or ``train`` takes. An S3 URI replaces each local input (a path or a
             ``file://`` URI).
-        job_name: Name of the job. SDK 3 ignores it and makes its own.
+        job_name: Name of the job. SDK 3 ignores it and makes its own name.
 
     Raises:
         ConfigError: If the object is not an estimator, its session is for the SDK's local mode, or a local input does
@@ -95,8 +94,8 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
     original = estimator.sagemaker_session
     if is_local(estimator):
         raise ConfigError(
-            "this estimator is for the SDK's local mode, which has no instance groups; give it the instance types that "
-            "the job is to have: hetero.sagemaker.rehearse runs it here"
+            "the estimator is for the SDK's local mode, which does not support instance groups; give it the job's "
+            "instance types, and hetero.sagemaker.rehearse runs the job on this machine"
         )
     answers = _Answers()
     session = _session(answers, getattr(original, "boto_region_name", None) or _REGION, original)
@@ -107,7 +106,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
     else:
         _train(estimator, inputs, session, local_inputs)
     if answers.request is None:
-        raise ConfigError("the SDK sent no request for a training job; expected one")
+        raise ConfigError("the SDK sent no request for a training job; expected CreateTrainingJob")
     return Recording(
         request=TrainingRequest.parse(answers.request, "the estimator's request"),
         objects=answers.objects,
@@ -118,7 +117,7 @@ def record(estimator: Any, inputs: Any = None, *, job_name: str | None = None) -
 def _fit(estimator: Any, inputs: Any, session: Any, job_name: str | None) -> None:
     double = copy.copy(estimator)
     for name, value in vars(estimator).items():
-        if isinstance(value, dict | list):  # fit() adds to some of them
+        if isinstance(value, dict | list):  # copied, because fit() adds to some of them
             setattr(double, name, copy.copy(value))
     double.sagemaker_session = session
     with contextlib.suppress(_Recorded):
@@ -134,8 +133,8 @@ def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) 
             setattr(double, name, copy.copy(value))
     double.sagemaker_session = session
     double.input_data_config = local_inputs.replaced(double.input_data_config)
-    # In some versions of the SDK, the whole process shares the first client that is made. Remove that client here and
-    # restore it afterwards, to keep the offline client and the user's client apart.
+    # In some versions of the SDK, the whole process shares the first client. Remove this client during the call, so
+    # that the SDK makes an offline client. Restore it afterwards for the user.
     instances = type(utils.SageMakerClient)._instances
     kept = instances.pop(utils.SageMakerClient, None)
     try:
@@ -174,7 +173,11 @@ def _session(answers: _Answers, region: str, original: Any) -> Any:
 
 
 def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the SDK's defaults with telemetry off, because telemetry also reports errors and does not use botocore."""
+    """Return the SDK's defaults with telemetry off.
+
+    The event handler cannot intercept telemetry, because the SDK does not send it through botocore. `_Recorded` alone
+    does not prevent it, because the SDK also reports errors.
+    """
     whole = dict(defaults or {"SchemaVersion": "1.0"})
     inner = whole
     for name in ("SageMaker", "PythonSDK", "Modules"):
@@ -185,7 +188,7 @@ def _without_telemetry(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class _Recorded(BaseException):
-    """Raised once the request is recorded, to skip what the SDK does next, such as telemetry."""
+    """Raised after the request is recorded, to skip the SDK's next steps, such as telemetry."""
 
 
 class _Response:
@@ -197,9 +200,9 @@ class _Response:
 
 
 class _Answers:
-    """Handler of botocore's event ``before-call`` that returns the response of each call.
+    """Handler of botocore's event ``before-call``. It returns the response of each call.
 
-    botocore sends the event after it has validated the call.
+    botocore sends this event after it has validated the call.
 
     Args:
         takes_request: Whether to record the request for a training job. Otherwise the request is denied.
@@ -224,7 +227,7 @@ class _Answers:
             return _Response(200), {"Account": ACCOUNT, "Arn": f"arn:aws:iam::{ACCOUNT}:user/none", "UserId": "none"}
         if service == "s3":
             return _Response(200), self._store(operation, params)
-        error = {"Code": "AccessDenied", "Message": f"{operation} needs an account, and this session is offline"}
+        error = {"Code": "AccessDenied", "Message": f"{operation} needs an account, but this session is offline"}
         return _Response(403), {"Error": error}
 
     def _store(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,13 +252,13 @@ class _Answers:
         self._num_bytes += len(content)
         if self._num_bytes > _MAX_UPLOAD_BYTES:
             raise ConfigError(
-                f"the SDK would upload more than {_MAX_UPLOAD_BYTES} bytes of code; give a source_dir without data"
+                f"the SDK would upload more than {_MAX_UPLOAD_BYTES} bytes; expected a source_dir without data"
             )
         return content
 
 
 def _s3_uri(params: Mapping[str, Any]) -> str:
-    """Return the ``s3://bucket/key`` of a call. The bucket may be in the path of the URL or in its host name."""
+    """Return the ``s3://bucket/key`` of a call. The bucket may be in the URL's path or in its host name."""
     signing = params.get("context", {}).get("s3_redirect", {})
     bucket = str(signing.get("bucket") or "")
     path = unquote(urlsplit(params["url"]).path).lstrip("/")
@@ -263,7 +266,7 @@ def _s3_uri(params: Mapping[str, Any]) -> str:
 
 
 class _LocalInputs:
-    """Copies an SDK's inputs, with S3 URIs in place of local inputs.
+    """Copies inputs for the SDK, and replaces local inputs with S3 URIs.
 
     Args:
         found: Receives each S3 URI and the local path that it replaces.
@@ -273,10 +276,7 @@ class _LocalInputs:
         self._found = found
 
     def replaced(self, value: Any) -> Any:
-        """Return inputs with S3 URIs in place of local inputs.
-
-        Inputs are texts, paths, lists and dicts of inputs, and the SDKs' own objects.
-        """
+        """Return a copy with S3 URIs. Inputs are texts, paths, lists and dicts of inputs, and the SDKs' own objects."""
         if isinstance(value, str | os.PathLike):
             return self._uri(os.fspath(value))
         if isinstance(value, list | tuple):

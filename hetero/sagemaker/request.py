@@ -1,7 +1,6 @@
 """A CreateTrainingJob request to SageMaker, read from a dict or a file.
 
-The checks of a job and the hosts of its rehearsal follow from this request. Its members have the names of the service's
-API.
+The checks examine this request, and a rehearsal simulates its hosts. Its members have the names of the service's API.
 
 Source: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 """
@@ -10,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from hetero.errors import ConfigError
 from hetero.system.documents import read_bounded
+from hetero.system.records import camel_case, decode, limits
 
-__all__ = ["ONLY_GROUP", "Channel", "InstanceGroup", "TrainingRequest", "read_request"]
+__all__ = ["ONLY_GROUP", "Channel", "RequestGroup", "TrainingRequest", "read_request"]
 
 ONLY_GROUP = "homogeneousCluster"
 """Name that the service gives to the only group of a request without instance groups."""
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceGroup:
+class RequestGroup:
     """One group of hosts of one type."""
 
     name: str
@@ -40,7 +40,7 @@ class Channel:
 
     name: str
     mode: str
-    """``File``, ``FastFile`` or ``Pipe``. The mode of the job if the channel states none."""
+    """``File``, ``FastFile`` or ``Pipe``. If the channel states no mode, it is the mode of the job."""
     uri: str | None
     """S3 URI of the data, or None for a file system."""
     groups: tuple[str, ...]
@@ -52,7 +52,7 @@ class TrainingRequest:
     """A parsed request. `document` is the whole request."""
 
     name: str
-    groups: tuple[InstanceGroup, ...]
+    groups: tuple[RequestGroup, ...]
     channels: tuple[Channel, ...]
     hyperparameters: Mapping[str, str]
     environment: Mapping[str, str]
@@ -65,7 +65,7 @@ class TrainingRequest:
 
     @classmethod
     def parse(cls, document: object, source: str = "request") -> TrainingRequest:
-        """Return the request that a dict of boto3's arguments describes.
+        """Return a request from a dict of boto3's arguments.
 
         Args:
             document: The arguments of ``create_training_job``, or the output of ``describe-training-job``.
@@ -74,23 +74,31 @@ class TrainingRequest:
         Raises:
             ConfigError: If a member has a wrong type, or a required member is missing.
         """
-        reader = _Reader(source)
-        whole = reader.expect(document, dict, "", "an object")
-        resources = reader.member(whole, "ResourceConfig", dict, "", {})
-        if not resources:
-            raise ConfigError(f"{source} has no ResourceConfig; expected the request of CreateTrainingJob")
-        algorithm = reader.member(whole, "AlgorithmSpecification", dict, "", {})
-        default_mode = reader.member(algorithm, "TrainingInputMode", str, "AlgorithmSpecification", "File")
+        found = _decode(_Request, document, source)
+        resources = found.resource_config
+        if resources.instance_groups:
+            listed = resources.instance_groups
+        else:
+            whole = dict(cast("dict[str, dict[str, Any]]", document)["ResourceConfig"])
+            listed = (_decode(_Group, {"InstanceGroupName": ONLY_GROUP, **whole}, source, "ResourceConfig"),)
         return cls(
-            name=reader.member(whole, "TrainingJobName", str, "", "job"),
-            groups=tuple(reader.groups(resources)),
-            channels=tuple(
-                reader.channel(item, f"InputDataConfig[{index}]", default_mode)
-                for index, item in enumerate(reader.member(whole, "InputDataConfig", list, "", []))
+            name=found.training_job_name,
+            groups=tuple(
+                RequestGroup(name=one.instance_group_name, instance_type=one.instance_type, count=one.instance_count)
+                for one in listed
             ),
-            hyperparameters=reader.texts(whole, "HyperParameters"),
-            environment=reader.texts(whole, "Environment"),
-            document=whole,
+            channels=tuple(
+                Channel(
+                    name=channel.channel_name,
+                    mode=channel.input_mode or found.algorithm_specification.training_input_mode,
+                    uri=channel.data_source.s3_data_source.s3_uri or None,
+                    groups=channel.data_source.s3_data_source.instance_group_names,
+                )
+                for channel in found.input_data_config
+            ),
+            hyperparameters=found.hyper_parameters,
+            environment=found.environment,
+            document=cast("Mapping[str, Any]", document),
         )
 
 
@@ -105,62 +113,64 @@ def read_request(path: Path) -> TrainingRequest:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {str(error)[:200]}") from error
+        raise ConfigError(f"{path} is not valid JSON: {str(error)[:200]}") from error
     return TrainingRequest.parse(document, str(path))
 
 
-class _Reader:
-    """Reads typed members of a document and raises ConfigError with the path of a wrong one."""
+_ANY_LENGTH = limits(max_length=2**20)
+"""Limits of texts whose length `hetero.sagemaker.limits` checks."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
 
-    def expect(self, value: object, kind: type[_T], path: str, expected: str) -> _T:
-        if not isinstance(value, kind) or isinstance(value, bool):
-            where = f": {path}" if path else ""
-            raise ConfigError(f"{self._source}{where} is {value!r:.80}; expected {expected}")
-        return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    instance_group_name: str = field(metadata=limits(accepts=bool, expected="a name"))
+    instance_type: str = field(metadata=limits(accepts=bool, expected="an instance type"))
+    instance_count: int = field(metadata=limits(minimum=1))
 
-    def member(self, where: Mapping[str, Any], key: str, kind: type[_T], path: str, default: _T) -> _T:
-        value = where.get(key)
-        if value is None:
-            return default
-        names = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
-        return self.expect(value, kind, f"{path}.{key}" if path else key, names[kind])
 
-    def texts(self, where: Mapping[str, Any], key: str) -> dict[str, str]:
-        found = self.member(where, key, dict, "", {})
-        return {str(name): self.expect(value, str, f"{key}[{name!r}]", "a text") for name, value in found.items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resources:
+    instance_groups: tuple[_Group, ...] = ()
 
-    def groups(self, resources: Mapping[str, Any]) -> list[InstanceGroup]:
-        listed = self.member(resources, "InstanceGroups", list, "ResourceConfig", [])
-        if not listed:
-            return [self._group({"InstanceGroupName": ONLY_GROUP, **resources}, "ResourceConfig")]
-        return [
-            self._group(self.expect(item, dict, path, "an object"), path)
-            for index, item in enumerate(listed)
-            for path in [f"ResourceConfig.InstanceGroups[{index}]"]
-        ]
 
-    def _group(self, item: Mapping[str, Any], path: str) -> InstanceGroup:
-        count = self.member(item, "InstanceCount", int, path, 0)
-        name = self.member(item, "InstanceGroupName", str, path, "")
-        instance_type = self.member(item, "InstanceType", str, path, "")
-        if count < 1 or not name or not instance_type:
-            raise ConfigError(
-                f"{self._source}: {path} has the name {name!r:.80}, the type {instance_type!r:.80} and {count} hosts; "
-                "expected a name, an instance type and at least one host"
-            )
-        return InstanceGroup(name=name, instance_type=instance_type, count=count)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _S3Source:
+    s3_uri: str = field(default="", metadata=_ANY_LENGTH)
+    instance_group_names: tuple[str, ...] = ()
 
-    def channel(self, item: object, path: str, default_mode: str) -> Channel:
-        channel = self.expect(item, dict, path, "an object")
-        source = self.member(channel, "DataSource", dict, path, {})
-        s3 = self.member(source, "S3DataSource", dict, f"{path}.DataSource", {})
-        names = self.member(s3, "InstanceGroupNames", list, f"{path}.DataSource.S3DataSource", [])
-        return Channel(
-            name=self.member(channel, "ChannelName", str, path, ""),
-            mode=self.member(channel, "InputMode", str, path, default_mode),
-            uri=self.member(s3, "S3Uri", str, f"{path}.DataSource.S3DataSource", "") or None,
-            groups=tuple(self.expect(name, str, f"{path}: a group's name", "a text") for name in names),
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    s3_data_source: _S3Source = _S3Source()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Input:
+    channel_name: str = ""
+    input_mode: str = ""
+    data_source: _Source = _Source()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Algorithm:
+    training_input_mode: str = "File"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """The members of a request that hetero reads. `hetero.system.records.camel_case` maps the names."""
+
+    resource_config: _Resources
+    training_job_name: str = "job"
+    algorithm_specification: _Algorithm = _Algorithm()
+    input_data_config: tuple[_Input, ...] = ()
+    hyper_parameters: dict[str, str] = field(default_factory=dict, metadata=_ANY_LENGTH)
+    environment: dict[str, str] = field(default_factory=dict, metadata=_ANY_LENGTH)
+
+
+def _decode(cls: type[_T], value: object, source: str, path: str = "") -> _T:
+    try:
+        return decode(cls, value, path=path, spelling=camel_case, is_foreign=True)
+    except ConfigError as error:
+        advice = "pass the arguments of create_training_job, or the output of describe-training-job"
+        raise ConfigError(f"{source}: {error}\n  to do: {advice}") from error

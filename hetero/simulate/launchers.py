@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from hetero.cluster import Role
+from hetero.cluster import Role, describes_a_job
+from hetero.cluster.platforms.sagemaker import folders_below
 from hetero.config import LaunchOptions
 from hetero.control.security import TOKEN_FILE_VARIABLE
 from hetero.errors import ExitCode
@@ -26,6 +27,7 @@ from hetero.metrics.lines import METRIC_MARK
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
 from hetero.system.process import adopt_descendants, describe_exit_status, end_descendants, reap_adopted, start_child
+from hetero.system.text import escape_line
 
 __all__ = ["HostCommand", "Launchers", "SimulatedHost"]
 
@@ -50,21 +52,21 @@ class SimulatedHost:
 
     @property
     def base_dir(self) -> Path:
-        """Folder of this host that corresponds to ``/opt/ml`` on the platform."""
+        """The folder that is ``/opt/ml`` for this host."""
         return self.root / "ml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCommand:
-    """The command that starts the only program of a simulated host's container."""
+    """The command that a simulated host runs, like the only program of a container."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    """Variables that are added to those of this process. The program does not inherit variables that describe a job."""
+    """Variables to add to those of this process. Variables of this process that describe a job are not inherited."""
     directory: Path | None = None
     """Working directory of the program. Defaults to that of this process."""
     is_process_1: bool = False
-    """Whether to treat signals as for process 1 of a container, which gets only signals that it has a handler for."""
+    """Whether the program gets only signals that it has a handler for, like process 1 of a container."""
 
 
 class Launchers:
@@ -72,8 +74,8 @@ class Launchers:
 
     Args:
         hosts: All simulated hosts.
-        kill_after_s: Seconds from a request to stop until launchers that still run are killed. With None, only a second
-            request kills them.
+        kill_after_s: Seconds from a request to stop until launchers that still run are killed. With None, only a
+            second request kills them.
     """
 
     def __init__(self, hosts: Sequence[SimulatedHost], *, kill_after_s: float | None = None) -> None:
@@ -111,12 +113,12 @@ class Launchers:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self._logs[host.name] = (host.root / "log.txt").open("w", encoding="utf-8", buffering=1)
         self._relay.add(host.name, read_end)
-        # Launchers get the options from their command line. This process has already read those in its environment.
+        # Do not pass on variables that set options. This process has read them, and launchers get options as flags.
         read = {f"HETERO_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)}
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in read and not name.startswith(("SM_", "SAGEMAKER_", TOKEN_FILE_VARIABLE))
+            if name not in read and not name.startswith(TOKEN_FILE_VARIABLE) and not describes_a_job(name)
         }
         self._commands[host.name] = command
         self._processes[host.name] = start_child(
@@ -126,20 +128,20 @@ class Launchers:
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
+            start_new_session=True,  # Ctrl-C then reaches only this process, which stops the launchers
         )
         os.close(write_end)
 
     def wait(self) -> int:
         """Wait until every launcher has ended, and return the job's exit code."""
-        told_signals = 0
+        handled_signals = 0
         kill_s = math.inf
         while self._running():
-            time.sleep(_TICK_S)  # only children are waited for, so polling suffices
+            time.sleep(_TICK_S)  # this loop polls its children, so it needs no event
             reap_adopted()
             self._status.draw()
-            if self._signals > told_signals:
-                told_signals = self._signals
+            if self._signals > handled_signals:
+                handled_signals = self._signals
                 self._hand_on_signal()
                 if self._kill_after_s is not None:
                     kill_s = min(kill_s, time.monotonic() + self._kill_after_s)
@@ -153,7 +155,7 @@ class Launchers:
     def _hand_on_signal(self) -> None:
         running = self._running()
         if self._signals == 1:
-            logger.warning("stopping; waiting for %s (again to kill them)", ", ".join(running))
+            logger.warning("stopping: waiting for %s; a second signal kills them", ", ".join(running))
             for name in running:
                 self._request_stop(name)
         else:
@@ -164,7 +166,7 @@ class Launchers:
         process = self._processes[name]
         if self._commands[name].is_process_1 and not _handles(process.pid, signal.SIGTERM):
             logger.warning(
-                "%s: SIGTERM ends at process 1, which has no handler for it, as on the platform: the job hears nothing",
+                "%s: process 1 has no handler for SIGTERM, so the job gets no request to stop, as on the platform",
                 name,
             )
             return
@@ -183,10 +185,12 @@ class Launchers:
         if left := self._running():  # for example a process that waits for a device
             self._abandoned.update(left)
             names = ", ".join(f"the launcher of {name} (process {self._processes[name].pid})" for name in left)
-            logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
+            logger.error(
+                "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", _KILL_TIMEOUT_S, names
+            )
 
     def _running(self) -> list[str]:
-        """Return the hosts whose launchers still run, without the abandoned ones."""
+        """Return the hosts whose launchers have not ended, except the abandoned hosts."""
         living = (name for name, process in self._processes.items() if process.poll() is None)
         return [name for name in living if name not in self._abandoned]
 
@@ -213,14 +217,14 @@ class Launchers:
         return 0 if not bad else bad[0] if bad[0] > 0 else 128 - bad[0]
 
     def _write(self, name: str, line: str) -> None:
-        line = logs.escape_line(line)  # the launcher escapes its lines, its libraries do not
-        with contextlib.suppress(OSError):  # a full disk loses lines, but stops nothing
+        line = escape_line(line)  # launchers escape their own lines, but not those of libraries
+        with contextlib.suppress(OSError):  # if the disk is full, the job continues without these lines
             self._logs[name].write(line + "\n")
         if self._status.is_live and PROGRESS_MARK in line:
             self._status.show(line.partition(PROGRESS_MARK)[2])
             return
         if line.partition("] ")[2].startswith(_METRIC_START):
-            return  # only programs read these lines, in the host's log
+            return  # these lines are for programs, which read them in the host's log
         self._status.clear()
         # A launcher starts each line with its group and host. Lines of other programs get that prefix here.
         is_bare = self._commands[name].is_process_1 and not line.startswith("[")
@@ -231,7 +235,7 @@ class Launchers:
 
 
 def _describe_exit(status: int) -> str:
-    """Return the meaning of a launcher's exit status. `describe_exit_status` knows those of other programs."""
+    """Return a text about an exit status, with hetero's meaning if the status is one of hetero's exit codes."""
     try:
         return f"exited with {status}: {ExitCode(status).help_text}"
     except ValueError:
@@ -252,9 +256,9 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _failure_line(host: SimulatedHost) -> str:
-    """Return the first line of a host's failure file, empty if the file cannot be read."""
+    """Return the first line of a host's failure file, or an empty text if the file cannot be read."""
     try:
-        with (host.base_dir / "output" / "failure").open(encoding="utf-8", errors="replace") as file:
+        with folders_below(host.base_dir).failure.open(encoding="utf-8", errors="replace") as file:
             return file.readline(2048).strip()
     except OSError:
         return ""

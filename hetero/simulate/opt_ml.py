@@ -1,33 +1,32 @@
-"""Writes the tree that a platform fills on a host before it starts the container there: ``/opt/ml``.
+"""Writes folders like the ``/opt/ml`` that SageMaker prepares on a host before it starts the container.
 
-A simulation builds one tree for each host. A launcher finds its place in the job from these files and a few variables.
+A simulation writes one such tree for each host. A launcher reads its tree and a few environment variables
+to learn the job's hosts and which of them is its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CHANNEL_NAME", "TreeChannel", "has_trees", "platform_environment", "write_tree"]
+from hetero.cluster.platforms.sagemaker import CHANNELS, CONFIG, folders_below
+
+__all__ = ["CHANNEL_NAME", "InputChannel", "earlier_hosts", "has_opt_ml", "write_opt_ml"]
 
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 """Pattern of a channel's name, which becomes the name of a link or folder in every host's tree."""
 
-_FOLDERS = ("checkpoints", "code", "model", "output/data", "output/intermediate")
-"""Empty folders of a tree. Without ``output/intermediate``, SageMaker's toolkit would upload its content to S3."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeChannel:
+class InputChannel:
     """One input channel of a host."""
 
     name: str
     path: Path | None
-    """Folder or file with the data. The tree gets a link to it. None if the data comes in another way, for example
-    through the pipes of ``Pipe`` mode."""
+    """Folder or file with the data, to which the tree gets a link. None for no link, as in ``Pipe`` mode."""
     mode: str = "File"
     """Input mode: ``File``, ``FastFile`` or ``Pipe``."""
     distribution: str = "FullyReplicated"
@@ -45,23 +44,24 @@ class TreeChannel:
         return found if self.content_type is None else {"ContentType": self.content_type, **found}
 
 
-def write_tree(
+def write_opt_ml(
     base_dir: Path,
     *,
     resource_config: Mapping[str, object],
     hyperparameters: Mapping[str, str],
-    channels: Sequence[TreeChannel],
+    channels: Sequence[InputChannel],
 ) -> None:
     """Write the tree of one host.
 
     Args:
-        base_dir: The folder that corresponds to ``/opt/ml`` on the platform. It must not exist yet.
+        base_dir: The folder that is ``/opt/ml`` for the host. It must not exist yet.
         resource_config: Content of ``resourceconfig.json``.
         hyperparameters: Content of ``hyperparameters.json``.
         channels: The inputs of this host.
     """
-    config, data = base_dir / "input" / "config", base_dir / "input" / "data"
-    for folder in (config, data, *(base_dir / name for name in _FOLDERS)):
+    config, data, folders = base_dir / CONFIG, base_dir / CHANNELS, folders_below(base_dir)
+    intermediate = folders.output.with_name("intermediate")  # without it, SageMaker's toolkit would upload files to S3
+    for folder in (config, data, folders.checkpoints, folders.code, folders.model, folders.output, intermediate):
         folder.mkdir(parents=True)
     _write_json(config / "resourceconfig.json", resource_config)
     _write_json(config / "hyperparameters.json", hyperparameters)
@@ -74,22 +74,18 @@ def write_tree(
             (data / channel.name / channel.path.name).symlink_to(channel.path.resolve())
 
 
-def has_trees(folder: Path) -> bool:
-    """Return whether a simulation has written to a folder, which then has the trees of hosts, with links to data."""
-    return any(folder.glob("hosts/*/ml/input/config/resourceconfig.json"))
+def earlier_hosts(folder: Path) -> list[Path]:
+    """Return the host folders that earlier simulations wrote to a folder. Ignores symbolic links."""
+    return sorted(path.parents[3] for path in _host_files(folder) if not path.parents[3].is_symlink())
 
 
-def platform_environment(base_dir: Path, host: str, channels: Sequence[str]) -> dict[str, str]:
-    """Return the variables that training scripts read on the platform."""
-    found = {
-        "SAGEMAKER_BASE_DIR": str(base_dir),
-        "SM_MODEL_DIR": str(base_dir / "model"),
-        "SM_OUTPUT_DATA_DIR": str(base_dir / "output" / "data"),
-        "SM_CURRENT_HOST": host,
-    }
-    for name in channels:
-        found[f"SM_CHANNEL_{name.upper()}"] = str(base_dir / "input" / "data" / name)
-    return found
+def has_opt_ml(folder: Path) -> bool:
+    """Return whether a simulation has written to a folder. The folder then contains trees with links to data."""
+    return any(_host_files(folder))
+
+
+def _host_files(folder: Path) -> Iterator[Path]:
+    return folder.glob(f"hosts/*/ml/{CONFIG}/resourceconfig.json")
 
 
 def _write_json(path: Path, value: object) -> None:

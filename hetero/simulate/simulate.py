@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.cluster import ClusterSpec, parse_cluster
+from hetero.cluster.platforms.sagemaker import folders_below, script_variables
 from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
 from hetero.errors import ClusterError, ConfigError, PortError
@@ -28,7 +29,8 @@ from hetero.launch.host import WORK_DIR_VARIABLE
 from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
 from hetero.pricing import Catalogue
 from hetero.simulate.launchers import HostCommand, Launchers, SimulatedHost
-from hetero.simulate.opt_ml import CHANNEL_NAME, TreeChannel, platform_environment, write_tree
+from hetero.simulate.opt_ml import CHANNEL_NAME, InputChannel, earlier_hosts, write_opt_ml
+from hetero.system.process import PARENT_VARIABLE
 from hetero.system.scripts import find_script, script_label
 from hetero.system.workdir import private_folder
 from hetero.wire.certificates import make_certificates
@@ -45,7 +47,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-PARENT_VARIABLE = "HETERO_PARENT_PID"
 _MAX_HOSTS = 250
 
 
@@ -67,11 +68,9 @@ def parse_group(text: str) -> SimulatedGroup:
     name, equals, rest = text.partition("=")
     instance_type, colon, count = rest.rpartition(":")
     if not (equals and colon and name and instance_type and count.isdigit()):
-        raise ConfigError(
-            f"--group {text!r} is not NAME=TYPE:COUNT; write for example --group data_group=ml.c5.9xlarge:2"
-        )
+        raise ConfigError(f"--group {text!r}: expected NAME=TYPE:COUNT, for example --group data_group=ml.c5.9xlarge:2")
     if not 1 <= int(count) <= _MAX_HOSTS:
-        raise ConfigError(f"--group {text!r} has {count} hosts; a simulated group has 1 to {_MAX_HOSTS}")
+        raise ConfigError(f"--group {text!r}: found {count} hosts; expected 1 to {_MAX_HOSTS}")
     return SimulatedGroup(name=name, instance_type=instance_type, count=int(count))
 
 
@@ -101,26 +100,28 @@ def simulate(
     """
     _check(options, groups, channels)
     if make_tls and options.tls_dir is not None:
-        raise ConfigError("--tls makes certificates and --tls-dir has some; give one of them")
+        raise ConfigError("--tls makes certificates, and --tls-dir names existing ones; give one of them")
     cluster = _describe(groups, options)
     types = [group.instance_type for group in groups]
     if unused := next((name for name in vcpus if name not in types), None):
-        raise ConfigError(f"--vcpus {unused}={vcpus[unused]}: no group has that type; there is {', '.join(types)}")
+        raise ConfigError(
+            f"--vcpus {unused}={vcpus[unused]}: no group has that type; expected one of {', '.join(types)}"
+        )
     flags = {group.name: _flags(options, group, vcpus) for group in groups}
     label = script_label(options.script, is_module=options.module)
     job_id = f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
     def set_up(host: SimulatedHost) -> HostCommand:
-        write_tree(
+        write_opt_ml(
             host.base_dir,
             resource_config=dataclasses.replace(cluster, current_host=host.name).to_resource_config(),
             hyperparameters={},
-            channels=[TreeChannel(name=name, path=path) for name, path in channels.items()],
+            channels=[InputChannel(name=name, path=path) for name, path in channels.items()],
         )
         launch = [sys.executable, "-m", "hetero.cli", "launch", *flags[host.group]]
         return HostCommand(
             arguments=[*launch, options.script, "--", *options.script_args],
-            environment={"HETERO_JOB_ID": job_id, **platform_environment(host.base_dir, host.name, list(channels))},
+            environment={"HETERO_JOB_ID": job_id, **script_variables(host.base_dir, host.name, list(channels))},
         )
 
     return run_hosts(cluster, set_up, output_dir=output_dir, port=options.port, make_tls=make_tls)
@@ -148,9 +149,9 @@ def run_hosts(
         output_dir: Folder for ``report.json``, ``report.md`` and ``hosts/<host>/``. It must exist.
         port: Port of every launcher.
         make_tls: Whether to make certificates for the job and use them.
-        make_token: Whether to make a token. A job that brings its own token needs none.
-        kill_after_s: Seconds from a request to stop until launchers that still run are killed. With None, only a second
-            request kills them.
+        make_token: Whether to make a token for the job. False if the job brings its own token.
+        kill_after_s: Seconds from a request to stop until launchers that still run are killed. With None, only a
+            second request kills them.
 
     Raises:
         ConfigError: If another simulation writes to the folder, or openssl is missing.
@@ -162,9 +163,11 @@ def run_hosts(
         stack.callback(lock.close)
         hosts = _make_hosts(cluster, network, output_dir)
         if any(host.root.exists() for host in hosts):
-            logger.info("what an earlier run left in %s is replaced; another --output-dir keeps it", output_dir)
+            logger.info("replacing the hosts of an earlier run in %s; another --output-dir keeps them", output_dir)
         for host in hosts:
             _clear(host.root, output_dir)
+        for path in earlier_hosts(output_dir):  # hosts of earlier runs that this run does not have
+            shutil.rmtree(path)
         commands = [set_up(host) for host in hosts]
         # Prepare what all hosts share: addresses, token and certificates.
         work_dir = stack.enter_context(private_folder("hetero-simulate-"))
@@ -195,9 +198,9 @@ def run_hosts(
 
 
 def check_num_hosts(count: int) -> None:
-    """Raise `ConfigError` if a simulated job cannot have this number of hosts. Their addresses are in one block."""
+    """Raise `ConfigError` if a simulated job cannot have so many hosts. Their addresses must fit into one block."""
     if count > _MAX_HOSTS:
-        raise ConfigError(f"{count} hosts; a simulated job has at most {_MAX_HOSTS}")
+        raise ConfigError(f"the job has {count} hosts; expected at most {_MAX_HOSTS} in a simulated job")
 
 
 def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: Mapping[str, Path]) -> None:
@@ -206,20 +209,20 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
         is_late = any(text.partition("=")[0] == "--group" for text in options.script_args)
         hint = f"the --group after {options.script} is an argument of the script; " if is_late else ""
         raise ConfigError(
-            f"no group given\n  {hint}write for example --group dnn_group=ml.p3.2xlarge:1 before the script"
+            f"no group is given\n  {hint}to do: give for example --group dnn_group=ml.p3.2xlarge:1 before the script"
         )
     names = [group.name for group in groups]
     if len(set(names)) != len(names):
-        raise ConfigError(f"two groups of one name in {', '.join(names)}; group names are unique in a job")
+        raise ConfigError(f"two groups have the same name: {', '.join(names)}; expected distinct names")
     check_num_hosts(sum(group.count for group in groups))
     for name, path in channels.items():
         if not CHANNEL_NAME.fullmatch(name):
             raise ConfigError(
-                f"--channel {name!r:.80} is no name of a channel; expected at most 64 letters, digits and . _ -, "
-                "with a letter, digit or _ first"
+                f"--channel {name!r:.80}: expected a name of 1 to 64 letters, digits and . _ - that starts with a "
+                "letter, a digit or _"
             )
         if not path.is_dir():
-            raise ConfigError(f"--channel {name}={path}: no such folder")
+            raise ConfigError(f"--channel {name}={path}: there is no such folder; check the path")
 
 
 @contextlib.contextmanager
@@ -239,7 +242,7 @@ def locked_folder(path: Path) -> Iterator[None]:
         os.close(descriptor)
         raise ConfigError(f"another simulation writes to {path}; wait for it, or give another --output-dir") from None
     except OSError as error:  # a file system without locks, or NFS, which locks no folders
-        logger.info("cannot lock %s (%s): that nobody else writes there is not checked", path, error)
+        logger.info("cannot lock %s (%s); make sure that no other simulation writes there", path, error)
     try:
         yield
     finally:
@@ -267,7 +270,7 @@ def _lock_block(port: int) -> tuple[socket.socket, str]:
 
 
 def _describe(groups: Sequence[SimulatedGroup], options: LaunchOptions) -> ClusterSpec:
-    """Return the cluster that the groups form. Names and roles get the same checks as on the platform."""
+    """Return a cluster with these groups. Names and roles are checked as on the platform."""
     names = iter(f"algo-{number}" for number in itertools.count(1))
     instance_groups = [
         {
@@ -354,8 +357,8 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
         guess = catalogue.suggestion(group.instance_type)
         raise ClusterError(
             f"group {group.name}: the vCPUs of instance type {group.instance_type!r} are not known{guess}\n"
-            "  They are to be emulated (--emulate-sample-seconds).\n"
-            f"  to do: correct the type; or, if it is right, give --vcpus {group.instance_type}=N, and "
+            "  --emulate-sample-seconds needs their number.\n"
+            f"  to do: correct the type; or, if it is correct, give --vcpus {group.instance_type}=N, and "
             f"--price {group.instance_type}=USD for its costs"
         )
     return count
@@ -366,7 +369,7 @@ def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
     for name in ("report.json", "report.md"):
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
-            source = host.base_dir / "output" / "data" / host.name / name
+            source = folders_below(host.base_dir).output / host.name / name
             if source.is_file() and not source.is_symlink():
                 shutil.copyfile(source, output_dir / name)
                 break

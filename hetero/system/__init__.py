@@ -2,11 +2,13 @@
 
 cgroups.py           CPU and memory limits of this container
 documents.py         bounded reading, and writing, of JSON, YAML and text files
-fault_injection.py   faults that tests and drills enable by environment
+fault_injection.py   faults that an environment variable enables, for tests and drills
 line_relay.py        copies the output of child processes line by line
 logs.py              log lines with a prefix, each on one line
 memory.py            malloc's thresholds
 process.py           starting, watching and ending child processes
+records.py           dataclasses to JSON and back, with a check of every value
 scripts.py           finds the user's script, a file or a module
+text.py              makes text from users and other processes safe to show
 workdir.py           private folders that are removed with their process
 """

@@ -1,11 +1,12 @@
-"""Memory use and limits of memory and CPUs of a process's control group."""
+"""Memory use, memory limit and CPU quota of a process's control group."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["MemoryUse", "cpu_quota", "memory_use"]
+__all__ = ["MemoryUse", "cpu_quota", "memory_use", "usable_cpus"]
 
 _FILES = {
     "cgroup2": ("memory.peak", "memory.max"),
@@ -32,8 +33,8 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     """Return the figures of the control group whose limit a process reaches first.
 
     That is the process's own group, unless a group above it allows less. The group of the whole machine does not count,
-    because its use says nothing about one process. Children are in their parent's group unless they are moved. A
-    process that has ended is in no group, so its parent must ask.
+    because its use says nothing about one process. A process that has ended is in no group. Therefore its
+    parent must read its own figures, which are the same unless one of the two was moved to another group.
 
     Args:
         process: The process's folder under ``/proc``.
@@ -44,6 +45,13 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     own, *above = _figures(process) or [None]
     bounded = [use for use in (own, *above) if use is not None and use.limit_bytes is not None]
     return min(bounded, key=lambda use: use.limit_bytes or 0, default=own)
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use, from its affinity and the quotas of its control groups."""
+    count = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    return count if quota is None else min(count, max(1, int(quota)))
 
 
 def cpu_quota(process: Path = Path("/proc/self")) -> float | None:
@@ -78,7 +86,7 @@ def _figures(process: Path) -> list[MemoryUse | None]:
 
 
 def _groups(process: Path, controller: str) -> tuple[str, list[Path]]:
-    """Return the version of control groups that has a controller, and the folders of the process's group and above.
+    """Return which version of control groups has a controller, and the folders of the process's group and those above.
 
     The list of folders is empty if they cannot be read.
     """
@@ -106,13 +114,13 @@ def _group(listing: str, controller: str) -> tuple[str, str]:
 def _folders(mounts: str, version: str, group: str, controller: str) -> list[Path]:
     """Return the mounted folders of a group and of the groups above it.
 
-    A container may see its own group at the place where the machine has the topmost group. The mount then does not
-    begin at the top, but the group's name does.
+    In a container, the mount may begin at the container's own group. The group's name still begins at the topmost group
+    of the machine.
 
     Raises:
         LookupError: If no mount shows the group.
     """
-    for line in reversed(mounts.splitlines()):  # because the last mount of a place hides earlier ones
+    for line in reversed(mounts.splitlines()):  # because the last mount on a folder hides earlier ones
         place, _, kind = line.partition(" - ")
         root, top = place.split(" ")[3:5]
         file_system, _, options = kind.split(" ")[:3]
@@ -137,7 +145,7 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def _read_old_quota(folder: Path) -> float | None:
-    """Return the number of CPUs that a group of version 1 allows. It reports -1 for no quota."""
+    """Return the number of CPUs that a group of version 1 allows. Without a quota, the file holds -1."""
     quota, period = (_read_number(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
     return quota / period if quota and period and quota > 0 else None
 

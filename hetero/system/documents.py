@@ -1,7 +1,7 @@
-"""Reading of untrusted files, and writing of files that others will read.
+"""Reads untrusted files, and writes files that other programs read.
 
-The size of a file is checked before it is parsed. A written file never appears in part, and it has exactly the
-name that was asked for. A link of that name is replaced, not followed.
+The size of a file is checked before it is parsed. A written file never appears incomplete. If its name is that of a
+symbolic link, the file replaces the link.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["MAX_BYTES", "parse_yaml", "read_bounded", "write_text"]
 
 MAX_BYTES = 1 << 20
 """Limit of a file with options or prices."""
-_MAX_PLAIN_CHARS = 4096  # because reading a number in base 60 that fills a file takes minutes
+_MAX_PLAIN_CHARS = 4096  # a number in base 60 that fills a file would take minutes to read
 _MAX_INT_BITS = 64
 _MAX_DEPTH = 32
 
@@ -81,7 +81,7 @@ def parse_yaml(content: bytes, source: str) -> object:
         document: object = yaml.safe_load(text)
     except ConfigError:
         raise
-    # Besides its own errors, the library lets through the errors of int() and datetime() for a number or a date.
+    # For a malformed number or date, the library raises the error of int() or datetime() instead of its own.
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{source} is not YAML that can be used: {str(error)[:300]}") from error
     _check_numbers(document, source)
@@ -89,7 +89,7 @@ def parse_yaml(content: bytes, source: str) -> object:
 
 
 def _check_numbers(document: object, source: str) -> None:
-    """Reject large whole numbers. Python limits the decimal digits it prints, and YAML has other bases."""
+    """Reject large whole numbers. Python reads them in another base than 10, such as 16, but cannot print them."""
     waiting = [document]
     while waiting:
         value = waiting.pop()
@@ -102,7 +102,7 @@ def _check_numbers(document: object, source: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole, without changes to line ends. Block until the name refers to the new content.
+    """Write a file atomically, without changing line ends. Block until the name refers to the new content.
 
     Raises:
         OSError: If the file cannot be written. The old content is then unchanged.

@@ -4,25 +4,25 @@ Rules are separated by ``;``, the parts of a rule by ``:``::
 
     HETERO_FAULTS="Fetch:unavailable:p=0.1:seed=7;compute:hang:at=50;send:corrupt:p=0.01;heartbeat:delay_s=2"
 
-The first part is the *site*. A bare word after it is the *action* (default: ``delay``). Other parts set when the fault
+The first part is the *site*. A word without ``=`` is the *action* (default: ``delay``). Other parts set when the fault
 strikes:
 
-- ``at=N``: at the N-th passage of this process
-- ``p=P``: at each passage with this probability (drawn from ``seed``)
-- neither of them: at every passage
+- ``at=N``: when this process reaches the site for the N-th time
+- ``p=P``: each time with this probability (drawn from ``seed``)
+- neither ``at`` nor ``p``: every time
 - ``times=N``: at most N times
 - ``host=NAME``: only on this host of the job
 
 Sites and their actions:
 
 - ``Prepare``, ``Describe``, ``Attend`` (gRPC calls of an endpoint): ``unavailable``, ``delay``
-- ``Fetch`` (a request for a batch): ``unavailable``, which ends the connection, ``busy``, ``delay``
-- ``compute`` (a piece of the user's work): ``hang``, for ``delay_s`` or forever, ``kill``, ``delay``
-- ``send`` (a batch): ``corrupt``, which flips a bit, ``truncate``, ``delay``
+- ``Fetch`` (a request for a batch): ``unavailable`` (ends the connection), ``busy``, ``delay``
+- ``compute`` (a piece of the user's work): ``hang`` (for ``delay_s`` or forever), ``kill``, ``delay``
+- ``send`` (a batch): ``corrupt`` (flips a bit), ``truncate``, ``delay``
 - ``heartbeat`` (of a launcher, to each peer): ``drop``, ``delay``
-- ``link`` (of a reader): ``via`` with ``network=A.B.C``, to connect to that network with the same last number and port
+- ``link`` (of a reader): ``via`` with ``network=A.B.C``, which replaces the first three numbers of an address
 
-Without faults this costs nothing at run time, because a site asks once, at its start, and gets None.
+Without faults this costs nothing at run time, because each site calls `faults_at` once, at its start, and gets None.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import Any
 
 from hetero.errors import ConfigError
 
-__all__ = ["FAULTS_VARIABLE", "Fault", "Strike", "address_via", "faults_at", "parse_faults", "permit_faults"]
+__all__ = ["FAULTS_VARIABLE", "InjectedFault", "Strike", "address_via", "faults_at", "parse_faults", "permit_faults"]
 
 FAULTS_VARIABLE = "HETERO_FAULTS"
 
@@ -56,20 +56,20 @@ _ACTIONS: Mapping[str, tuple[str, ...]] = {
     "link": ("via",),
 }
 _HOST_VARIABLE = "HETERO_FAULTS_HOST"
-"""Environment of a host's processes: the host's name, which rules may name. The launcher sets it."""
+"""Environment variable with the name of the host, for rules with ``host=``. The launcher sets it for its processes."""
 _FOR_EVER_S = 1e9
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Fault:
-    """One rule. It counts the passages of its site in this process."""
+class InjectedFault:
+    """One rule. It counts how often this process reaches the site."""
 
     site: str
     action: str
     at: int | None = None
-    """Number of the passage, from 1. None: not limited to one passage."""
+    """The fault strikes only when the site is reached for the N-th time, from 1. None: it may strike every time."""
     p: float | None = None
     """Probability in (0, 1]."""
     seed: int = 0
@@ -85,7 +85,7 @@ class Fault:
         self._random.seed(f"{self.site}:{self.action}:{self.seed}")
 
     def is_due(self) -> bool:
-        """Count a passage. Return whether the fault strikes now. For one thread at a time."""
+        """Count that the site is reached. Return whether the fault strikes now. For one thread at a time."""
         self._num_passed += 1
         if self.times is not None and self._num_struck >= self.times:
             return False
@@ -96,19 +96,19 @@ class Fault:
         return is_due
 
     def place(self, size: int) -> int:
-        """Return an offset in [0, size), the same in every run."""
+        """Return a random offset in [0, size). It is the same in every run."""
         return self._random.randrange(size)
 
 
 class Strike:
     """The faults of one site in this process. Thread-safe."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[InjectedFault]) -> None:
         self._faults = tuple(faults)
         self._lock = threading.Lock()
 
-    def __call__(self) -> Fault | None:
-        """Pass the site. Wait if a rule demands it, and return the other fault to make here, or None."""
+    def __call__(self) -> InjectedFault | None:
+        """Count that the site is reached. Delay, hang or kill if due. Return a due fault of another kind, or None."""
         with self._lock:
             due = [fault for fault in self._faults if fault.is_due()]
         found = None
@@ -124,7 +124,7 @@ class Strike:
         return found
 
 
-def parse_faults(text: str) -> tuple[Fault, ...]:
+def parse_faults(text: str) -> tuple[InjectedFault, ...]:
     """Read the rules of `HETERO_FAULTS`. See the module docstring.
 
     Raises:
@@ -134,7 +134,7 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
 
 
 def faults_at(site: str) -> Strike | None:
-    """Return the faults of this process at a site. Without faults return None, which costs nothing later.
+    """Return the faults of this process at a site, or None if there are none.
 
     Raises:
         ConfigError: If `HETERO_FAULTS` is malformed.
@@ -157,12 +157,12 @@ def permit_faults(environ: MutableMapping[str, str], *, allow: bool, host: str, 
 
     Args:
         environ: Environment of this process, which its children inherit.
-        allow: ``--allow-faults``.
+        allow: Whether ``--allow-faults`` is given. It allows faults on a real cluster.
         host: Name of this host.
         platform: Source of the cluster's description if the cluster is real. Empty for a simulated job.
 
     Raises:
-        ConfigError: If faults are set on a real cluster, or malformed.
+        ConfigError: If faults are set on a real cluster without ``allow``, or if they are malformed.
     """
     text = environ.get(FAULTS_VARIABLE, "")
     if not text:
@@ -178,15 +178,15 @@ def permit_faults(environ: MutableMapping[str, str], *, allow: bool, host: str, 
 
 
 @functools.lru_cache(maxsize=4)
-def _parsed(text: str, host: str) -> tuple[Fault, ...]:
+def _parsed(text: str, host: str) -> tuple[InjectedFault, ...]:
     return tuple(fault for fault in parse_faults(text) if fault.host in ("", host))
 
 
-def _current() -> tuple[Fault, ...]:
+def _current() -> tuple[InjectedFault, ...]:
     return _parsed(os.environ.get(FAULTS_VARIABLE, ""), os.environ.get(_HOST_VARIABLE, ""))
 
 
-def _parse_rule(rule: str) -> Fault:
+def _parse_rule(rule: str) -> InjectedFault:
     site, *parts = (part.strip() for part in rule.split(":"))
     words = [part for part in parts if "=" not in part]
     texts = dict(part.split("=", 1) for part in parts if "=" in part)
@@ -201,7 +201,7 @@ def _parse_rule(rule: str) -> Fault:
         raise _malformed(rule, "a delay has no length", "delay_s=SECONDS")
     if (action == "via") != ("network" in texts):
         raise _malformed(rule, "via and network= belong together", "link:via:network=127.0.1")
-    return Fault(site=site, action=action, **{name: _value(rule, name, text) for name, text in texts.items()})
+    return InjectedFault(site=site, action=action, **{name: _value(rule, name, text) for name, text in texts.items()})
 
 
 def _value(rule: str, name: str, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Copies the output of child processes line by line, and keeps the last lines of each."""
+"""Cuts the output of child processes into lines and passes them on, in a separate thread or in the caller's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,64 @@ import selectors
 import threading
 from collections.abc import Callable
 
-__all__ = ["LineRelay"]
+__all__ = ["LineRelay", "LineSource"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_LINE_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
 _MAX_LAST_READS = 64
+
+
+class LineSource:
+    """The output of one process: a pipe or a FIFO. Not thread-safe.
+
+    Args:
+        name: Name of the process.
+        descriptor: The reading end. The source owns it and makes it non-blocking.
+        on_line: Called with the name and each line without its end.
+    """
+
+    def __init__(self, name: str, descriptor: int, on_line: Callable[[str, str], None]) -> None:
+        os.set_blocking(descriptor, False)
+        self.name = name
+        self.descriptor = descriptor
+        self._on_line = on_line
+        self._rest = b""
+
+    def read(self, max_reads: int = 1) -> bool:
+        """Read at most ``max_reads`` times, and pass on the lines. Return False at the end of the output."""
+        for _ in range(max_reads):
+            try:
+                chunk = os.read(self.descriptor, _READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                logger.debug("reading the output of %s: %s", self.name, error)
+                return False
+            if not chunk:
+                return False
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            if len(self._rest) > _MAX_LINE_BYTES:  # a progress bar without a line end, or binary output
+                lines.append(self._rest)
+                self._rest = b""
+            for line in lines:
+                self._emit(line)
+        return True
+
+    def close(self) -> None:
+        """Pass on a last line without an end, and close the descriptor. Idempotent."""
+        if self._rest:
+            self._emit(self._rest)
+            self._rest = b""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def _emit(self, line: bytes) -> None:
+        # A progress bar redraws its line with carriage returns. Only the last state is kept.
+        text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1][:_MAX_LINE_BYTES].decode("utf-8", "replace")
+        self._on_line(self.name, text)
 
 
 class LineRelay:
@@ -31,7 +82,6 @@ class LineRelay:
         self._write = write
         self._tail_lines = tail_lines
         self._tails: dict[str, collections.deque[str]] = {}
-        self._partial: dict[int, bytes] = {}
         self._discarded: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -43,14 +93,14 @@ class LineRelay:
 
     def add(self, name: str, descriptor: int) -> None:
         """Relay the output of ``descriptor``. The relay owns and closes it."""
-        os.set_blocking(descriptor, False)
+        source = LineSource(name, descriptor, self.line)
         with self._lock:
             self._tails.setdefault(name, collections.deque(maxlen=self._tail_lines))
-            self._selector.register(descriptor, selectors.EVENT_READ, name)
+            self._selector.register(descriptor, selectors.EVENT_READ, source)
         self._poke()
 
     def discard(self, descriptor: int) -> None:
-        """Relay the rest of ``descriptor``, then close it. For a descriptor without an end of file. Does not wait."""
+        """Relay what ``descriptor`` holds now, then close it. Needed if it never reaches its end. Does not wait."""
         with self._lock:
             self._discarded.append(descriptor)
         self._poke()
@@ -98,52 +148,28 @@ class LineRelay:
                 if key.data is None:
                     os.read(self._wake_read, 4096)
                 else:
-                    self._drain(key.fd, key.data)
+                    self._read(key.data)
             if stopping and not any(key.data is not None for key, _ in ready):
                 break
         for key in sources.values():
-            self._close(key.fd, key.data)
+            if key.data is None:
+                with self._lock:
+                    self._selector.unregister(key.fd)
+                os.close(key.fd)
+            else:
+                self._close(key.data)
 
     def _finish(self, descriptor: int) -> None:
         key = self._selector.get_map().get(descriptor)
-        if key is None:
-            return  # it has reached its end already
-        for _ in range(_MAX_LAST_READS):
-            if not self._drain(descriptor, key.data):
-                break
-        if descriptor in self._selector.get_map():
-            self._close(descriptor, key.data)
+        if key is not None:  # otherwise the source was at its end and is closed
+            key.data.read(_MAX_LAST_READS)
+            self._close(key.data)
 
-    def _drain(self, descriptor: int, name: str) -> bool:
-        """Relay the available output. Return False if there is none, or at the end."""
-        try:
-            chunk = os.read(descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            logger.debug("reading the output of %s: %s", name, error)
-            chunk = b""
-        if not chunk:
-            self._close(descriptor, name)
-            return False
-        *lines, rest = (self._partial.pop(descriptor, b"") + chunk).split(b"\n")
-        if len(rest) > _MAX_LINE_BYTES:  # a progress bar without a line end, or binary output
-            lines.append(rest)
-            rest = b""
-        self._partial[descriptor] = rest
-        for line in lines:
-            self._emit(name, line)
-        return True
+    def _read(self, source: LineSource) -> None:
+        if not source.read():
+            self._close(source)
 
-    def _emit(self, name: str, line: bytes) -> None:
-        # A progress bar redraws its line with carriage returns. Only the last state is kept.
-        text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1][:_MAX_LINE_BYTES].decode("utf-8", "replace")
-        self.line(name, text)
-
-    def _close(self, descriptor: int, name: str | None) -> None:
-        rest = self._partial.pop(descriptor, b"")
-        if rest and name is not None:
-            self._emit(name, rest)
+    def _close(self, source: LineSource) -> None:
         with self._lock:
-            self._selector.unregister(descriptor)
-        os.close(descriptor)
+            self._selector.unregister(source.descriptor)
+        source.close()

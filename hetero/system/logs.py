@@ -1,4 +1,4 @@
-"""Log lines that name their origin, and that quoted text cannot forge.
+"""Log lines that name their origin. Text inside a line cannot forge another line.
 
 Every line goes to standard error as ``[group host role] LEVEL message``, without colours. Control characters are
 escaped. A message of several lines has the prefix on each line. Therefore no remote traceback and no output of a
@@ -14,16 +14,17 @@ import collections
 import contextlib
 import logging
 import os
-import re
 import select
 import sys
 import threading
 from collections.abc import Iterator
 
+from hetero.system.text import escape_line
+
 __all__ = [
     "LineWriter",
+    "LoggedErrors",
     "dropped_lines",
-    "escape_line",
     "relay_line",
     "setup_logging",
     "setup_logging_of_script",
@@ -31,20 +32,19 @@ __all__ = [
     "write_line",
 ]
 
+_logger = logging.getLogger(__name__)
+
 _MAX_WAITING_BYTES = 4 * 2**20
 _CHUNK_BYTES = select.PIPE_BUF
-"""Bytes of lines written at once. A pipe takes that much whole or not at all, so no reader sees half a line."""
+"""Bytes of lines written at once. A pipe accepts this many completely or not at all, so no reader gets half a line."""
 _LAST_WRITES_S = 2.0
-
-# C0 without tab, DEL, C1, line separators, direction overrides, and halves of surrogate pairs.
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def setup_logging(group: str, host: str, role: str, level: str = "info") -> None:
     """Send this process's log to standard error with a prefix. A second call replaces the first.
 
     Args:
-        group: Instance group, or another name for this process. Empty parts are left out.
+        group: Instance group, or another name for this process. The prefix leaves out empty arguments.
         host: Name of this host.
         role: Role of this host.
         level: ``debug``, ``info``, ``warning`` or ``error``, for hetero's own messages. Messages of libraries are shown
@@ -75,13 +75,8 @@ def setup_logging_of_script() -> None:
         own.addHandler(handler)
 
 
-def escape_line(text: str) -> str:
-    r"""Return the text on one line, with control characters as ``\xNN`` or ``\uNNNN``. Tabs stay."""
-    return _CONTROL.sub(_escape, text)
-
-
 def _escape_part(text: str) -> str:
-    """Return a name for the prefix, without brackets, which would end it. Group names may hold any character."""
+    """Escape a name for the prefix, also brackets, which would end the prefix. Group names may hold any character."""
     return escape_line(text).replace("[", r"\x5b").replace("]", r"\x5d")
 
 
@@ -114,7 +109,7 @@ def write_line(line: str) -> None:
 class LineWriter:
     """Writes lines to a descriptor on a separate thread, so the caller never waits. Thread-safe.
 
-    Lines that the reader is too slow for are dropped and counted. The number is written once there is room again.
+    If the reader is too slow, lines are dropped and counted. Their number is written when there is room again.
 
     Args:
         descriptor: Descriptor to write to. It stays open.
@@ -127,7 +122,7 @@ class LineWriter:
         self._lines: collections.deque[bytes] = collections.deque()
         self._num_bytes = 0
         self._num_dropped = 0
-        self._num_said = 0
+        self._num_reported = 0
         self._is_broken = False
         self._is_closed = False
         self._is_idle = True
@@ -154,8 +149,8 @@ class LineWriter:
             self._changed.notify_all()
 
     def _say_dropped(self) -> None:
-        """Queue a line about the lines that were dropped since the last such line."""
-        count, self._num_said = self._num_dropped - self._num_said, self._num_dropped
+        """Queue a line with the number of lines that were dropped since the last such line."""
+        count, self._num_reported = self._num_dropped - self._num_reported, self._num_dropped
         if count:
             text = f"{_output.prefix}WARNING {count} lines were dropped here: this output is read too slowly"
             self._lines.append(text.encode("utf-8", "replace") + b"\n")
@@ -181,7 +176,7 @@ class LineWriter:
                     self._changed.notify_all()
 
     def _take(self) -> bytes:
-        """Wait for lines and return the next ones, or empty bytes at the end."""
+        """Wait for lines and return the next ones, or empty bytes after `close`."""
         with self._changed:
             self._is_idle = True
             self._changed.notify_all()
@@ -211,10 +206,10 @@ class LineWriter:
 
 @contextlib.contextmanager
 def write_behind() -> Iterator[None]:
-    """Write lines on a separate thread inside the block, if standard error has a descriptor."""
+    """Inside the block, write lines on a separate thread if standard error has a descriptor."""
     try:
         writer = LineWriter(sys.stderr.fileno())
-    except (OSError, ValueError):  # captured by a test, or closed
+    except (OSError, ValueError):  # a test captures standard error, or it is closed
         yield
         return
     _output.writer = writer
@@ -223,13 +218,35 @@ def write_behind() -> Iterator[None]:
     finally:
         writer.close()
         if not writer.num_dropped:
-            _output.writer = None  # otherwise the reader has stopped, and a direct write would wait for it
+            _output.writer = None  # if lines were dropped, the reader has stopped, and a direct write would wait for it
 
 
 def dropped_lines() -> int:
     """Return how many lines of this process were lost because the output was read too slowly."""
     writer = _output.writer
     return 0 if writer is None else writer.num_dropped
+
+
+class LoggedErrors:
+    """Logs unexpected errors of a thread, each one once, so that the thread continues. Use one object per thread."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Catch and log errors of the block.
+
+        Args:
+            what: What the block does, for the log.
+        """
+        try:
+            yield
+        except Exception as error:
+            text = f"{what} failed: {error!r}"
+            if text not in self._logged:
+                self._logged.add(text)
+                _logger.exception("%s; continuing", text)
 
 
 class _Output:
@@ -269,11 +286,6 @@ class _Handler(logging.Handler):
         write_line(head + first)
         for line in others:
             write_line(f"{head}| {line}")
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 _output = _Output()

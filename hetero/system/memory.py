@@ -1,4 +1,7 @@
-"""How this process's malloc treats freed memory. Batches allocate and free the same megabytes again and again."""
+"""Makes malloc keep freed memory, because batches allocate and free the same megabytes again and again.
+
+This module is separate because endpoints, ranks and servers of tf.data.service all use it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import os
 __all__ = ["MALLOC_VARIABLE", "keep_freed_memory"]
 
 MALLOC_VARIABLE = "HETERO_MALLOC"
-"""Environment: ``default`` leaves malloc unchanged."""
+"""Environment variable. ``default`` leaves malloc unchanged."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _THRESHOLD_BYTES = 2**30
-_OLD_THRESHOLD_BYTES = 2**25  # half a heap: the highest that glibc before 2.35 accepts for the mmap threshold
+_OLD_THRESHOLD_BYTES = 2**25  # half of malloc's heap size, the highest mmap threshold that glibc before 2.35 accepts
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ def keep_freed_memory() -> bool:
 
     glibc returns large blocks to the kernel when they are freed. The kernel then clears every page of the next block.
     This costs 190 page faults per megabyte received and half of the CPU time of a transfer. Higher thresholds alone do
-    not help threads. Each thread has an arena of pieces of 64 MiB. An empty piece is returned to the kernel, and no
+    not help threads. Each thread has an arena, made of 64 MiB pieces. An empty piece is returned to the kernel, and no
     other thread can use the arena's free memory. Therefore this function sets one arena for all threads.
 
     Call it at the start of a process, because threads that have allocated before keep their arenas. It does nothing if

@@ -1,4 +1,4 @@
-"""Tools for all parts that start processes: parents, statuses, limits."""
+"""Starts, watches and ends processes, limits them, and describes how they ended."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     import psutil
 
 __all__ = [
+    "PARENT_VARIABLE",
     "SignalWaiter",
     "adopt_descendants",
     "allow_descriptors",
+    "bind_to_parent",
     "describe_exit_status",
     "die_with",
     "die_with_parent",
@@ -41,6 +43,8 @@ __all__ = [
     "wait_gone",
 ]
 
+PARENT_VARIABLE = "HETERO_PARENT_PID"
+"""Environment variable with the process that a new process must not outlive."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER_GRACE_S = 2.0
@@ -71,10 +75,24 @@ def die_with_parent(expected_parent_pid: int) -> None:
         os._exit(ExitCode.ORPHANED)
 
 
-def die_with(pid: int) -> None:
-    """Kill this process when another one ends, which may be any of its ancestors.
+def bind_to_parent() -> None:
+    """End this process when the process that `PARENT_VARIABLE` names ends.
 
-    It starts a thread, which `die_with_parent` does not need.
+    That process may be the parent or a more distant ancestor. Do nothing if the variable is not set.
+    """
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is None:
+        return
+    if os.getppid() == int(parent):
+        die_with_parent(int(parent))
+    else:
+        die_with(int(parent))
+
+
+def die_with(pid: int) -> None:
+    """Kill this process when another process ends, for example a distant ancestor.
+
+    This starts a thread, which `die_with_parent` does not need.
 
     Args:
         pid: The other process.
@@ -92,7 +110,7 @@ def die_with(pid: int) -> None:
 
 
 def adopt_descendants() -> None:
-    """Make orphans among this process's descendants its children, where `end_descendants` finds them.
+    """Make this process the parent of its orphaned descendants, so that `end_descendants` finds them.
 
     Raises:
         OSError: If the kernel rejects the call (not Linux).
@@ -101,9 +119,9 @@ def adopt_descendants() -> None:
 
 
 def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = lambda: None) -> None:
-    """Kill every descendant of this process and wait for its end. Call this when no descendant may live on.
+    """Kill all descendants of this process and wait until they have ended.
 
-    A process that cannot be killed, because it waits for a device or runs as another user, is logged and left.
+    A process that cannot be killed, because it waits for a device or runs as another user, is logged and ignored.
 
     Args:
         timeout_s: Time limit for all of them together, seconds.
@@ -114,7 +132,7 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
     begin_s = time.monotonic()
     while children := psutil.Process().children(recursive=True):
         on_poll()
-        # Python's trackers remove semaphores and shared memory of dead processes, and end after the last of these.
+        # Python's resource trackers remove semaphores and shared memory of dead processes, and then end on their own.
         doomed = [child for child in children if not is_resource_tracker(child)]
         if not doomed and time.monotonic() < begin_s + _TRACKER_GRACE_S:
             psutil.wait_procs(children, timeout=0.1)
@@ -123,16 +141,18 @@ def end_descendants(*, timeout_s: float = 10.0, on_poll: Callable[[], object] = 
         kill_all(children)
         for child in children:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(child.pid, os.WNOHANG)  # a child of a child: this process inherits it, or it is gone
+                os.waitpid(child.pid, os.WNOHANG)  # fails for a child's child until this process inherits it
         if time.monotonic() > begin_s + timeout_s:
             names = ", ".join(str(child.pid) for child in children)
-            logger.error("killed, but not gone after %.0f s: process %s; going on without them", timeout_s, names)
+            logger.error(
+                "not ended %.0f s after SIGKILL: process %s; continuing without waiting for them", timeout_s, names
+            )
             return
         time.sleep(_REAP_INTERVAL_S)
 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process whose end the caller waits for. `reap_adopted` ignores it. The arguments are those of Popen."""
+    """Start a process with Popen's arguments. The caller must wait for its end, because `reap_adopted` ignores it."""
     with _starting:
         process = subprocess.Popen(command, **options)
         _own_children.add(process)
@@ -140,10 +160,10 @@ def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[byte
 
 
 def reap_adopted() -> None:
-    """Reap ended children that `start_child` did not start: orphans that this process has inherited.
+    """Reap ended orphans that this process has inherited. Children from `start_child` are left to their callers.
 
     This process inherits orphans if it is process 1 of a container, or after `adopt_descendants`. Each ended orphan
-    holds a place in the process table until it is reaped. Does not block.
+    takes an entry of the process table until it is reaped. Does not block.
     """
     with _starting:
         own = {process.pid for process in _own_children if process.returncode is None}
@@ -153,7 +173,7 @@ def reap_adopted() -> None:
             except ChildProcessError:
                 return
             if ended is None or ended.si_pid in own:
-                return  # the caller that started this child reaps it, and the next call reaches the ones behind it
+                return  # the caller of `start_child` reaps it, and the next call handles the others
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
@@ -197,8 +217,10 @@ def is_resource_tracker(process: psutil.Process) -> bool:
         return False
 
 
-def wait_gone(pids: Iterable[int], *, timeout_s: float) -> None:
-    """Wait for a limited time until processes have ended, even if they are not reaped yet or others reap them.
+def wait_gone(pids: Iterable[int], *, timeout_s: float) -> bool:
+    """Wait until processes have ended, and return whether all have. They need not be children of this process.
+
+    A process that is not reaped yet counts as ended.
 
     Args:
         pids: Ids of the processes.
@@ -208,10 +230,11 @@ def wait_gone(pids: Iterable[int], *, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while (left := [pid for pid in left if _is_alive(pid)]) and time.monotonic() < deadline_s:
         time.sleep(_REAP_INTERVAL_S)
+    return not left
 
 
 class SignalWaiter:
-    """Makes it possible to wait for signals. Use it in the main thread, as a context manager.
+    """Waits for signals. Use it in the main thread, as a context manager.
 
     It uses a pipe, because an event that a signal handler sets can deadlock: the handler may run while the same thread
     holds the event's lock.
@@ -240,7 +263,7 @@ class SignalWaiter:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def abandon(self) -> None:
-        """Close the pipe without changing handlers, as a forked child does with its parent's waiter."""
+        """Close the pipe without changing signal handlers. A forked child does this with an inherited waiter."""
         if self._read_end >= 0:
             self._restore_wakeup()
             os.close(self._read_end)
@@ -276,16 +299,16 @@ def describe_exit_status(status: int) -> str:
 
 
 def thread_limits() -> dict[str, str]:
-    """Return the environment that keeps numerical libraries at one thread.
+    """Return the environment variables that limit numerical libraries to one thread.
 
     One preprocessing process uses one core. Thread pools of libraries would compete for the core, and results may
-    depend on how many threads share a sum.
+    depend on the number of threads that compute a sum.
     """
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def limit_threads() -> None:
-    """Limit the libraries that are already imported to one thread, see `thread_limits`."""
+    """Limit libraries that are already imported to one thread. See `thread_limits` for the reason."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:

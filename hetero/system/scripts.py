@@ -9,7 +9,11 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 
-__all__ = ["find_script", "script_label", "script_words"]
+__all__ = ["SCRIPT_MODULE", "find_script", "script_label", "script_words"]
+
+SCRIPT_MODULE = "__hetero_script__"
+"""Name of the script's module on endpoints. The script's ``if __name__ == "__main__"`` block must not run there, so the
+name is not ``__main__``."""
 
 
 def find_script(script: str, *, is_module: bool = False, host: str = "") -> Path:
@@ -84,7 +88,7 @@ def _is_package(name: str, base: Path) -> bool:
 
 
 def _example(package: str, base: Path) -> str:
-    """Return the last name of a module of a package, for advice. Prefer ``train``."""
+    """Return the name of a module in a package, as an example for advice. Prefer ``train``."""
     found = _spec(package, base)
     folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
     names = sorted(path.stem for folder in folders for path in folder.glob("[!_]*.py") if path.stem.isidentifier())
@@ -108,19 +112,19 @@ def _is_bare(spec: ModuleSpec) -> bool:
 
 def _installed(top: str) -> ModuleSpec | None:
     try:
-        return importlib.util.find_spec(top)  # imports nothing, because the name has no parent
-    except ValueError:  # in sys.modules without a spec
+        return importlib.util.find_spec(top)  # imports nothing, because the name has no dot
+    except ValueError:  # the module is in sys.modules without a spec
         return None
 
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
     locations: Sequence[str] | None = None if package is None else package.submodule_search_locations
-    # Search by the last name alone: a folder without __init__.py would look for its parent among imported modules.
+    # Pass only the last part of the name. Otherwise a folder without __init__.py looks for its parent in sys.modules.
     return None if locations is None else PathFinder.find_spec(name, list(locations))
 
 
 def _advice(folder: Path) -> str:
-    """Return what to give instead of a folder."""
+    """Return advice on what to name instead of a folder."""
     if (folder / "__main__.py").is_file():
         return f"run it as a module (-m {folder.name}), or name {folder / '__main__.py'}"
     files = sorted(path.name for path in folder.glob("*.py"))

@@ -1,4 +1,4 @@
-"""Private folders of one process each. If a process is killed, the next one removes its folder."""
+"""Private folders, each for one process. If a process is killed, the next process removes its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
 _NAMED_AFTER_S = 60.0
-"""Least age of a left-over folder without its final name. A live folder gets that name within microseconds."""
+"""A folder without its final name counts as left over after this time. One in use has the name within microseconds."""
 
 
 @contextlib.contextmanager
@@ -45,13 +45,13 @@ def private_folder(prefix: str, *, parent: str | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if os.getpid() == owner:  # because a forked child that ends closes this generator, too
+        if os.getpid() == owner:  # a forked child that ends closes this generator, too
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
 
 def stale_folders(prefix: str, *, parent: str | None = None) -> list[Path]:
-    """Return the folders of this user that killed owners have left. The next owner removes them.
+    """Return the folders of this user that killed owners have left behind. The next `private_folder` removes them.
 
     Args:
         prefix: Prefix of their names.
@@ -90,7 +90,7 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
-    """Remove the folders that killed owners have left.
+    """Remove the folders that killed owners have left behind.
 
     Args:
         base: Folder that contains them.
@@ -98,7 +98,7 @@ def _remove_stale(base: Path, prefix: str, *, own: Path) -> None:
         own: The folder that was just made. It is kept. Its time stamp is the current time of the file system's clock.
     """
     now_s = own.lstat().st_mtime
-    # A folder without its final name may belong to a process that is about to lock it, as launchers start together.
+    # Launchers start together. A folder without its final name may belong to one that is about to lock the folder.
     unnamed = [path for path in base.glob(f".{prefix}*") if now_s - _changed_s(path, now_s) > _NAMED_AFTER_S]
     for path in (*base.glob(f"{prefix}*"), *unnamed):
         if path == own:
@@ -127,8 +127,7 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
 
     Args:
         path: The folder.
-        is_new: Whether to continue without a lock if the file system has none. NFS, Lustre and CIFS may be mounted in
-            this way.
+        is_new: Whether to continue without a lock if the file system has none (NFS, Lustre and CIFS may have none).
 
     Raises:
         BlockingIOError: If the folder is locked.
@@ -140,7 +139,7 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
     try:
         _flock(descriptor, is_needed=not is_new)
         facts = os.fstat(descriptor)
-        found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"  # a set-group-id bit gives no access
+        found = f"user {facts.st_uid} with mode {facts.st_mode & 0o777:o}"  # set-group-id gives no access
         expected = f"user {os.geteuid()} with mode 700"
         if found != expected:
             raise PermissionError(f"it is of {found}, expected {expected}")

@@ -2,9 +2,9 @@
 
 How `from_dataset` works:
 
-1. A batch is the same as for `hetero.torch`: a pure function of data set, indices, seed and epoch. TensorFlow only
-   moves it.
-2. `feed.py` keeps the order, the place in it and the passes. It does not use TensorFlow. `dataset.py` makes a
+1. A batch is the same as for `hetero.torch`: it depends only on data set, indices, seed and epoch. TensorFlow does not
+   compute it.
+2. `feed.py` keeps the order, the position in the order and the passes. It does not use TensorFlow. `dataset.py` makes a
    `tf.data.Dataset` of the feed.
 3. Batches always come from endpoints over a reader. If the job has no endpoints, this process starts some
    (`hetero.loaders.local_endpoints`). This process never computes a batch itself, because TensorFlow asks for batches
@@ -12,32 +12,50 @@ How `from_dataset` works:
 4. The element specification comes from two batches of different sizes. They are fetched before the first epoch and are
    not counted. A dimension that differs between them becomes None. If a later batch does not fit the specification, the
    error names the leaf and both shapes.
-5. TensorFlow begins passes and prefetches beyond their ends when it likes. Therefore passes are *begun* and batches are
-   *produced* in TensorFlow's threads, but a batch is *consumed* (``taken`` in names) only when the script reports it.
-   A loop over the dataset itself, `measure`, the Keras callback and `mark_taken` report it. Only consumed batches
-   change the state and the ledger. All of these reports except `mark_taken` also measure steps.
-6. The next pass is the next epoch if the pass before it was produced to its end or one of its batches was consumed. A
-   pass that was dropped earlier did not happen, and its epoch begins again. For example, Keras drops a pass after
-   looking at one batch to build a model.
-7. The report of a consumed batch comes from the thread that trains. There the job may stop, and the data wait is
-   measured. Exceptions of the data set are raised in TensorFlow's threads. A loop over the dataset gets the original
+5. TensorFlow may begin a pass, and ask for its batches, long before the script needs them. Therefore TensorFlow's
+   threads *begin* passes and *produce* batches, but a batch is *consumed* only when the script reports it. The script
+   does so by a loop over the dataset itself, `measure`, the Keras callback or `mark_taken`. All but `mark_taken` also
+   measure steps. Only consumed batches change the state and the ledger. `passes.py` lists the stages of a pass.
+6. If the last batch of a pass was produced, or any of its batches was consumed, the next pass is the next epoch.
+   Otherwise the next pass begins the same epoch again. For example, Keras drops a pass after one batch, from which it
+   builds a model.
+7. The thread that trains reports consumed batches. With a report it measures the data wait, and ends if the job must
+   stop. The data set's exceptions are raised in TensorFlow's threads. A loop over the dataset gets the original
    exception. Keras gets a tf.errors.OpError.
-8. The state is that of hetero.torch. It takes less than 1 KiB and is the same on all ranks. Each of the two packages
-   loads the other's state.
+8. The state has the format of hetero.torch, takes less than 1 KiB and is the same on all ranks. Each of the two
+   packages loads the other's state.
 
 How `distribute` works:
 
-1. The dataset, the servers (tf.data.service), their guarantees and their errors are TensorFlow's. hetero adds the names
-   of shared jobs, the choice of workers (`served.py`), and the rejection of datasets that TensorFlow would silently
-   process wrongly (`movable.py`).
-2. The result counts and measures steps wherever its elements come from (`measured.py`). A loop of the script measures
-   on the thread that trains. `fit` is measured by the times at which batches left the pipeline (`deliveries.py`).
+1. TensorFlow provides the dataset, the servers (tf.data.service), their guarantees and their errors. hetero names the
+   shared jobs and chooses the workers (`served.py`). It rejects datasets that TensorFlow would silently process wrongly
+   (`movable.py`).
+2. The resulting dataset counts and measures steps, with or without tf.data.service (`measured.py`). In a script's loop
+   the thread that trains measures them. `fit` is measured by the times at which batches left the pipeline
+   (`deliveries.py`).
+
+Files. All of them run in a rank, on the thread that trains, unless another thread is named::
+
+    api.py          from_dataset and distribute
+    callback.py     Keras' callback, which reports steps
+    iterators.py    the iterator that both datasets give to a script's loop
+
+    from_dataset:  api -> dataset -> feed -> passes
+    dataset.py      the tf.data.Dataset, and what a script calls on it
+    elements.py     batches as nested arrays, and their specification
+    feed.py         order and position; produces batches in TensorFlow's threads
+    passes.py       the stages of TensorFlow's passes; used by both kinds of threads under one lock
+
+    distribute:  api -> served -> movable, and api -> measured -> deliveries
+    movable.py      whether tf.data.service can make a dataset
+    served.py       a dataset that reads from the job's tf.data.service
+    measured.py     the tf.data.Dataset that counts and measures its steps
+    deliveries.py   the times at which batches left a pipeline; written in TensorFlow's threads
 
 The package imports TensorFlow only when a script calls one of the two functions, because data hosts import the script
 too and do not need TensorFlow.
 """
 
-from hetero.tf.api import from_dataset
-from hetero.tf.distribute import distribute
+from hetero.tf.api import distribute, from_dataset
 
 __all__ = ["distribute", "from_dataset"]

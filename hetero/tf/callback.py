@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from hetero.errors import ConfigError
 
-__all__ = ["CuttableSteps", "MeasuringCallback", "TakenCallback", "TrainingSteps", "check_batches_per_step"]
+__all__ = ["ConsumptionCallback", "CuttableSteps", "MeasuringCallback", "TrainingSteps", "check_batches_per_step"]
 
 
 class TrainingSteps(Protocol):
     """Receiver of the callback's reports, on the thread that trains."""
 
     def begin_training(self) -> None:
-        """Discard the batches that Keras looked at before training."""
+        """Discard the batches that Keras asked for before training."""
 
     def begin_step(self) -> None:
         """Begin to wait for the next batch. The job may end here.
@@ -24,21 +24,21 @@ class TrainingSteps(Protocol):
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
 
-    def take(self, num_batches: int) -> None:
+    def consume(self, num_batches: int) -> None:
         """Record the next batches as consumed. At the end of an epoch there may be fewer than ``num_batches``."""
 
     def pause(self) -> None:
-        """Stop the clock, because no step follows directly. Idempotent."""
+        """Stop the clock, because the next step does not follow directly. Idempotent."""
 
     def end_training(self) -> None:
-        """Stop the clock, and discard the batches that TensorFlow asked for ahead."""
+        """Stop the clock, and discard prefetched batches."""
 
 
-class TakenCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+class ConsumptionCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the batches of training steps and measures the steps. Ends the job between two steps if it must stop.
 
     Args:
-        steps: Receiver of the reports: the steps of the dataset that is trained on.
+        steps: Receiver of the reports. It belongs to the training dataset.
         batches_per_step: Batches of the dataset that each step consumes, at least 1.
     """
 
@@ -48,7 +48,7 @@ class TakenCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._batches_per_step = batches_per_step
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Discard the batches that Keras looked at before training."""
+        """Discard the batches that Keras asked for before training."""
         self._steps.begin_training()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -58,9 +58,9 @@ class TakenCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report the batches of the step."""
         # Do not use ``batch``, because versions of Keras number the batches differently.
-        steps = getattr(self.model, "steps_per_execution", None)  # in Keras 2 a variable, perhaps a strategy's
+        steps = getattr(self.model, "steps_per_execution", None)  # in Keras 2 a tf.Variable, which may be distributed
         num_steps = 1 if steps is None else int(tf.convert_to_tensor(steps))
-        self._steps.take(num_steps * self._batches_per_step)
+        self._steps.consume(num_steps * self._batches_per_step)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Stop the clock, because validation is not a step."""
@@ -71,26 +71,26 @@ class TakenCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._steps.pause()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Stop the clock, and discard the batches that TensorFlow asked for ahead."""
+        """Stop the clock, and discard prefetched batches."""
         self._steps.end_training()
 
 
 class CuttableSteps(TrainingSteps, Protocol):
-    """Receiver of the callback's reports that also needs to know how a strategy cuts batches."""
+    """Receiver of the callback's reports that also needs to know into how many parts a strategy cuts a batch."""
 
     parts_per_batch: int
-    """Number of parts that the strategy cuts a batch into. Each part is for one step."""
+    """Number of parts that the strategy cuts a batch into. A step consumes one part."""
 
 
-class MeasuringCallback(TakenCallback):
-    """A `TakenCallback` for a dataset that `fit` may distribute by a strategy over several processes."""
+class MeasuringCallback(ConsumptionCallback):
+    """A `ConsumptionCallback` for a dataset that `fit` may distribute by a strategy over several processes."""
 
     def __init__(self, steps: CuttableSteps, batches_per_step: int) -> None:
         super().__init__(steps, batches_per_step)
         self._cuttable = steps
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Record how batches are cut, and discard the batches that Keras looked at before training."""
+        """Record into how many parts a batch is cut, and discard the batches that Keras asked for before training."""
         self._cuttable.parts_per_batch = _num_pipelines(getattr(self.model, "distribute_strategy", None))
         super().on_train_begin(logs)
 
@@ -109,8 +109,8 @@ def check_batches_per_step(batches_per_step: int) -> int:
 def _num_pipelines(strategy: Any) -> int:
     """Return how many processes of a strategy read the dataset.
 
-    `fit` calls `experimental_distribute_dataset` for a dataset. This function treats a batch as the global batch of all
-    these processes, and cuts it into as many parts.
+    `fit` calls TensorFlow's `experimental_distribute_dataset` for a dataset. TensorFlow then treats a batch as the
+    global batch of all these processes, and cuts it into one part for each.
     """
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return 1

@@ -1,4 +1,4 @@
-"""`FedDataset`: a `tf.data.Dataset` that knows how many of its batches the training has consumed."""
+"""`FedDataset`: a `tf.data.Dataset` that counts the batches that the training has consumed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["FedDataset"]
 class FedDataset(tf.data.Dataset):  # type: ignore[misc]
     """Batches of a registered data set, as made by `hetero.tf.from_dataset`.
 
-    It is a `tf.data.Dataset` by ``isinstance``. Transformations of it return ordinary datasets. ``len`` and
-    ``cardinality`` give the batches of a whole epoch on this rank, even if a loaded state makes the next pass shorter.
-    TensorFlow does not know the length of datasets made of this one.
+    It is a subclass of `tf.data.Dataset`, and its transformations return ordinary datasets. ``len`` and ``cardinality``
+    return the number of batches of a whole epoch on this rank, even if a loaded state makes the next pass shorter.
+    TensorFlow does not know the length of a dataset made from this one.
 
     Use it from one thread.
 
@@ -43,7 +43,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
             spec = derive_spec(probes, batch_size=feed.options.batch_size, drop_last=feed.options.drop_last)
         else:
             spec = check_spec(element_spec)
-            feed.order()  # raises errors of the data set here and not later in TensorFlow's thread
+            feed.order()  # raises an error of the data set now, and not later in TensorFlow's thread
 
         def convert(batch: Any) -> Any:
             element = to_element(batch)
@@ -70,16 +70,16 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         return tf.constant(self._feed.num_batches(), tf.int64)
 
     def __iter__(self) -> Any:
-        """Return an iterator over the next epoch. Batches that a loop of the script gets from it count as consumed."""
+        """Return an iterator over the next epoch. Each batch that it returns to the script counts as consumed."""
         if not tf.executing_eagerly():
             return super().__iter__()
         return _CountingIterator(self, self._feed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass. Later passes are the epochs after it.
+        """Choose the epoch of the next pass. The passes after it are the following epochs.
 
-        Passes that have already begun go on unchanged and no longer count. ``repeat`` and ``prefetch`` begin passes
-        early.
+        A pass that has already begun continues, but its batches no longer change the state. ``repeat`` and ``prefetch``
+        begin passes early.
 
         Raises:
             ConfigError: If ``epoch`` is not an integer of at least 0.
@@ -87,11 +87,10 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         self._feed.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the place behind the last consumed batch.
+        """Return the position after the last consumed batch, for `load_state_dict`. May be called at any time.
 
-        The state consists of plain values, takes less than 1 KiB and is the same on every rank. It is valid at any
-        time, and for any world size with the same ``batch_size`` x world size. ``hetero.torch.DataLoader`` loads it
-        too.
+        The state consists of plain values, takes less than 1 KiB and is the same on every rank. The world size may
+        change if ``batch_size`` x world size stays the same. ``hetero.torch.DataLoader`` can load the state too.
 
         Raises:
             ConfigError: If the script does not report which batches it consumes, see `mark_taken`.
@@ -99,10 +98,10 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         return self._feed.state().to_dict()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Continue behind the last batch that was consumed when the state was saved.
+        """Continue after the last batch that was consumed when the state was saved.
 
-        A state of the end of an epoch continues with the next epoch. Existing iterators do not change. If the next pass
-        is shorter than others, ``fit`` without ``steps_per_epoch`` warns at the end of this pass and goes on.
+        A state saved at the end of an epoch continues with the next epoch. Existing iterators do not change. If the
+        next pass is shorter than a whole epoch, ``fit`` without ``steps_per_epoch`` warns when it ends, and continues.
 
         Raises:
             ConfigError: If the value is not a state, or if its seed, data set length, order or global batch differ.
@@ -112,42 +111,42 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
     def callback(self, batches_per_step: int = 1) -> Any:
         """Return a Keras callback that reports which batches the training consumes. Put it first in ``callbacks=``.
 
-        Call this method just before `fit`. Then the callback can recognize the batches that Keras looks at to build a
-        model, because Keras asks for them after this call.
+        Call this method just before `fit`. Otherwise the callback may not recognize the batches that Keras asks for
+        only to build a model.
 
         The callback lets the job stop between steps, and measures step time and data wait. With ``steps_per_execution``
-        every step counts, but only the wait for the first batch of an execution is known.
+        every step counts, but only the wait for the first batch of an execution is measured.
 
         Args:
-            batches_per_step: Batches of this dataset that a step consumes. Behind
+            batches_per_step: Batches of this dataset that a step consumes. With
                 ``strategy.distribute_datasets_from_function`` it is the number of replicas of this process. If `fit` is
                 given ``data.batch(n)``, it is n.
 
         Raises:
             ConfigError: If ``batches_per_step`` is not an integer of at least 1.
         """
-        from hetero.tf.callback import TakenCallback, check_batches_per_step
+        from hetero.tf.callback import ConsumptionCallback, check_batches_per_step
 
         self._feed.batches_per_step = check_batches_per_step(batches_per_step)
-        self._feed.promise_to_take()
-        return TakenCallback(self._feed, batches_per_step)
+        self._feed.announce_reports()
+        return ConsumptionCallback(self._feed, batches_per_step)
 
     def measure(self, batches: Iterable[Any], batches_per_step: int = 1) -> Iterator[Any]:
-        """Yield the elements of a dataset made of this one. Each element is one step.
+        """Yield the elements of a dataset made from this one. Each element is one step.
 
         ::
 
             for batch in data.measure(strategy.distribute_datasets_from_function(lambda _: data)):
                 strategy.run(train_step, args=(batch,))
 
-        The loop counts consumed batches and measures step time and data wait, as a loop over the dataset itself does.
-        Use one such loop at a time. If a loop may leave an epoch early, call `set_epoch` before each epoch. The job may
-        end between two steps.
+        This counts consumed batches and measures step time and data wait, as a loop over the dataset itself does. Use
+        one such loop at a time. If a loop may leave an epoch early, call `set_epoch` before each epoch. The job may end
+        between two steps.
 
         Args:
             batches: A dataset, a distributed dataset or an iterator to iterate over.
-            batches_per_step: Batches of this dataset that an element consumes: the number of replicas of this process,
-                or n for ``data.batch(n)``.
+            batches_per_step: Batches of this dataset in one element: the number of replicas of this process, or n for
+                ``data.batch(n)``.
 
         Raises:
             ConfigError: If ``batches_per_step`` is not an integer of at least 1.
@@ -159,18 +158,18 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
         feed = self._feed
         feed.batches_per_step = check_batches_per_step(batches_per_step)
-        feed.promise_to_take()
+        feed.announce_reports()
         iterator = iter(batches)
-        if isinstance(iterator, _CountingIterator):  # it counts its batches itself
+        if isinstance(iterator, _CountingIterator):  # counts its batches itself
             return iterator
         return _MeasuringIterator(iterator, feed, batches_per_step)
 
     def mark_taken(self, num_batches: int = 1) -> None:
-        """Report the next ``num_batches`` as consumed, in loops that cannot use `measure`.
+        """Report the next ``num_batches`` as consumed, if the script cannot use `measure`.
 
-        A loop inside a ``tf.function`` is such a loop. Call this method after each step, and use one iterator at a
-        time. If the loop may leave an epoch early, call `set_epoch` before each epoch. The job may end in this call. It
-        does not measure steps, because it does not know when the loop waits.
+        This is for a loop inside a ``tf.function``. Call this method after each step, and use one iterator at a time.
+        If the loop may leave an epoch early, call `set_epoch` before each epoch. The job may end in this call. Steps
+        are not measured, because this method does not know when the loop waits.
 
         Raises:
             ConfigError: If ``num_batches`` is not an integer of at least 0.
@@ -178,7 +177,7 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         if type(num_batches) is not int or num_batches < 0:
             raise ConfigError(f"num_batches is {num_batches!r}, expected an integer of at least 0")
-        self._feed.mark_taken(num_batches)
+        self._feed.mark_consumed(num_batches)
 
     @property
     def step_timer(self) -> StepTimer:
@@ -190,9 +189,9 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 class _MeasuringIterator:
-    """Iterator over a dataset made of a `FedDataset`. Each element is one step.
+    """Iterator over a dataset made from a `FedDataset`. Each element is one step.
 
-    It is not a generator, because the garbage collector may end a generator, whose cleanup would wait for a lock.
+    It is not a generator, because the garbage collector may close a generator, and the cleanup would wait for a lock.
     """
 
     def __init__(self, iterator: Iterator[Any], feed: Feed, batches_per_step: int) -> None:
@@ -214,7 +213,7 @@ class _MeasuringIterator:
 
 
 def _raise(failure: Exception) -> NoReturn:
-    """Raise the exception of TensorFlow's thread instead of TensorFlow's error, which has only its text.
+    """Raise the exception of TensorFlow's thread. TensorFlow's own error contains only the exception's text.
 
     If the exception is a `StopError`, end the job.
     """
@@ -232,14 +231,14 @@ def _raise(failure: Exception) -> NoReturn:
 
 
 class _CountingIterator(ScriptIterator):
-    """An iterator over a `FedDataset` that counts the batches of a script's loop. A callback counts those of Keras."""
+    """An iterator over a `FedDataset` that counts the batches of a script's loop. A callback counts Keras' batches."""
 
     def __init__(self, dataset: FedDataset, feed: Feed) -> None:
         super().__init__(dataset)
         self._feed = feed
         self._claim = Claim()
 
-    def _take(self, following: Callable[[], Any]) -> Any:
+    def _next_of_script(self, following: Callable[[], Any]) -> Any:
         """Return the next batch and record it as consumed.
 
         Raises:
@@ -248,9 +247,9 @@ class _CountingIterator(ScriptIterator):
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         feed, claim = self._feed, self._claim
-        feed.begin_step(is_counted=True)
-        # The first batch begins a pass in TensorFlow's thread. Claim this pass.
-        is_first = claim.found is None
+        feed.await_batch()
+        # When TensorFlow is asked for the first batch, its thread begins a pass. Claim this pass.
+        is_first = claim.tf_pass is None
         if is_first:
             feed.passes.expect(claim)
         try:
@@ -260,7 +259,7 @@ class _CountingIterator(ScriptIterator):
             raise
         except tf.errors.OpError:
             feed.pause()
-            failure = None if claim.found is None else claim.found.take_failure()
+            failure = None if claim.tf_pass is None else claim.tf_pass.pop_failure()
             if failure is None:
                 raise
             try:
@@ -270,8 +269,8 @@ class _CountingIterator(ScriptIterator):
         finally:
             if is_first:
                 feed.passes.expect(None)  # this iterator must not claim a pass that get_next() or a graph begins
-        if claim.found is None:
-            feed.pause()  # this iterator's pass began without a claim, so its batches are not counted here
+        if claim.tf_pass is None:
+            feed.pause()  # the pass began before this iterator could claim it, so its batches are not counted here
         else:
-            feed.take(found=claim.found)
+            feed.consume_from(claim.tf_pass)
         return batch

@@ -4,9 +4,9 @@ In `fit` the wait for a batch happens inside TensorFlow's graph, and TensorFlow'
 the wait of a step is the time from the step's beginning until its batch left the pipeline. It is zero if the batch left
 earlier.
 
-TensorFlow writes the times to a variable. Python in the pipeline would compete with the script for the interpreter, and
-would delay the end of the process. The record needs one stage behind the last one. It does not need a second source
-beside the data, which would prevent TensorFlow from sharding by file. All of TensorFlow's optimisations stay on.
+TensorFlow writes the times to a variable, because Python in the pipeline would compete with the script for the
+interpreter, and would delay the end of the process. The pipeline gets one more stage at its end. It
+does not get a second source, which would prevent TensorFlow from sharding by file. TensorFlow's optimisations stay on.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a tf
 __all__ = ["Deliveries", "num_samples"]
 
 _NUM_KEPT = 1024
-"""Number of latest batches to keep: more than most executions have steps, and than most pipelines make ahead."""
+"""Number of latest batches to keep. Most executions have fewer steps, and most pipelines make fewer batches ahead."""
 
 
 class Deliveries:
     """The latest batches that left a pipeline. Only one thread may read.
 
-    One variable holds the count of all batches, and then a time and a size for each of the latest batches. It is not a
-    queue for two reasons. Some strategies serialise a whole pipeline, and a queue cannot be serialised. A full queue
-    would block the pipeline.
+    One variable holds the count of all batches, and then a time and a size for each of the latest batches. A queue
+    would not work for two reasons. Some strategies serialise a whole pipeline, and a queue cannot be serialised. A full
+    queue would block the pipeline.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Deliveries:
         self._num_read = 0
 
     def behind(self, dataset: Any) -> Any:
-        """Return a dataset with the same elements that records each of them here."""
+        """Return a dataset with the same elements that also adds each element's time and size to this record."""
         is_unpacked = type(dataset.element_spec) is tuple  # `map` unpacks elements of exactly this type
 
         def note(*element: Any) -> Any:
@@ -51,7 +51,7 @@ class Deliveries:
     def read(self) -> list[tuple[float, int]]:
         """Return a time (seconds of `time.time`) and a number of samples for each batch since the last call.
 
-        If more batches came than are kept, the lost ones have time 0 and the size of the oldest batch that is kept.
+        Batches that are no longer kept get time 0 and the size of the oldest kept batch.
         """
         log = self._log.numpy()
         count = int(log[0])

@@ -9,32 +9,32 @@ import numpy as np
 import tensorflow as tf
 
 from hetero.batches.imported import imported
-from hetero.batches.structure import type_name
+from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
 
 __all__ = ["check_element", "check_spec", "derive_spec", "num_samples_of", "to_element"]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 _TEXTS = (str, bytes)
-_SHAPE_ADVICE = "  Pad in collate_fn; or pass element_spec= with None for every dimension that varies."
-_DTYPE_ADVICE = "  A tensor has one dtype: give it the same in every batch, and in element_spec= if you pass that."
+_SHAPE_ADVICE = "  Pad in collate_fn, or pass element_spec= with None for every dimension that varies."
+_DTYPE_ADVICE = "  Return one dtype in every batch, and pass the same dtype in element_spec= if you pass that."
 
 
 def to_element(batch: Any) -> Any:
-    """Return a batch as dictionaries, tuples and namedtuples of arrays. Shares memory with its arrays and tensors.
+    """Return a batch as dictionaries, tuples and namedtuples of arrays. They share memory with the batch.
 
     Python's numbers become arrays without dimensions (int64, float64, bool). Text becomes UTF-8 bytes in arrays of
     objects. A list of numbers of one type becomes an array of one dimension, and so does a list or tuple of text. Any
     other list becomes a tuple, because TensorFlow treats a list as a tensor.
 
     Raises:
-        ConfigError: If the batch contains None or another value that cannot be a tensor. Names the path.
+        ConfigError: If the batch contains None or another value that cannot be a tensor. The message names the path.
     """
     return _element(batch, "batch")
 
 
 def num_samples_of(element: Any) -> int:
-    """Return the length of an element's first array that has dimensions. Return 1 without such an array."""
+    """Return the length of the first array that has dimensions. Return 1 if all arrays are scalars."""
     leaves = (leaf for leaf in tf.nest.flatten(element) if leaf.ndim)
     return next((len(leaf) for leaf in leaves), 1)
 
@@ -42,17 +42,17 @@ def num_samples_of(element: Any) -> int:
 def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, drop_last: bool) -> Any:
     """Return the nested `tf.TensorSpec` that all batches fit.
 
-    A dimension that is equal in both probes is kept. A dimension that differs becomes None. One exception is a
-    dimension that grows with the number of samples while all batches are whole: it becomes that of a whole batch.
-    Without a batch size the first dimension of every tensor is None, as in Keras.
+    A dimension that is equal in both probes is kept. A dimension that differs becomes None, with one exception. If all
+    batches are whole and the dimension grows with the number of samples, it gets the value for a whole batch. Without a
+    batch size the first dimension of every tensor is None, as in Keras.
 
     Args:
-        probes: Two pairs of a number of samples and an element. The numbers differ if there is a batch size.
+        probes: Two pairs of a number of samples and an element. With a batch size, the numbers differ.
         batch_size: Samples of a whole batch. None if the data set makes batches of any size.
         drop_last: Whether all batches are whole.
 
     Raises:
-        ConfigError: If the elements differ in structure, rank or dtype. Names the path.
+        ConfigError: If the elements differ in structure, rank or dtype. The message names the path.
     """
     (num_first, first), (num_second, second) = probes
 
@@ -75,7 +75,7 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
             )
             raise ConfigError(
                 f"{path} has shape {one.shape} in {of_first} and {other.shape} in {of_second}\n"
-                "  A tensor has one number of dimensions: give it the same in every batch."
+                "  Return the same number of dimensions in every batch."
             )
         shape = [dimension(*pair) for pair in zip(one.shape, other.shape, strict=True)]
         if batch_size is None and shape:
@@ -86,16 +86,16 @@ def derive_spec(probes: Sequence[tuple[int, Any]], *, batch_size: int | None, dr
 
 
 def check_spec(spec: Any) -> Any:
-    """Return a user's specification, if it is valid.
+    """Return a user's specification unchanged.
 
     Raises:
-        ConfigError: If it contains anything but dictionaries, tuples, namedtuples and `tf.TensorSpec`. Names the path.
+        ConfigError: If a part is not a dict, tuple, namedtuple or `tf.TensorSpec`. The message names the part.
     """
 
     def leaf(path: str, one: Any, _: Any) -> Any:
         if not isinstance(one, tf.TensorSpec):
             found = type_name(type(one))
-            raise ConfigError(f"element_spec, {path}: expected tf.TensorSpec, or dicts or tuples of it; found {found}")
+            raise ConfigError(f"element_spec: {path} is a {found}, expected tf.TensorSpec, or dicts or tuples of it")
         return one
 
     return _merge(spec, spec, "batch", leaf)
@@ -105,7 +105,7 @@ def check_element(element: Any, spec: Any) -> None:
     """Check that an element fits the specification.
 
     Raises:
-        ConfigError: If it does not fit. Names the path, the found value and the expected one.
+        ConfigError: If it does not fit. The message names the path, the found value and the expected value.
     """
     _merge(element, spec, "batch", _check_leaf)
 
@@ -134,12 +134,12 @@ def _element(value: Any, path: str) -> Any:
         return _text_array([value]).reshape(())
     if isinstance(value, dict):
         if len({type(key) for key in value}) > 1:  # TensorFlow sorts the keys
-            raise ConfigError(f"{path} has keys of several types; make them all str")
+            raise ConfigError(f"{path} has keys of several types, which TensorFlow cannot sort\n  Make all keys str.")
         return {key: _element(item, f"{path}[{key!r}]") for key, item in value.items()}
     if kind in (list, tuple):
         kinds = {type(item) for item in value}
         only = kinds.pop() if len(kinds) == 1 else None
-        if only in _TEXTS:  # torch collates the texts of tuple samples to a tuple
+        if only in _TEXTS:  # torch collates texts to a tuple if samples are tuples
             return _text_array(value)
         if kind is list and only in _NUMBERS:
             return np.array(value, _NUMBERS[only])
@@ -148,9 +148,10 @@ def _element(value: Any, path: str) -> Any:
         steps = [f".{name}" for name in names]
         return tuple.__new__(kind, [_element(item, path + step) for item, step in zip(value, steps, strict=True)])
     if value is None:
-        raise ConfigError(f"{path} is None, which is no tensor; leave it out in collate_fn")
+        raise ConfigError(f"{path} is None, which cannot be a tensor\n  Leave it out in collate_fn.")
     raise ConfigError(
-        f"{path} is a {type_name(kind)}, which tf.data does not know; return dicts, tuples or namedtuples of arrays"
+        f"{path} is a {type_name(kind)}, which cannot be a tensor\n"
+        "  Return dicts, tuples or namedtuples of arrays from collate_fn."
     )
 
 
@@ -167,7 +168,7 @@ def _tensor_array(torch: Any, tensor: Any) -> Any:
 
 
 def _merge(one: Any, other: Any, path: str, leaf: Callable[[str, Any, Any], Any]) -> Any:
-    """Return a structure with the result of ``leaf`` for each pair of leaves of two structures.
+    """Return the common structure of two values, with the result of ``leaf`` for each pair of leaves.
 
     Raises:
         ConfigError: If the structures differ.
@@ -188,8 +189,8 @@ def _merge(one: Any, other: Any, path: str, leaf: Callable[[str, Any, Any], Any]
 
 def _other_structure(path: str, one: Any, other: Any) -> ConfigError:
     return ConfigError(
-        f"{path} is {_outline(one)} in one batch, and {_outline(other)} was expected\n"
-        "  All batches must have one structure. Lists whose length varies have none: pad and stack them in collate_fn."
+        f"{path} is {_outline(one)} in one batch, expected {_outline(other)}\n"
+        "  All batches must have the same structure. If the length of a list varies, pad and stack it in collate_fn."
     )
 
 

@@ -1,7 +1,7 @@
-"""The feed of one dataset: its order, its place in the order, and TensorFlow's passes over it. Does not use TensorFlow.
+"""The feed of one dataset: its order, the position in it, and TensorFlow's passes over it. Does not use TensorFlow.
 
-TensorFlow's threads begin passes and produce batches as early as they like. The thread that trains consumes batches.
-One lock guards the data that both use. No thread waits for an endpoint or for the user's code while it holds the lock.
+TensorFlow's threads begin passes and produce batches ahead. The thread that trains consumes batches. One lock guards
+the data that both use. No thread waits for an endpoint or for the user's code while it holds the lock.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hetero.audit.ledger import BatchEntry
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.control.rank.stopping import StopError
@@ -26,16 +27,25 @@ from hetero.loaders import auditing, remote
 from hetero.loaders.crosscheck import CheckedReader
 from hetero.loaders.local_endpoints import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
-from hetero.loaders.sampling import BuiltInOrder, PlannedBatch, Shard
+from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
-from hetero.tf.passes import PassLog, TensorFlowPass
+from hetero.tf.passes import PassLog, ProducedBatch, TensorFlowPass
 
 __all__ = ["Feed"]
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step that has begun. Its batches are not yet reported as consumed."""
+
+    begun_s: float
+    waited_s: float | None
+    """Seconds until its first batch was produced. None while the step waits for this batch."""
+
+
 class Feed(LoaderPipeline):
-    """Order, place and batches of one dataset.
+    """Order, position and batches of one dataset.
 
     Args:
         spec: The data set.
@@ -47,29 +57,25 @@ class Feed(LoaderPipeline):
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
     ) -> None:
-        if not is_remote():  # compression only costs time between processes of one host
+        if not is_remote():  # between processes of one host, compression costs time and saves none
             options = dataclasses.replace(options, compression=None)
         super().__init__(spec, options)
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
         self.convert: Callable[[Any], Any] = _as_it_is
-        """Converts a batch to an element. The script gets the exceptions that it raises."""
+        """Converts a batch to an element. Its exceptions reach the script."""
         self.size_of: Callable[[Any], int] | None = None
-        """Returns the number of samples of an element. If None, it is the number of indices of the batch."""
+        """Returns the number of samples of an element. If None, a batch has one sample per index."""
         self.passes = PassLog(self.progress)
         self.batches_per_step = 1
         """Batches that a step consumes."""
-        self._is_waiting = False
-        """Whether a step has begun by `begin_step` and still waits for its first batch to be produced."""
-        self._begun_s: float | None = None
-        """Time at which this step began. None outside of such a step."""
-        self._waited_s = 0.0
-        """Seconds that this step waited for its first batch. Set when the batch is produced."""
+        self._step: _Step | None = None
+        """Step that `begin_step` began. None if no such step is in progress."""
 
     # Requests of the script
 
     def num_samples(self) -> int:
-        """Return the length of the data set, as endpoints describe it. The first call blocks.
+        """Return the length of the data set, which an endpoint reports. The first call blocks.
 
         Raises:
             ConfigError: If the data set does not have a length.
@@ -77,7 +83,7 @@ class Feed(LoaderPipeline):
         """
         count = self._fleet().describe(self.subject).num_samples
         if count is None:
-            raise ConfigError(f"data set {self.subject.name!r} has no len()\n  Give it a method __len__.")
+            raise ConfigError(f"data set {self.subject.name!r} has no len()\n  Define its method __len__.")
         return count
 
     def fingerprint(self) -> str:
@@ -85,7 +91,7 @@ class Feed(LoaderPipeline):
         return self._fleet().describe(self.subject).fingerprint
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass. Later passes are the epochs after it.
+        """Choose the epoch of the next pass. The passes after it are the following epochs.
 
         Raises:
             ConfigError: If ``epoch`` is not an integer of at least 0.
@@ -97,19 +103,19 @@ class Feed(LoaderPipeline):
         self.warn_of_rest(resumed)
 
     def state(self) -> LoaderState:
-        """Return the place behind the last consumed batch.
+        """Return the position after the last consumed batch.
 
         Raises:
-            ConfigError: If batches were produced and the script does not report which of them it consumed.
+            ConfigError: If batches were produced, and the script does not report which of them it consumed.
         """
         facts = self.facts()
         with self.passes.hold():
-            self.passes.check_is_told()
+            self.passes.check_is_reported()
             position = self.progress.position()
         return dataclasses.replace(facts, epoch=position.epoch, batches=position.batches)
 
     def load_state(self, value: object) -> None:
-        """Continue from a state with the next pass.
+        """Start the next pass at the position of a saved state.
 
         Raises:
             ConfigError: If the value is not a state, or is the state of another loader.
@@ -123,9 +129,9 @@ class Feed(LoaderPipeline):
     def probe(self) -> list[tuple[int, Any]]:
         """Return two batches of different sizes, each with its number of indices. They do not belong to an epoch.
 
-        The batches are the same on every rank. The first one is a whole batch from the beginning of the data set. The
-        second one comes from the end and has half as many samples, or two if the first one has one. If the data set
-        makes its own batches, these are its first and last batch, which may have equal sizes.
+        The batches are the same on every rank. The first is a whole batch from the beginning of the data set. The
+        second comes from the end and has half as many samples, or two samples if the first batch has one. If the data
+        set makes its own batches, these are its first and last batch, which may have equal sizes.
 
         Raises:
             ConfigError: If the data set is empty.
@@ -133,7 +139,10 @@ class Feed(LoaderPipeline):
         """
         num_samples = self.num_samples()
         if not num_samples:
-            raise ConfigError(f"data set {self.subject} has no samples to look at\n  Pass element_spec=.")
+            raise ConfigError(
+                f"data set {self.subject} has no samples, so no element specification can be derived from a batch\n"
+                "  Pass element_spec=."
+            )
         options = self.options
         num_first = min(options.batch_size or 1, num_samples)
         num_second = 1 if options.batch_size is None else num_first // 2 or 2
@@ -141,7 +150,7 @@ class Feed(LoaderPipeline):
         requests = [
             BatchRequest(
                 spec=self.subject,
-                indices=each.astype(np.int64),
+                work=IndexedWork(each.astype(np.int64)),
                 seed=options.seed,
                 epoch=0,
                 position=0,
@@ -158,55 +167,56 @@ class Feed(LoaderPipeline):
     # Producing: in TensorFlow's threads
 
     def produce(self) -> Iterator[Any]:
-        """Yield the elements of one pass. TensorFlow runs this generator. The pass also keeps an exception."""
+        """Yield the elements of one pass. TensorFlow runs this generator. An exception is also stored in the pass."""
         order, shard = self.order(), self.shard()
-        found = self.passes.begin(order, shard)
-        planned: deque[PlannedBatch] = deque()
+        tf_pass = self.passes.begin(order, shard)
         reader: CheckedReader | None = None
         try:
-            requests = self._requests(found, order, shard, planned)
+            requests = self._requests(tf_pass.start, order, shard)
             reader = self._open(requests, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
             for batch in reader:
-                of_batch = planned.popleft()
-                entry = auditing.entry_of(self, of_batch, found.start.epoch, batch)
+                request = reader.request
+                assert request is not None
+                entry = auditing.entry_of(self, request, batch)
                 element = self.convert(batch)
-                size = len(of_batch.indices) if self.size_of is None else self.size_of(element)
-                self._note_produced(found, size, entry)
+                size = request.work.num_samples if self.size_of is None else self.size_of(element)
+                self._note_produced(tf_pass, size, entry)
                 yield element
         except Exception as error:
-            self._note_failed(found, error)
+            self._note_failed(tf_pass, error)
             if reader is not None:
                 reader.close()
             raise
         finally:
-            # This also runs when the garbage collector drops an iterator and TensorFlow therefore drops this generator.
-            # The thread that dropped the iterator may hold any lock, and waits for this. So nothing here may wait for a
-            # lock. The reader ends with this frame, also without a lock.
-            self.passes.end(found)
+            # This code also runs when the garbage collector drops an iterator, because TensorFlow then drops this
+            # generator. The thread that dropped the iterator waits meanwhile, and may hold any lock. Nothing here may
+            # wait for a lock. The reader is dropped with this frame, and does not wait for a lock either.
+            self.passes.end(tf_pass)
 
-    def _requests(
-        self, found: TensorFlowPass, order: BuiltInOrder, shard: Shard, planned: deque[PlannedBatch]
-    ) -> Iterator[BatchRequest]:
-        start: Start = found.start
+    def _requests(self, start: Start, order: BuiltInOrder, shard: Shard) -> Iterator[BatchRequest]:
         for batch in order.batches(start.epoch, shard, start=start.batches):
-            planned.append(batch)
             yield dataclasses.replace(self.request(batch, start.epoch), as_is=True)
 
-    def _note_produced(self, found: TensorFlowPass, size: int, entry: BatchEntry | None) -> None:
+    def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None) -> None:
         with self.passes.hold():
-            found.produced(size, entry)
-            if self._is_waiting and not found.is_counted and self._begun_s is not None:
-                self._is_waiting = False
-                self._waited_s = time.perf_counter() - self._begun_s
+            tf_pass.produce(size, entry)
+            step = self._waiting_step(tf_pass)
+            if step is not None:
+                step.waited_s = time.perf_counter() - step.begun_s
 
-    def _note_failed(self, found: TensorFlowPass, error: Exception) -> None:
+    def _note_failed(self, tf_pass: TensorFlowPass, error: Exception) -> None:
         session = control.current()
         if session is not None and isinstance(error, HeteroError):
             session.hidden_error = error
         with self.passes.hold():
-            found.failure = error
-            if self._is_waiting and not found.is_counted:
+            tf_pass.failure = error
+            if self._waiting_step(tf_pass) is not None:
                 self._stop_clock()
+
+    def _waiting_step(self, tf_pass: TensorFlowPass) -> _Step | None:
+        """Return the step that waits for its first batch. None if no step waits, or an iterator counts this pass."""
+        step = self._step
+        return step if step is not None and step.waited_s is None and not tf_pass.is_counted else None
 
     def _open(
         self,
@@ -224,7 +234,7 @@ class Feed(LoaderPipeline):
             on_received=self.traffic.add,
             on_wait=on_wait if is_remote() else local_endpoints(self.num_workers).check,
         )
-        # Do not compare batches: TensorFlow asks for them in its own thread, while other threads draw random numbers.
+        # Do not compute batches in this process to compare them, because other threads draw random numbers meanwhile.
         session = control.current()
         is_wanted = session is None or session.options.purity_checks > 0
         return CheckedReader(fleet, requests, open_reader, compares_globals=is_wanted, compares_batches=False)
@@ -237,18 +247,16 @@ class Feed(LoaderPipeline):
 
     # Consuming: on the thread that trains
 
-    def begin_step(self, *, is_counted: bool = False) -> None:
-        """Begin to wait for the next batch. The job may end here.
+    def await_batch(self) -> float:
+        """Begin to wait for the next batch, and return the current time. The job may end here.
 
-        Args:
-            is_counted: Whether the caller itself waits for the batch, and then calls `take` with ``found`` or
-                ``is_awaited``.
+        When the batch has arrived, the caller reports it with `consume_from`.
 
         Raises:
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
         with self.passes.hold():
-            self._end_step()  # in case the end of the previous step was not reported
+            self._step = None  # the end of the previous step may not have been reported
         timer = self.begin_wait(self)
         begun_s = time.perf_counter()
         try:
@@ -256,106 +264,106 @@ class Feed(LoaderPipeline):
         except BaseException:
             self.pause()
             raise
-        if is_counted:
-            return
-        with self.passes.hold():
-            self.passes.is_told = True
-            self._begun_s, self._waited_s = begun_s, 0.0
-            self._is_waiting = self.passes.oldest_untaken() is None  # until it is produced
+        return begun_s
 
-    def deliver(self, following: Callable[[], Any], num_batches: int) -> Any:
-        """Return the result of ``following``, an element that consumes ``num_batches``. The job may end here.
+    def begin_step(self) -> None:
+        """Begin a step. Its data wait ends when its first batch is produced. `consume` then reports its batches.
 
         Raises:
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
-        self.begin_step(is_counted=True)
+        begun_s = self.await_batch()
+        with self.passes.hold():
+            self._step = _Step(begun_s, waited_s=0.0 if self.passes.has_unreported() else None)
+
+    def deliver(self, following: Callable[[], Any], num_batches: int) -> Any:
+        """Return the element that ``following`` returns, and record its batches as consumed. The job may end here.
+
+        Raises:
+            SystemExit: If the job was asked to stop. The stop callbacks have run.
+        """
+        self.await_batch()
         try:
             element = following()
         except BaseException:
             self.pause()
             raise
-        self.take(num_batches, is_awaited=True)
+        self._consume(num_batches, is_awaited=True)
         return element
 
-    def take(self, num_batches: int = 1, *, found: TensorFlowPass | None = None, is_awaited: bool = False) -> None:
-        """Record the next batches as consumed.
+    def consume(self, num_batches: int) -> None:
+        """Record the next batches as consumed. Ignores passes whose batches an iterator counts.
+
+        If `begin_step` began a step, these are the batches of this step. Otherwise no step is measured.
 
         Args:
-            num_batches: Number of batches. Batches that were not produced are ignored, because Keras reports too many
-                at the end of an epoch.
-            found: Pass of the batches. The wait for them ends here. None for the oldest pass that has batches left.
-                Then the batches belong to the steps that began with `begin_step`, if it was called.
-            is_awaited: Whether the wait for the batches ends here, and not when the first of them was produced.
+            num_batches: Number of batches. At the end of an epoch Keras may report more batches than were produced.
+                The excess is ignored.
         """
-        entries: list[BatchEntry] = []
-        sizes: list[int] = []
-        with self.passes.hold():
-            if found is None:
-                self.passes.is_told = self.passes.is_training = True
-            # Collect the ledger entries and sizes of the batches.
-            for _ in range(num_batches):
-                taken = self.passes.told() if found is None else found
-                if taken is None:
-                    break
-                sizes.append(taken.next_size)
-                entry = self.passes.take(taken)
-                if entry is not None:
-                    entries.append(entry)
-            # End the data wait: now, or when the first batch was produced. `mark_taken` does not begin one.
-            if found is not None:
-                self.timer.end_wait(sum(sizes))
-            elif sizes and (is_awaited or self._begun_s is not None):
-                num_steps = -(-len(sizes) // self.batches_per_step)
-                waited_s = None if is_awaited else self._waited_s
-                self.timer.end_wait(sum(sizes), waited_s=waited_s, num_steps=num_steps)
-            self._end_step()
-        for entry in entries:
-            auditing.add(self, entry)
+        self._consume(num_batches, is_awaited=False)
 
-    def promise_to_take(self) -> None:
-        """Record the script's promise to report the consumed batches of passes that begin from now on."""
+    def _consume(self, num_batches: int, *, is_awaited: bool) -> None:
+        """Record batches as `consume` does. With ``is_awaited``, the caller's wait for the batches ends here."""
         with self.passes.hold():
-            self.passes.is_promised = True
+            batches = self.passes.report(num_batches)
+            step, self._step = self._step, None
+            if batches and (is_awaited or step is not None):
+                # The wait ended when the first batch was produced. It is 0 if a buffer still had the batch.
+                waited_s = None if is_awaited or step is None else step.waited_s or 0.0
+                num_steps = -(-len(batches) // self.batches_per_step)
+                self.timer.end_wait(sum(batch.size for batch in batches), waited_s=waited_s, num_steps=num_steps)
+        self._enter(batches)
 
-    def mark_taken(self, num_batches: int) -> None:
-        """Record the batches of a step whose beginning was not reported. The job may end here.
+    def consume_from(self, tf_pass: TensorFlowPass) -> None:
+        """Record the next batch of a pass as consumed. The wait that `await_batch` began ends here."""
+        with self.passes.hold():
+            batch = self.passes.consume(tf_pass)
+            self.timer.end_wait(batch.size)
+            self._step = None
+        self._enter([batch])
+
+    def _enter(self, batches: Iterable[ProducedBatch]) -> None:
+        for batch in batches:
+            if batch.entry is not None:
+                auditing.add(self, batch.entry)
+
+    def announce_reports(self) -> None:
+        """Record that the script will report consumed batches, for the passes that begin from now on."""
+        with self.passes.hold():
+            self.passes.announce_reports()
+
+    def mark_consumed(self, num_batches: int) -> None:
+        """Record batches as consumed, without measuring a step. The job may end here.
 
         Raises:
             SystemExit: If the job was asked to stop. The stop callbacks have run.
         """
-        self.take(num_batches)
+        self.consume(num_batches)
         control.check_stop(self.timer)
 
     def begin_training(self) -> None:
-        """Prepare for calls of `take` without a pass. They do not refer to passes that began earlier."""
+        """Prepare for calls of `consume`, which will ignore the passes that have begun before now."""
         with self.passes.hold():
-            self.passes.leave_behind()
-            self.passes.is_told = self.passes.is_promised = self.passes.is_training = True
+            self.passes.begin_training()
 
     def end_training(self) -> None:
-        """Stop the clock, and discard the rest of passes that have begun, because it will not be consumed."""
+        """Stop the clock, and close the passes that have begun, because their other batches will not be consumed."""
         self.pause()
         with self.passes.hold():
-            self.passes.leave_behind()
-            self.passes.is_training = False
+            self.passes.end_training()
 
     def pause(self) -> None:
-        """Stop the clock, because no step follows directly. Idempotent."""
+        """Stop the clock, because the next step does not follow directly. Idempotent."""
         with self.passes.hold():
             self._stop_clock()
 
     def _stop_clock(self) -> None:
-        self._end_step()
+        self._step = None
         self.end_timing(self)
-
-    def _end_step(self) -> None:
-        self._is_waiting = False
-        self._begun_s = None
 
 
 def _check_wait(is_starved: bool) -> None:
-    """End this process if the job must stop and no batch comes. Call it on the script's thread.
+    """End this process if the job must stop and no batch arrives. Call it on the script's thread.
 
     Raises:
         SystemExit: If the process ends. The stop callbacks have run.
@@ -366,16 +374,16 @@ def _check_wait(is_starved: bool) -> None:
 
 
 def _check_wait_of_framework(is_starved: bool) -> None:
-    """Make TensorFlow's wait fail if the job must stop and no batch comes.
+    """Make TensorFlow's wait fail if the job must stop and no batch arrives.
 
-    This thread does not end the process itself, because stop callbacks run on the script's thread.
+    TensorFlow's thread does not end the process itself, because stop callbacks run on the script's thread.
 
     Raises:
         StopError: If the wait must fail.
     """
     session = control.current()
     if session is not None and session.must_end_wait(is_starved):
-        raise StopError("the job was asked to stop, and the next batch does not come")
+        raise StopError("the job was asked to stop, and the next batch has not arrived")
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Distinguishes the batches that the script consumes from those that Keras and graphs ask for."""
+"""An iterator that distinguishes batches for the script's loop from batches for Keras and graphs.
+
+It has its own module, because both kinds of dataset use it and because `hetero.tf.callback` imports Keras.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ _KERAS = ("keras", "tf_keras")
 class ScriptIterator(OwnedIterator):  # type: ignore[misc]
     """An iterator over a dataset, for the script and for Keras.
 
-    Keras passes the iterator to graphs, which read from its resource without calling ``next``. Keras also calls
-    ``next`` from its own code, to build a model or to run eagerly. In both cases `_take` is not called, because a
-    callback counts these batches.
+    Keras passes the iterator to graphs, which read batches without calling ``next``. Keras also calls ``next`` from its
+    own code, to build a model or to run eagerly. In both cases `_next_of_script` is not called, because a callback
+    counts these batches.
     """
 
     def __next__(self) -> Any:
@@ -31,9 +34,9 @@ class ScriptIterator(OwnedIterator):  # type: ignore[misc]
         """
         if not tf.executing_eagerly() or _is_keras(sys._getframe(1)):
             return super().__next__()
-        return self._take(super().__next__)
+        return self._next_of_script(super().__next__)
 
-    def _take(self, following: Callable[[], Any]) -> Any:
+    def _next_of_script(self, following: Callable[[], Any]) -> Any:
         """Return the next batch to the script. ``following`` returns it, and raises StopIteration at the end."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""`MeasuredDataset`: a `tf.data.Dataset` that counts and measures its steps, wherever its elements come from."""
+"""`MeasuredDataset`: a `tf.data.Dataset` that counts and measures steps, with or without tf.data.service."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["MeasuredDataset"]
 
 
 class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
-    """The elements of a dataset, in its order, as made by `hetero.tf.distribute`.
+    """A dataset that `hetero.tf.distribute` returns. It has the elements of another dataset, in the same order.
 
-    It is a `tf.data.Dataset` by ``isinstance``, with the same ``element_spec`` and ``cardinality``. Transformations of
-    it return ordinary datasets. A loop ``for batch in data`` counts and measures its steps, and the job may end between
-    two steps. In Keras `callback` does the same, and `measure` does it in loops over a dataset made of this one.
+    It is a subclass of `tf.data.Dataset`, with the same ``element_spec`` and ``cardinality`` as the other dataset. Its
+    transformations return ordinary datasets. A loop ``for batch in data`` counts and measures steps, and the job may
+    end between two steps. `callback` does the same in Keras, and `measure` in loops over a dataset made from this one.
 
     Use it from one thread.
 
     Args:
-        elements: The dataset.
+        elements: The other dataset.
         name: Name in reports.
     """
 
@@ -41,11 +41,11 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def element_spec(self) -> Any:
-        """Specification of an element: that of the dataset."""
+        """Nested type specification of an element."""
         return self._elements.element_spec
 
     def __iter__(self) -> Any:
-        """Return an iterator over a pass. Each batch that a loop of the script gets from it is a step."""
+        """Return an iterator over a pass. Each batch that it returns to the script is a step."""
         if not tf.executing_eagerly():
             return super().__iter__()
         self._steps.forget()
@@ -54,33 +54,34 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
     def callback(self, batches_per_step: int | None = None) -> Any:
         """Return a Keras callback that counts and measures the steps of `fit`. Put it first in ``callbacks=``.
 
-        The job may end between two steps. Pass ``fit`` this dataset, or a dataset made of it that has the same batches
-        (by ``map``, ``prefetch``, ``repeat`` or ``take``, but not ``cache``). Use another dataset for validation.
+        The job may end between two steps. Pass ``fit`` this dataset, or a dataset made from it that has the same
+        batches (by ``map``, ``prefetch``, ``repeat`` or ``take``, but not ``cache``). Use another dataset for
+        validation.
 
         The wait of a step is the time from the step's beginning until its batch left this dataset, by TensorFlow's
         clock. It is zero if the batch was made ahead. With ``steps_per_execution`` every step counts, but only the wait
-        for the first batch of an execution is known.
+        for the first batch of an execution is measured.
 
         Args:
-            batches_per_step: Batches of this dataset that a step consumes. Pass it if `fit` gets other batches. Behind
-                ``strategy.distribute_datasets_from_function`` it is the number of replicas of this process. For
-                ``data.batch(n)`` it is n. None means one batch, or the part of a batch that a strategy over several
-                processes cuts off for this process.
+            batches_per_step: Batches of this dataset that a step consumes. With
+                ``strategy.distribute_datasets_from_function`` pass the number of replicas of this process. For
+                ``data.batch(n)`` pass n. None means one batch, or this process's part of a batch that a strategy
+                splits among several processes.
 
         Raises:
             ConfigError: If ``batches_per_step`` is not an integer of at least 1.
         """
-        from hetero.tf.callback import MeasuringCallback, TakenCallback, check_batches_per_step
+        from hetero.tf.callback import ConsumptionCallback, MeasuringCallback, check_batches_per_step
 
         steps = self._steps
         steps.parts_per_batch = steps.batches_per_step = 1
         if batches_per_step is None:
             return MeasuringCallback(steps, 1)
         steps.batches_per_step = check_batches_per_step(batches_per_step)
-        return TakenCallback(steps, batches_per_step)
+        return ConsumptionCallback(steps, batches_per_step)
 
     def measure(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a dataset made of this one. Each batch is one step.
+        """Yield the batches of a dataset made from this one. Each batch is one step.
 
         ::
 
@@ -117,13 +118,13 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
 
 
 class _MeasuredIterator(ScriptIterator):
-    """An iterator over a `MeasuredDataset` that measures a script's loop. A callback measures Keras' steps."""
+    """An iterator over a `MeasuredDataset` that measures the steps of a script's loop, but not those of Keras."""
 
     def __init__(self, dataset: MeasuredDataset, steps: _Steps) -> None:
         super().__init__(dataset)
         self._steps = steps
 
-    def _take(self, following: Callable[[], Any]) -> Any:
+    def _next_of_script(self, following: Callable[[], Any]) -> Any:
         return self._steps.deliver(following)
 
     def plain_next(self) -> Any:
@@ -144,7 +145,7 @@ class _Steps(LoaderTiming):
         self.batches_per_step = 1
         """Batches that a step consumes."""
         self.parts_per_batch = 1
-        """Number of parts that Keras' strategy cuts a batch into. Each part is for one step."""
+        """Number of parts that Keras' strategy cuts a batch into. A step consumes one part."""
         self._deliveries = deliveries
         self._ahead: deque[tuple[float, int]] = deque()
         """Time and size of each batch that left the pipeline and was not yet consumed."""
@@ -164,11 +165,11 @@ class _Steps(LoaderTiming):
         return batch
 
     def begin_training(self) -> None:
-        """Discard the batches that Keras looked at before training."""
+        """Discard the batches that Keras asked for before training."""
         self.forget()
 
     def forget(self) -> None:
-        """Discard the batches that left the pipeline and were not consumed, because a new pass begins."""
+        """Discard the batches that left the pipeline and were not consumed."""
         self._deliveries.read()
         self._ahead.clear()
         self._parts.clear()
@@ -187,32 +188,32 @@ class _Steps(LoaderTiming):
             self.pause()
             raise
 
-    def take(self, num_batches: int) -> None:
+    def consume(self, num_batches: int) -> None:
         """Record the next batches as consumed. The wait for them ended when the first of them left the pipeline.
 
         Args:
-            num_batches: Number of batches. Batches that did not leave the pipeline are ignored, because Keras reports
-                too many at the end of an epoch.
+            num_batches: Number of batches. At the end of an epoch Keras may report more batches than left the pipeline.
+                The excess is ignored.
         """
         self._ahead.extend(self._deliveries.read())
-        taken: list[int] = []
+        consumed: list[int] = []
         waited_s = 0.0
-        while len(taken) < num_batches and (self._parts or self._ahead):
+        while len(consumed) < num_batches and (self._parts or self._ahead):
             if not self._parts:
                 came_s, size = self._ahead.popleft()
                 self._parts = _parts(size, self.parts_per_batch)
-                if len(taken) < self.batches_per_step:  # the batch is for the first step
+                if len(consumed) < self.batches_per_step:  # the first step consumes this batch
                     waited_s = came_s - self._begun_s
-            taken.append(self._parts.pop())
-        num_steps = max(1, -(-len(taken) // self.batches_per_step))
-        self.timer.end_wait(sum(taken), waited_s=waited_s, num_steps=num_steps)
+            consumed.append(self._parts.pop())
+        num_steps = max(1, -(-len(consumed) // self.batches_per_step))
+        self.timer.end_wait(sum(consumed), waited_s=waited_s, num_steps=num_steps)
 
     def pause(self) -> None:
-        """Stop the clock, because no step follows directly. Idempotent."""
+        """Stop the clock, because the next step does not follow directly. Idempotent."""
         self.end_timing(self)
 
     def end_training(self) -> None:
-        """Stop the clock, and discard the batches that TensorFlow asked for ahead."""
+        """Stop the clock, and discard prefetched batches."""
         self.pause()
         self.forget()
 

@@ -15,7 +15,7 @@ _ZIP, _SHARD = "_ZipDataset", "_ShardDataset"
 
 
 def parts_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and all datasets that it is made of, each once."""
+    """Yield a dataset and all datasets that it is made from, each once."""
     seen: set[int] = set()
     waiting = [dataset]
     while waiting:
@@ -32,14 +32,15 @@ def check_movable(dataset: Any) -> None:
     The service cannot send elements that contain datasets.
 
     Raises:
-        ConfigError: If elements contain datasets, or if the dataset runs Python. Names the operation.
+        ConfigError: If elements contain datasets, or if the dataset runs Python. The message names the operation.
     """
     import tensorflow as tf
 
     if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         raise ConfigError(
-            "the dataset's elements have datasets in them, which tf.data.service cannot send\n"
-            "  That is what window makes: flatten it first (.flat_map), use batch, or pass placement='local'."
+            "the elements of the dataset contain datasets, which tf.data.service cannot send\n"
+            "  window makes such elements. Call .flat_map before distribute, use batch instead of window, or pass\n"
+            "  placement='local'."
         )
     for each in parts_of(dataset):
         for function in each._functions():
@@ -48,8 +49,8 @@ def check_movable(dataset: Any) -> None:
             found = next((node.op for node in nodes if node.op in _PYTHON_OPS), None)
             if found is not None:
                 raise ConfigError(
-                    f"the dataset runs Python ({found}), which tf.data.service cannot take to other machines\n"
-                    "  That is what from_generator, tf.py_function and tf.numpy_function make. Put the Python into a\n"
+                    f"the dataset runs Python ({found}), which tf.data.service cannot run on other machines\n"
+                    "  from_generator, tf.py_function and tf.numpy_function run Python. Put the Python into a\n"
                     "  registered data set and use hetero.tf.from_dataset, or pass placement='local'."
                 )
 
@@ -57,26 +58,27 @@ def check_movable(dataset: Any) -> None:
 def check_divisible(dataset: Any) -> None:
     """Check that a dataset for dynamic sharding does not zip several sources.
 
-    The dispatcher hands out the pieces of each source separately. From two zipped sources a worker gets different
-    pieces, and then pairs images with the labels of other images. TensorFlow reports no error. Datasets that are zipped
-    within a function, for example that of `interleave`, are safe, because a worker makes them whole.
+    The dispatcher hands out the pieces of each source separately. If images and labels are zipped, a worker may get
+    labels of other images. TensorFlow reports no error. A function of the dataset, for example that of `interleave`,
+    may zip datasets, because one worker runs the whole function.
 
     Raises:
         ConfigError: If the dataset zips several sources.
     """
     if any(type(each).__name__ == _ZIP and len(each._inputs()) > 1 for each in parts_of(dataset)):
         raise ConfigError(
-            "the dataset zips several sources, which sharding='dynamic' would pair wrongly: it divides each by itself\n"
-            "  Dataset.zip, enumerate and Keras' image_dataset_from_directory make such ones. Begin with one source:\n"
-            "  from_tensor_slices((paths, labels)), for example; or pass sharding='data' or 'off'."
+            "the dataset zips several sources, and sharding='dynamic' would pair their elements wrongly\n"
+            "  It divides each source separately. Dataset.zip, enumerate and Keras' image_dataset_from_directory zip\n"
+            "  sources. Begin with one source, for example from_tensor_slices((paths, labels)), or pass\n"
+            "  sharding='data' or 'off'."
         )
 
 
 def check_whole(dataset: Any, *, rank: int, world_size: int) -> None:
-    """Check that a dataset is not this rank's part of the data, because all ranks read the dataset of one rank.
+    """Check that a dataset is not only this rank's part of the data. All ranks read the dataset that one rank sends.
 
-    Rank 0 always passes, because any script may use the first part of a dataset on purpose. If rank 0 did shard by
-    rank, the check of the other ranks ends the job.
+    Rank 0 is not checked, because a script may use the first part of a dataset on purpose. If rank 0 did shard by rank,
+    this check fails on the other ranks.
 
     Raises:
         ConfigError: If the dataset is this rank's part.
@@ -84,6 +86,6 @@ def check_whole(dataset: Any, *, rank: int, world_size: int) -> None:
     for each in parts_of(dataset):
         if rank and type(each).__name__ == _SHARD and (int(each._num_shards), int(each._index)) == (world_size, rank):
             raise ConfigError(
-                f"the dataset is shard {rank} of {world_size}, as this is rank {rank}: other parts are not seen\n"
-                "  Leave out shard(...) before distribute: the ranks share the elements of the whole dataset."
+                f"the dataset of rank {rank} is shard {rank} of {world_size}, expected the whole dataset\n"
+                "  Remove shard(...) before distribute, because the ranks share the elements of one dataset."
             )

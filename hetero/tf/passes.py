@@ -1,72 +1,166 @@
-"""The passes over one dataset that TensorFlow has begun: where each starts, and what was produced and consumed of it.
+"""Records the passes over one dataset that TensorFlow has begun: their starts, and their produced and consumed batches.
 
-A pass goes through these stages:
+TensorFlow begins a pass when it makes an iterator and asks it for a batch. A pass *has happened* if at least one of its
+batches was consumed, or if its last batch was produced. Then the next pass is the next epoch. A pass that ends before
+it has happened is *void*. The next pass then begins at the same position as the void pass.
 
-- *begun*: TensorFlow made an iterator and asks it for a batch.
-- *consumed* (``taken`` in names): The training has consumed at least one batch of it.
-- *complete*: Its last batch was produced. This may come before or after the first batch is consumed.
+There is one exception. While the script reports consumed batches, a pass that has ended stays open if the script may
+still report some of its batches. For example, ``take(3)`` ends a pass after three batches, and a ``prefetch`` after the
+``take`` may hold all of them.
 
-A pass that is complete or consumed has happened, and the next pass is the next epoch. A pass that ends before both is
-*void*: it did not happen, and the next pass begins where this one began.
-
-There is one exception. While the script reports consumed batches, a pass that ends stays open if it has produced
-batches that the script may still report. For example, ``take(3)`` ends a pass after three batches, and a ``prefetch``
-behind it may hold all of them.
+`Stage` is the state of a pass. `Reporting` is whether the script reports consumed batches. Both list their transitions.
+An iterator of the script counts the batches of its own pass. All other reports ignore this pass. This module does not
+use TensorFlow.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from hetero.audit.ledger import BatchEntry
 from hetero.errors import ConfigError
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import Progress, Start
 
-__all__ = ["Claim", "PassLog", "TensorFlowPass"]
+__all__ = ["Claim", "PassLog", "ProducedBatch", "Reporter", "Reporting", "Stage", "TensorFlowPass"]
 
-_MAX_UNTOLD = 2**16
-"""Maximum number of batches to remember of passes that are not reported. With a ledger each batch takes 300 bytes."""
+_MAX_UNREPORTED = 2**16
+"""Maximum number of batches to remember if the script reports none. With a ledger each batch takes 300 bytes."""
+
+
+class Stage(enum.Enum):
+    """Stage of a pass.
+
+    - RUNNING -> ENDED: TensorFlow asks for no more batches, but the script may still report produced batches.
+    - RUNNING or ENDED -> CLOSED, for one of three reasons. All batches were consumed. Or the pass has happened and its
+      other batches will not be reported, because the pass ended, or because a training begins or ends. Or the script
+      chose another position, or reports nothing while the log has too many batches, and the log forgot the pass.
+    - RUNNING, ENDED or CLOSED -> VOID: The pass ended, or a training began or ended, before the pass had happened.
+    - VOID -> ENDED: The script reports a batch of the latest pass, which a buffer still held.
+
+    Consumed batches change `Progress` only in RUNNING and ENDED.
+    """
+
+    RUNNING = enum.auto()
+    ENDED = enum.auto()
+    CLOSED = enum.auto()
+    VOID = enum.auto()
+
+
+class Reporter(enum.Enum):
+    """What reports the consumed batches of a pass. Fixed when the pass begins."""
+
+    ITERATOR = enum.auto()
+    """The script's iterator, which claimed this pass. Other reports ignore the pass."""
+    ANNOUNCED = enum.auto()
+    """The script, which announced its reports before the pass began."""
+    UNKNOWN = enum.auto()
+    """The script may report the batches, for example by `mark_taken`, or may never report them."""
+
+
+class Reporting(enum.Enum):
+    """Whether and how the script reports consumed batches, except the batches that its iterators count.
+
+    - NEVER -> ANNOUNCED: The script called `callback` or `measure`, which announces reports.
+    - NEVER -> MARKING: A report came without an announcement, from `mark_taken`.
+    - ANNOUNCED or PAUSED -> TRAINING: A report came.
+    - MARKING -> TRAINING: The script called `callback` or `measure`.
+    - Any state -> TRAINING: A training of Keras began.
+    - TRAINING or MARKING -> PAUSED: The training ended.
+    """
+
+    NEVER = enum.auto()
+    ANNOUNCED = enum.auto()
+    MARKING = enum.auto()
+    TRAINING = enum.auto()
+    PAUSED = enum.auto()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the script has ever reported consumed batches."""
+        return self not in (Reporting.NEVER, Reporting.ANNOUNCED)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the script may report batches of a pass that has ended."""
+        return self in (Reporting.MARKING, Reporting.TRAINING)
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the script announced that it will report the batches of passes that begin now."""
+        return self not in (Reporting.NEVER, Reporting.MARKING)
+
+    def after_announcement(self) -> Reporting:
+        """Return the state after the script announced reports."""
+        return {Reporting.NEVER: Reporting.ANNOUNCED, Reporting.MARKING: Reporting.TRAINING}.get(self, self)
+
+    def after_report(self) -> Reporting:
+        """Return the state after a report of consumed batches."""
+        return Reporting.TRAINING if self.is_announced else Reporting.MARKING
+
+    def after_training(self) -> Reporting:
+        """Return the state after the end of a training."""
+        return Reporting.PAUSED if self.goes_on else self
+
+
+class ProducedBatch(NamedTuple):
+    """A batch that TensorFlow received."""
+
+    size: int
+    """Number of samples."""
+    entry: BatchEntry | None
+    """Entry to add to the ledger when the batch is consumed. None without a ledger."""
 
 
 class TensorFlowPass:
     """One pass that TensorFlow has begun.
 
     Args:
-        start: Place where the pass begins.
+        start: Position at which the pass begins.
         num_batches: Number of this rank's batches from the start on.
         num_global_batches: Number of global batches of the whole epoch.
         previous: The pass before this one.
+        reporter: What reports the consumed batches.
     """
 
     def __init__(
-        self, start: Start, *, num_batches: int, num_global_batches: int, previous: TensorFlowPass | None
+        self,
+        start: Start,
+        *,
+        num_batches: int,
+        num_global_batches: int,
+        previous: TensorFlowPass | None,
+        reporter: Reporter,
     ) -> None:
         self.start = start
         self.num_batches = num_batches
         self.num_global_batches = num_global_batches
         self.previous = previous
-        """Pass that the next pass follows if this one is void. Kept only while this pass can become void."""
+        """Pass before this one, which the next pass follows if this one becomes void. None if no longer needed."""
+        self.reporter = reporter
+        self.stage = Stage.RUNNING
         self.num_produced = 0
-        self.num_taken = 0
+        self.num_consumed = 0
         self.number: int | None = None
-        """Number of this pass in `Progress`. None before a batch of it was consumed."""
-        self.is_counted = False
-        """Whether an iterator of the script counts the consumed batches. Other reports do not refer to this pass."""
-        self.is_promised = False
-        """Whether the script promised, before the pass began, to report its consumed batches."""
-        self.is_void = False
-        self.has_ended = False
-        """Whether TensorFlow asks for no more batches of it."""
+        """Number of this pass in `Progress`. None until one of its batches is consumed."""
         self.failure: Exception | None = None
-        """Exception that ended it."""
-        self._sizes: deque[int] = deque()
-        """Number of samples of each batch that was produced and not yet consumed."""
-        self._entries: deque[BatchEntry] = deque()
-        """Ledger entry of each of these batches. Empty without a ledger."""
+        """Exception that ended the pass."""
+        self._unconsumed: deque[ProducedBatch] = deque()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether an iterator of the script counts the consumed batches."""
+        return self.reporter is Reporter.ITERATOR
+
+    @property
+    def is_open(self) -> bool:
+        """Whether consumed batches change `Progress`."""
+        return self.stage in (Stage.RUNNING, Stage.ENDED)
 
     @property
     def is_complete(self) -> bool:
@@ -76,54 +170,47 @@ class TensorFlowPass:
     @property
     def has_happened(self) -> bool:
         """Whether the next pass is the next epoch."""
-        return self.num_taken > 0 or self.is_complete
+        return self.num_consumed > 0 or self.is_complete
 
     @property
-    def next_size(self) -> int:
-        """Samples of the next batch to consume. 0 if the batch was forgotten or is not yet produced."""
-        return self._sizes[0] if self._sizes else 0
+    def has_rest(self) -> bool:
+        """Whether batches were produced and not yet consumed."""
+        return self.num_consumed < self.num_produced
 
-    def produced(self, size: int, entry: BatchEntry | None) -> None:
-        """Record that a batch goes to TensorFlow.
-
-        Args:
-            size: Number of samples.
-            entry: Entry for the ledger when the batch is consumed. None without a ledger.
-        """
+    def produce(self, size: int, entry: BatchEntry | None) -> None:
+        """Record that TensorFlow receives a batch. `ProducedBatch` describes the arguments."""
         self.num_produced += 1
-        self._sizes.append(size)
-        if entry is not None:
-            self._entries.append(entry)
+        self._unconsumed.append(ProducedBatch(size, entry))
 
-    def taken(self) -> BatchEntry | None:
-        """Record that the next batch was consumed, and return its ledger entry."""
-        self.num_taken += 1
+    def consume(self) -> ProducedBatch:
+        """Record that the next batch was consumed, and return it.
+
+        If the batch was forgotten or is not yet produced, return a batch without samples.
+        """
+        self.num_consumed += 1
         self.previous = None
-        if self._sizes:
-            self._sizes.popleft()
-        return self._entries.popleft() if self._entries else None
+        return self._unconsumed.popleft() if self._unconsumed else ProducedBatch(0, None)
 
-    def let_go(self) -> None:
+    def forget_batches(self) -> None:
         """Forget the batches that are not yet consumed."""
         self.previous = None
-        self._sizes.clear()
-        self._entries.clear()
+        self._unconsumed.clear()
 
-    def take_failure(self) -> Exception | None:
-        """Return the exception that ended the pass and forget it, because its traceback refers to this pass."""
+    def pop_failure(self) -> Exception | None:
+        """Return and forget the exception that ended the pass, because its traceback refers to this pass."""
         failure, self.failure = self.failure, None
         return failure
 
 
 class Claim:
-    """Claim of an iterator on the pass that its first batch begins."""
+    """Connects an iterator to the pass that begins when the iterator asks for its first batch."""
 
     def __init__(self) -> None:
-        self.found: TensorFlowPass | None = None
+        self.tf_pass: TensorFlowPass | None = None
 
 
 class PassLog:
-    """The passes whose batches may still be consumed, and the place where the next pass starts.
+    """The passes whose batches may still be consumed, and the position at which the next pass starts.
 
     Call the methods inside `hold`. The exceptions are `expect` and `begin`, which enter `hold` themselves, and `end`,
     which never waits.
@@ -136,31 +223,28 @@ class PassLog:
         self._lock = threading.Lock()
         self._ended: deque[TensorFlowPass] = deque()
         """Passes that TensorFlow has ended and that `hold` has yet to process."""
-        self.is_told = False
-        """Whether the script has ever reported consumed batches of passes that iterators do not count."""
-        self.is_promised = False
-        """Whether the script promised to report the consumed batches of passes that begin from now on."""
-        self.is_training = False
-        """Whether the script is in a training that reports consumed batches."""
+        self._reporting = Reporting.NEVER
         self._progress = progress
         self._open: list[TensorFlowPass] = []
-        """Passes that have batches left to consume, in the order in which they began."""
+        """Open passes in the order in which they began."""
         self._latest: TensorFlowPass | None = None
-        """Last pass that has happened or may still happen. None if `Progress` knows where the next pass starts."""
+        """Latest pass that is not void. None if the next pass starts at the position that `Progress` gives."""
         self._dropped: TensorFlowPass | None = None
-        """Latest pass, if it became void because it ended before a batch of it was consumed."""
+        """Latest pass, if it became void because it ended before one of its batches was consumed."""
         self._claim: Claim | None = None
-        """Claim on the next pass that begins."""
+        """Claim for the next pass that begins."""
 
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Lock out other threads, and first process the passes that have ended."""
         with self._lock:
-            self._take_in_ended()
+            self._process_ended()
             yield
 
+    # Reports of TensorFlow's threads
+
     def expect(self, claim: Claim | None) -> None:
-        """Give the next pass that begins to ``claim``. None withdraws an earlier claim."""
+        """Set the claim for the next pass that begins. None withdraws an earlier claim."""
         with self.hold():
             self._claim = claim
 
@@ -168,131 +252,176 @@ class PassLog:
         """Begin a pass."""
         num_global_batches = order.num_global_batches(shard.world_size)
         with self.hold():
-            self._forget_untold()
+            self._forget_unreported()
             start = self._next_start(num_global_batches)
+            claim, self._claim = self._claim, None
+            unclaimed = Reporter.ANNOUNCED if self._reporting.is_announced else Reporter.UNKNOWN
             begun = TensorFlowPass(
                 start,
                 num_batches=max(0, order.num_batches(shard) - start.batches),
                 num_global_batches=num_global_batches,
                 previous=self._latest,
+                reporter=unclaimed if claim is None else Reporter.ITERATOR,
             )
-            if self._claim is not None:
-                self._claim.found = begun
-                begun.is_counted = True
-                self._claim = None
-            begun.is_promised = self.is_promised
+            if claim is not None:
+                claim.tf_pass = begun
             self._latest = begun
             self._dropped = None
             self._open.append(begun)
         return begun
 
-    def end(self, found: TensorFlowPass) -> None:
+    def end(self, tf_pass: TensorFlowPass) -> None:
         """Record that TensorFlow asks for no more batches of a pass. Never waits for the lock.
 
-        The garbage collector may drop an iterator in a thread that holds the lock. That thread waits for this call.
+        The garbage collector may drop an iterator in a thread that holds the lock, and that thread waits for this call.
         """
-        self._ended.append(found)
+        self._ended.append(tf_pass)
         if self._lock.acquire(blocking=False):
             try:
-                self._take_in_ended()
+                self._process_ended()
             finally:
                 self._lock.release()
 
-    def oldest_untaken(self) -> TensorFlowPass | None:
-        """Return the oldest pass with a produced batch to consume, or None. Ignores passes that an iterator counts."""
-        waiting = (each for each in self._open if not each.is_counted and each.num_taken < each.num_produced)
-        return next(waiting, None)
+    # Reports of the script
 
-    def told(self) -> TensorFlowPass | None:
-        """Return the pass that a report of a consumed batch refers to, if the report does not name a pass."""
-        found = self.oldest_untaken()
-        if found is None and self._dropped is not None:  # a buffer still had its batches, so it did happen
+    def announce_reports(self) -> None:
+        """Record that the script will report consumed batches, for the passes that begin from now on."""
+        self._reporting = self._reporting.after_announcement()
+
+    def begin_training(self) -> None:
+        """Expect the reports of a training. Close the passes that began earlier, which the training does not use."""
+        self._leave_behind()
+        self._reporting = Reporting.TRAINING
+
+    def end_training(self) -> None:
+        """Close the passes that have begun, because their other batches will not be consumed."""
+        self._leave_behind()
+        self._reporting = self._reporting.after_training()
+
+    def report(self, num_batches: int) -> list[ProducedBatch]:
+        """Record the next batches as consumed, and return them. Ignores passes that an iterator counts.
+
+        Args:
+            num_batches: Number of batches. Batches that were not produced are ignored.
+        """
+        self._reporting = self._reporting.after_report()
+        batches: list[ProducedBatch] = []
+        while len(batches) < num_batches and (reported := self._reported()) is not None:
+            batches.append(self.consume(reported))
+        return batches
+
+    def consume(self, tf_pass: TensorFlowPass) -> ProducedBatch:
+        """Record that the next batch of a pass was consumed, and return it."""
+        batch = tf_pass.consume()
+        if tf_pass.is_open:  # `set_epoch` and `load_state` close passes that began earlier
+            self._advance(tf_pass)
+        return batch
+
+    def forget(self) -> None:
+        """Start the next pass at the position of `Progress`. Batches of earlier passes no longer change `Progress`."""
+        for each in self._open[:]:
+            self._close(each, Stage.CLOSED)
+        self._latest = self._dropped = None
+
+    # Queries
+
+    def has_unreported(self) -> bool:
+        """Return whether a batch was produced and not yet consumed. Ignores passes that an iterator counts."""
+        return self._oldest_with_rest() is not None
+
+    def check_is_reported(self) -> None:
+        """Check that the position after the last consumed batch is known.
+
+        Raises:
+            ConfigError: If batches were produced, and neither an iterator nor the script reports which were consumed.
+        """
+        is_uncounted = any(each.num_produced and not each.is_counted for each in self._open)
+        if is_uncounted and not self._reporting.has_begun:
+            raise ConfigError(
+                "the script does not report which batches the training has consumed, so their place is not known\n"
+                "  TensorFlow asks for more batches than the training consumes. Use one of these:\n"
+                "  - pass callbacks=[data.callback()] to fit\n"
+                "  - iterate over the dataset itself, or over data.measure(a dataset made of it)\n"
+                "  - call data.mark_taken() after each step"
+            )
+
+    # Transitions
+
+    def _oldest_with_rest(self) -> TensorFlowPass | None:
+        return next((each for each in self._open if each.has_rest and not each.is_counted), None)
+
+    def _reported(self) -> TensorFlowPass | None:
+        """Return the pass of the next batch that the script reports as consumed without naming a pass."""
+        found = self._oldest_with_rest()
+        if found is None and self._dropped is not None:  # a buffer still held batches of the dropped pass
             found, self._dropped = self._dropped, None
-            found.is_void = False
+            found.stage = Stage.ENDED
             self._open.append(found)
             self._latest = found
         return found
 
-    def take(self, found: TensorFlowPass) -> BatchEntry | None:
-        """Record that the next batch of a pass was consumed, and return its ledger entry."""
-        entry = found.taken()
-        if found in self._open:  # not if it began before `set_epoch` or `load_state` chose another place
-            self._advance(found)
-        return entry
+    def _leave_behind(self) -> None:
+        """Close all open passes, except those that an iterator counts. Passes that have not happened become void.
 
-    def forget(self) -> None:
-        """Start the next pass where `Progress` says. Batches of earlier passes no longer change `Progress`."""
-        self._open.clear()
-        self._latest = self._dropped = None
-
-    def leave_behind(self) -> None:
-        """Discard the unconsumed batches of passes that iterators do not count. Passes that have not happened are void.
-
-        A complete pass is void too if the script had promised to report it and no batch of it was consumed. TensorFlow
-        only looked at such a pass.
+        A complete pass becomes void too if the script had announced reports and consumed none of its batches. The
+        training did not use such a pass.
         """
         self._dropped = None
         for each in reversed(self._open[:]):
             if each.is_counted:
                 continue
-            if each.num_taken or (each.is_complete and not each.is_promised):
-                self._open.remove(each)
+            if each.num_consumed or (each.is_complete and each.reporter is Reporter.UNKNOWN):
+                self._close(each, Stage.CLOSED)
             else:
-                self._void(each)
+                self._close(each, Stage.VOID)
 
-    def check_is_told(self) -> None:
-        """Check that the place behind the last consumed batch is known.
-
-        Raises:
-            ConfigError: If batches were produced, and neither an iterator nor the script reports which were consumed.
-        """
-        if self.is_told or not any(each.num_produced and not each.is_counted for each in self._open):
-            return
-        raise ConfigError(
-            "nobody said which batches the training has taken: TensorFlow asks for more than that\n"
-            "  Pass callbacks=[data.callback()] to fit; or iterate over the dataset itself, or over\n"
-            "  data.measure(one made of it); or call data.mark_taken() after each step."
-        )
-
-    def _forget_untold(self) -> None:
-        """Forget the oldest passes that are not reported, because passes of `fit` over a validation set never are."""
-        untold = [] if self.is_told else [each for each in self._open if not each.is_counted]
-        num_kept = sum(each.num_produced for each in untold)
-        for oldest in untold[:-1]:
-            if num_kept <= _MAX_UNTOLD:
+    def _forget_unreported(self) -> None:
+        """Limit memory if the script reports nothing, as for a validation set of `fit`: forget the oldest passes."""
+        unreported = [] if self._reporting.has_begun else [each for each in self._open if not each.is_counted]
+        num_kept = sum(each.num_produced for each in unreported)
+        for oldest in unreported[:-1]:
+            if num_kept <= _MAX_UNREPORTED:
                 return
             num_kept -= oldest.num_produced
-            self._open.remove(oldest)
-            oldest.let_go()
+            self._close(oldest, Stage.CLOSED)
+            oldest.forget_batches()
 
-    def _take_in_ended(self) -> None:
+    def _process_ended(self) -> None:
         while self._ended:
-            self._take_in(self._ended.popleft())
+            self._process_end(self._ended.popleft())
 
-    def _take_in(self, found: TensorFlowPass) -> None:
-        """Decide whether a pass that has ended stays open, becomes void, or is over."""
-        found.has_ended = True
-        is_left = found.num_taken < found.num_produced
-        if is_left and (self.is_training or found.is_complete or found.failure is not None):
-            return  # the batches that were produced may still be consumed
-        if not found.has_happened:
-            if is_left and found is self._latest:
-                self._dropped = found
-            self._void(found)
-        elif found in self._open and not found.num_batches:
-            self._advance(found)  # this rank has nothing left, though others may, so the pass is over once it was begun
-        elif found in self._open:
-            self._open.remove(found)
+    def _process_end(self, ended: TensorFlowPass) -> None:
+        """Decide which stage follows for a pass that has ended."""
+        may_be_reported = self._reporting.goes_on or ended.is_complete or ended.failure is not None
+        if ended.has_rest and may_be_reported:
+            if ended.is_open:
+                ended.stage = Stage.ENDED
+        elif not ended.has_happened:
+            if ended.has_rest and ended is self._latest:
+                self._dropped = ended
+            self._close(ended, Stage.VOID)
+        elif ended.is_open and not ended.num_batches:
+            self._advance(ended)  # this rank had no batches to consume, but other ranks may have had some
+        elif ended.is_open:
+            self._close(ended, Stage.CLOSED)
 
-    def _advance(self, found: TensorFlowPass) -> None:
-        """Report to `Progress` how far a pass was consumed."""
-        if found.number is None:
-            found.number = self._progress.begin_at(found.start)
-        is_over = found.num_taken >= found.num_batches  # without padding, other ranks may have one batch more
-        batches = found.num_global_batches if is_over else found.start.batches + found.num_taken
-        self._progress.advance(found.number, batches=batches)
-        if is_over or (found.has_ended and found.num_taken >= found.num_produced):
-            self._open.remove(found)
+    def _advance(self, tf_pass: TensorFlowPass) -> None:
+        """Report to `Progress` how many batches of an open pass were consumed. Close the pass if no batch is left."""
+        if tf_pass.number is None:
+            tf_pass.number = self._progress.begin_at(tf_pass.start)
+        is_over = tf_pass.num_consumed >= tf_pass.num_batches  # without padding, other ranks may have one more batch
+        batches = tf_pass.num_global_batches if is_over else tf_pass.start.batches + tf_pass.num_consumed
+        self._progress.advance(tf_pass.number, batches=batches)
+        if is_over or (tf_pass.stage is Stage.ENDED and not tf_pass.has_rest):
+            self._close(tf_pass, Stage.CLOSED)
+
+    def _close(self, tf_pass: TensorFlowPass, stage: Stage) -> None:
+        """Move a pass to CLOSED or VOID. The next pass then follows the latest pass that is not void."""
+        if tf_pass.is_open:
+            self._open.remove(tf_pass)
+        tf_pass.stage = stage
+        while self._latest is not None and self._latest.stage is Stage.VOID:
+            self._latest = self._latest.previous
 
     def _next_start(self, num_global_batches: int) -> Start:
         if self._latest is not None:
@@ -300,10 +429,3 @@ class PassLog:
         start = self._progress.next_start()
         is_over = start.may_skip and start.batches >= num_global_batches > 0
         return Start(start.epoch + 1) if is_over else start
-
-    def _void(self, found: TensorFlowPass) -> None:
-        found.is_void = True
-        if found in self._open:
-            self._open.remove(found)
-        while self._latest is not None and self._latest.is_void:
-            self._latest = self._latest.previous

@@ -21,11 +21,11 @@ __all__ = ["served"]
 logger = logging.getLogger(__name__)
 
 _PROTOCOL = "grpc"
-_TELL_AFTER_S = 5.0
+_REPORT_AFTER_S = 5.0
 _POLL_S = 0.5
 
 _num_named: collections.Counter[str] = collections.Counter()
-"""Number of datasets of this process by name."""
+"""Number of datasets that this process has made with each name."""
 
 
 def served(
@@ -41,8 +41,8 @@ def served(
 ) -> Any:
     """Return a dataset that reads the elements that the job's tf.data workers make. Blocks until it is registered.
 
-    All ranks read from one job of the service, so each element goes to one rank. The n-th dataset of a name is the
-    same on all ranks. After a restart of the trainer group it is a new one.
+    All ranks read from one job of the service, so each element goes to one rank. The n-th call with a name returns the
+    same dataset on all ranks. After a restart of the trainer group it returns a new dataset.
 
     Args:
         dataset: Dataset that the workers run.
@@ -52,19 +52,19 @@ def served(
         compression: Value of TensorFlow's argument.
         target_workers: Value of TensorFlow's argument.
         coordinated: Whether the ranks read in rounds.
-        max_outstanding_requests: Elements that are requested at a time. None lets TensorFlow decide.
+        max_outstanding_requests: Maximum number of outstanding requests for elements. None lets TensorFlow decide.
 
     Raises:
-        ConfigError: If the dataset runs Python, does not fit the sharding policy, or differs from that of other ranks.
+        ConfigError: If the dataset runs Python, does not fit the sharding policy, or differs between ranks.
         EndpointUnavailableError: If no dispatcher appears within the data timeout.
-        SystemExit: If the job was asked to stop meanwhile.
+        SystemExit: If the job was asked to stop during this call.
     """
     # Reject datasets that the service would process wrongly.
     check_movable(dataset)
     check_whole(dataset, rank=session.rank, world_size=session.world_size)
     if policy == "DYNAMIC":
         check_divisible(dataset)
-    # Register the dataset under an id that is the same on all ranks. TensorFlow compares the ranks' elements.
+    # Register the dataset under an id that is the same on all ranks. TensorFlow compares the ranks' element types.
     service = f"{_PROTOCOL}://{_dispatcher_address(session)}"
     label = _label(session, name)
     dataset_id = hashlib.blake2b(label.encode(), digest_size=16).hexdigest()  # a file name in the dispatcher's work_dir
@@ -75,11 +75,11 @@ def served(
         if "same ID" not in str(error):
             raise
         raise ConfigError(
-            f"the elements of dataset {label!r} are not on all ranks the same\n"
-            "  Every rank must call distribute in the same order, with the same dataset: not with a part of its own.\n"
-            f"  TensorFlow says: {error.message}"
+            f"dataset {label!r} differs between ranks\n"
+            "  Every rank must call distribute in the same order and with the same dataset, not with its own part.\n"
+            f"  TensorFlow reports: {error.message}"
         ) from error
-    # Read from the one job of this dataset.
+    # Read from the job of the service that all ranks share.
     elements = api.from_dataset_id(
         api.ShardingPolicy[policy],
         service,
@@ -100,11 +100,11 @@ def _label(session: RankSession, name: str) -> str:
 
 
 def _begun_when_read(elements: Any) -> Any:
-    """Return the elements as a dataset that begins an epoch of the service only for passes that are read.
+    """Return a dataset of the elements. A pass begins an epoch of the service only when it is read.
 
     TensorFlow numbers the iterators that each rank makes. Iterators with equal numbers share an epoch. Keras makes
-    iterators that it does not read, for example at the end of an epoch, and not equally many on all ranks. Therefore
-    the elements are inside a `flat_map`, where TensorFlow makes an iterator when the first element is asked for.
+    iterators that it does not read, for example at the end of an epoch, and their number differs between ranks.
+    Therefore the elements are inside a `flat_map`, where TensorFlow makes the iterator when the first one is read.
     """
 
     def whole(_: Any) -> Any:
@@ -124,11 +124,11 @@ def _dispatcher_address(session: RankSession) -> str:
 
     Raises:
         EndpointUnavailableError: If it is not known within the data timeout.
-        SystemExit: If the job was asked to stop meanwhile.
+        SystemExit: If the job was asked to stop during the wait.
     """
     timeout_s = session.options.data_timeout_s
     begun_s = time.monotonic()
-    is_told = False
+    was_reported = False
     changed = threading.Event()
     unsubscribe = session.tf_servers.subscribe(changed.set)
     try:
@@ -142,13 +142,12 @@ def _dispatcher_address(session: RankSession) -> str:
             known = ", ".join(record.endpoint_id for record in records) or "none"
             if waited_s >= timeout_s:
                 raise EndpointUnavailableError(
-                    f"no dispatcher of tf.data.service for {waited_s:.0f} s; servers that are there: {known}\n"
-                    "  The launcher of the first data host starts it: look at what that host's log says of it. Bound: "
-                    "--data-timeout."
+                    f"no dispatcher of tf.data.service appeared within {waited_s:.0f} s; known servers: {known}\n"
+                    "  The launcher of the first data host starts it. See its log. --data-timeout sets the limit."
                 )
-            if waited_s >= _TELL_AFTER_S and not is_told:
-                is_told = True
-                logger.info("waiting for the dispatcher of tf.data.service on the first data host; there: %s", known)
+            if waited_s >= _REPORT_AFTER_S and not was_reported:
+                was_reported = True
+                logger.info("waiting for the dispatcher of tf.data.service on the first data host; servers: %s", known)
             if not changed.wait(min(_POLL_S, timeout_s - waited_s)):
                 session.check_wait(is_starved=True)
     finally:

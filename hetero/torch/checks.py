@@ -1,4 +1,4 @@
-"""Checks of a loader's arguments, which depend on where the loader fetches."""
+"""Checks of a loader's arguments. What is allowed depends on whether batches come from endpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_subject(subject: Any) -> None:
 
     Raises:
         ConfigError: If it is an IterableDataset, a factory that was not called, one of torch's wrappers around a
-            factory's return value, or an object in a job whose endpoints need a registered name.
+            factory's return value, or an object in a job with endpoints, which serve only registered data sets.
     """
     if isinstance(subject, DatasetFactory):
         raise ConfigError(
@@ -59,7 +59,7 @@ def check_subject(subject: Any) -> None:
 
 
 def _spec_inside(subject: Any) -> DatasetSpec | None:
-    """Return the spec inside one of torch's wrappers, or None."""
+    """Return the spec inside one of torch's wrappers, or None if there is none."""
     if isinstance(subject, torch.utils.data.Subset):
         inner = [subject.dataset]
     elif isinstance(subject, torch.utils.data.ConcatDataset | torch.utils.data.StackDataset):
@@ -102,9 +102,9 @@ def check_shard(shard: tuple[int, int] | None) -> Shard | None:
 def check_functions(
     subject: Any, collate_fn: Callable[[Any], Any] | None, worker_init_fn: Callable[[int], object] | None
 ) -> None:
-    """Reject functions that endpoints do not have, because endpoints only know the functions given to the decorator.
+    """Reject functions that were not passed to the decorator, because endpoints do not have them.
 
-    Where batches are made locally such a function works. It is logged that a job with data hosts would reject it.
+    If batches are made locally, such a function works. Only log a warning that a job with data hosts would reject it.
 
     Args:
         subject: The data set.
@@ -123,7 +123,7 @@ def check_functions(
     ):
         if passed is None or (registered is not None and has_same_code(passed, registered)):
             continue
-        function = getattr(passed, "func", passed)  # of a functools.partial
+        function = getattr(passed, "func", passed)  # unwraps a functools.partial
         shown = f"{argument}={getattr(function, '__qualname__', type(function).__name__)}"
         if not is_remote():
             if (subject.name, argument) in _warned:

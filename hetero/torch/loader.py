@@ -25,16 +25,17 @@ from hetero.torch.checks import (
     effective_seed,
     user_collate_fn,
 )
-from hetero.torch.drawing import SamplerOrder
 from hetero.torch.local import LocalDataset, WorkerOptions, accelerator_is_available
 from hetero.torch.passes import Pass
 from hetero.torch.pipeline import Pipeline
-from hetero.torch.tools import fetches_for_rebuilt, is_asked_by_tool
+from hetero.torch.sampler_order import SamplerOrder
 from hetero.torch.views import (
     BatchSamplerView,
     CollateView,
     DatasetView,
     SamplerView,
+    fetches_for_rebuilt,
+    is_asked_by_tool,
     unwrap_collate_fn,
     unwrap_dataset,
 )
@@ -65,55 +66,55 @@ _TORCH_TAKES_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoa
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Deliver batches in order, exactly once, with contents that do not depend on where they are computed.
 
-    A subclass of ``torch.utils.data.DataLoader`` that takes the same arguments. These are the main differences.
-    docs/data.md has the whole list.
+    A subclass of ``torch.utils.data.DataLoader`` that takes the same arguments. The main differences follow here,
+    docs/data.md lists all of them.
 
     **Where.** In a job with endpoints, batches come from the endpoints. In any other job they come from torch's own
     ``num_workers`` processes, or from this process if ``num_workers`` is 0. Samples never draw from the random
-    generators of this process. Order and random draws do not depend on where batches are computed. The bytes do not
-    either if library versions and CPU capability are the same.
+    generators of this process. Order and random draws do not depend on where batches are computed. With the same
+    library versions and CPU capability, the bytes of a batch do not either.
 
     **Order.** The order of an epoch depends only on ``seed`` and the epoch. The first pass is epoch 0. Each later pass
     is the next epoch, whether the pass before was completed or left early. `set_epoch` chooses another epoch. A pass
-    begins with its first batch. ``iter(loader)`` alone only draws from the generator what torch's loader draws.
-    Iterators are independent of each other.
+    begins when its first batch is requested. ``iter(loader)`` alone only draws the random numbers that torch's loader
+    draws there. Iterators are independent of each other.
 
     **Ranks.** With a process group of ``torch.distributed``, global batch k is elements [k R B, (k + 1) R B) of the
     epoch's order, where R is the world size and B the batch size. Rank r takes every R-th of these elements, starting
     at the r-th, so a DistributedSampler is not needed. Without a process group, pass ``shard``. Otherwise every rank
     gets all samples, and the loader logs a warning.
 
-    Every rank draws the whole of a user's ``sampler`` or ``batch_sampler``. The generators are seeded from (seed,
-    epoch) for this, so the draws are the same on every rank. A generator in the sampler's ``generator`` attribute is
-    seeded anew for each epoch, and restored after each draw. A stateful sampler (one with ``state_dict`` and
-    ``load_state_dict``) continues after the last delivered batch, also if a pass was left early.
+    A user's ``sampler`` or ``batch_sampler`` is not sharded. Every rank draws the whole sampler. During the draws, the
+    generators are seeded from (seed, epoch), so every rank draws the same numbers. A generator in the sampler's
+    ``generator`` attribute is seeded anew for each epoch, and restored after each draw. A stateful sampler (one with
+    ``state_dict`` and ``load_state_dict``) continues after the last delivered batch, even if a pass was left early.
 
     **Tools.** accelerate, Lightning and Hugging Face's Trainer rebuild loaders. A loader that they build from this one
-    delivers batches that this loader fetches and prefetches. Next to an Accelerator, `num_workers` and related
-    attributes therefore read as if there were no workers. Lightning's ranks get the batches described above. Ranks
-    under accelerate get the batches that accelerate makes from torch's loader. The global batches are the same, but
-    rank r gets the r-th run of ``batch_size`` consecutive elements, and the last global batch is filled up to its full
-    size. ``gather_for_metrics`` therefore returns every sample once, in order. To resume under accelerate, load the
-    state into this loader, or use ``skip_first_batches``.
+    delivers batches that this loader fetches and prefetches. If the script uses an Accelerator, `num_workers` and
+    related attributes therefore have the values of a loader without workers. Lightning's ranks get the batches
+    described above. Ranks under accelerate get the batches that accelerate makes from torch's loader. The global
+    batches are those described above, but rank r gets the r-th run of ``batch_size`` consecutive elements, and the last
+    global batch is filled up to its full size. ``gather_for_metrics`` therefore returns every sample once, in order. To
+    resume under accelerate, load the state into this loader, or use ``skip_first_batches``.
 
     **Samples that raise.** By default the loader raises a `DatasetError` that is also an instance of the exception's
     type, with traceback, index and host. With ``on_sample_error="skip"`` the loader substitutes the next sample of the
     same batch that works. After the last sample it tries the first. The substitute is then in the batch twice. It is
     computed again from the same seed, so both copies are the same bit for bit. With ``seeding="batch"`` the second copy
     has different random draws. Batch sizes and step counts stay equal on all ranks. The bytes of a batch do not depend
-    on where it is computed, provided that a sample raises either on all hosts or on none. Skips are in the report and
-    in the log, with at most 10 log lines in 10 s.
+    on where it is computed, provided that a sample raises either on all hosts or on none. The loader reports and logs
+    the skipped samples, with at most 10 log lines in 10 s.
 
-    The loader still raises for these: a batch without any working sample, more than ``max_skips`` skips, an index
-    outside of the data set, an exception in collation, and a batch that ended three times the process that computed it
+    The loader still raises an exception if no sample of a batch works, there are more than ``max_skips`` skips, an
+    index is outside of the data set, collation raises, or a batch has three times ended the process that computed it
     (out of memory, a crash in native code).
 
     **State.** `state_dict` counts the batches that the user received, not those in flight. It does not contain skips. A
-    resumed loader does not repeat earlier skips, and counts new ones from 0.
+    resumed loader does not report earlier skips, and counts new ones from 0.
 
     Args:
-        dataset: The return value of a function decorated with ``@hetero.dataset``, or a map-style data set object. An
-            object can be served in this process only.
+        dataset: The return value of a function decorated with ``@hetero.dataset``, or a map-style data set object.
+            Endpoints cannot serve such an object.
         batch_size: Samples per batch on each rank. None delivers single samples.
         shuffle: Whether to permute the samples of every epoch.
         sampler: Yields indices: integers, floats, bool, str, bytes, None, or tuples and lists of these.
@@ -124,17 +125,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory: As in torch. Silently ignored if there is no accelerator.
         drop_last: Whether to drop the last global batch if it is incomplete.
         timeout: Seconds to wait for a local worker.
-        worker_init_fn: As in torch. For a registered data set, see ``collate_fn``. Every sample is seeded anew
-            afterwards, so a seed that this function sets does not affect samples.
+        worker_init_fn: As in torch. For a registered data set, pass it to the decorator, like ``collate_fn``. The
+            generators are seeded for every sample, so a seed that this function sets does not affect samples.
         multiprocessing_context: As in torch.
-        generator: Its initial seed is used as ``seed``.
+        generator: Generator whose initial seed is used as ``seed``.
         prefetch_factor: Batches in flight per active endpoint, or per local worker.
         persistent_workers: As in torch.
         pin_memory_device: Ignored, because memory is pinned for the current accelerator.
         in_order: Ignored, because batches are always in order.
         seed: Signed 64-bit seed of the order and of all random draws.
-        padding: With ``drop_last=False``, whether to repeat at most world size - 1 samples to give all ranks the same
-            number. False lets ranks end at different batches, for validation without collectives.
+        padding: With ``drop_last=False``, whether to repeat at most world size - 1 samples, so that all ranks get the
+            same number. False lets ranks end at different batches, for validation without collectives.
         name: Name in reports, at most 200 printable characters. The default is the data set's name.
         order: ``"torch"`` shuffles as ``DistributedSampler(seed=seed)`` does after ``set_epoch``, on any number of
             ranks. ``"hetero"`` shuffles as all earlier versions of hetero did.
@@ -142,11 +143,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             that share the samples are not those of the process group. (0, 1) gives this rank all samples.
         snapshot_every_n_steps: Ignored, because every state is exact. Accepted for scripts that used torchdata's
             StatefulDataLoader.
-        compression: Compression of batches on their way from endpoints: ``"lz4"`` or ``"zstd"``. It is lossless and
-            needs ``hetero[compression]`` on every host. It helps on networks that are slower than the codec. Ignored if
+        compression: Lossless compression of batches that endpoints send: ``"lz4"`` or ``"zstd"``. It needs
+            ``hetero[compression]`` on every host. It helps on networks that are slower than the codec. Ignored if
             fetching is local. A data host without the package sends batches uncompressed and logs a warning.
-        on_sample_error: ``"raise"``, or ``"skip"``, which needs batches.
-        max_skips: With ``"skip"``, how many skips this loader allows on this rank over its life. A sample that always
+        on_sample_error: ``"raise"``, or ``"skip"``, which is not possible with single samples.
+        max_skips: With ``"skip"``, how many skips this loader allows on this rank in its lifetime. A sample that always
             raises counts again in every epoch. One more skip raises a DatasetError that lists the skips.
 
     Raises:
@@ -242,7 +243,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ),
         )
         view = DatasetView(local, pipeline)
-        # torch checks the arguments and sets the attributes. Only its samplers are replaced below.
+        # torch checks the arguments and sets the attributes. The batch sampler and collate function are replaced below.
         own_order = user_sampler is None
         super().__init__(
             view,
@@ -294,11 +295,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return Pass(self._pipeline)
 
     def _draw_as_torch(self) -> None:
-        """Draw from the generator what torch's loader draws here, so the script's next draws are the same with both.
+        """Draw the random numbers that torch's loader draws here, so the script's next draws are the same with both.
 
-        torch draws the base seed of the workers and, where it would make a RandomSampler, the seed of that sampler. The
-        rest of an epoch, after `load_state_dict`, draws nothing because the beginning of the epoch already did. A
-        script that also restores the generator therefore continues with the numbers that it would have drawn.
+        torch draws a base seed for the workers and, if it makes a RandomSampler, a seed for that sampler. A pass that
+        resumes within an epoch draws nothing, because these numbers were drawn when the epoch began. A script that also
+        restores the generator therefore continues with the numbers that it would have drawn.
         """
         keeps_workers = self.__dict__["persistent_workers"] and self.__dict__["num_workers"] > 0
         had_workers, self._has_workers = keeps_workers and self._has_workers, keeps_workers
@@ -308,23 +309,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not had_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         options = self._pipeline.options
-        # order="torch" follows a DistributedSampler, which has its own seed and does not draw one.
+        # order="torch" shuffles as torch's DistributedSampler does. That sampler has a seed of its own and draws none.
         is_drawn = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
         if is_drawn and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # torch's loader accepts some of these changes. Here the pipeline already has the values, so a change would have
-        # no effect.
+        # torch's loader allows assignments to some of its attributes. Here an assignment would have no effect, because
+        # the pipeline already has the values.
         if name in _ARGUMENTS and self.__dict__.get("_is_made") and not is_asked_by_tool():
             raise ConfigError(
                 f"{name} of a hetero DataLoader cannot be changed; pass it when the loader is made\n"
-                "  Make another loader, and load_state_dict(state_dict()) of this one if it is to go on here."
+                "  Make another loader. To continue at this position, pass it this loader's state_dict()."
             )
         super().__setattr__(name, value)
 
     def _as_asked(self, name: str) -> Any:
-        """Return the user's argument or torch's default for it. Return the view to a tool that rebuilds loaders."""
+        """Return the user's argument or torch's default. Return the view to a tool that rebuilds loaders."""
         is_shown = not self.__dict__.get("_is_made") or is_asked_by_tool(depth=3)
         return self.__dict__[name] if is_shown else self._of_user[name]
 
@@ -348,7 +349,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler that was passed, or torch's over `sampler`. None with ``batch_size=None``.
+        """The batch sampler that was passed, or torch's own over `sampler`. None with ``batch_size=None``.
 
         accelerate gets a batch sampler whose batches this loader fetches itself.
         """
@@ -357,7 +358,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         is_made = self.__dict__.get("_is_made", False)
         if shown is None or not is_made or reader.f_globals.get("__name__") != "accelerate.data_loader":
             return self._as_asked("batch_sampler")
-        # skip_first_batches of an unprepared loader: accelerate does not shard its batches afterwards.
+        # accelerate does not shard the batches of an unprepared loader that was passed to skip_first_batches.
         shards = reader.f_code.co_name != "skip_first_batches"
         user_sampler = self.__dict__["sampler"] if isinstance(shown, BatchSamplerView) else shown
         return BatchSamplerView.of_loader(self._pipeline, user_sampler, all_ranks=shards)
@@ -397,17 +398,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def state_dict(self) -> dict[str, object]:
         """Return the position of this loader as plain values, the same on every rank.
 
-        The state is smaller than 1 KiB, except that the state of a user's sampler with a ``state_dict`` comes on top.
-        It may be taken at any time, also inside the loop. It can be loaded with any world size that keeps
-        ``batch_size`` x world size. If two iterators are alive, it is the position of the pass that began last.
+        The state is smaller than 1 KiB plus the state of a user's stateful sampler. It may be taken at any time, also
+        inside the loop. It can be loaded with another world size if ``batch_size`` x world size stays the same. If two
+        iterators are alive, it is the position of the pass that began last.
 
         Raises:
             ConfigError: If batches are consumed through a loader that a tool rebuilt from this one.
         """
         if self._pipeline.consumed_elsewhere:
             raise ConfigError(
-                "batches are taken through a loader that a tool (accelerate) rebuilt from this one: how many it has "
-                "delivered is not known here\n  Count steps in the script and use accelerate.skip_first_batches, "
+                "a tool (accelerate) rebuilt this loader, and the new loader does not report what it delivers\n"
+                "  Count steps in the script and use accelerate.skip_first_batches, "
                 "or iterate over the hetero DataLoader itself."
             )
         return self._pipeline.state().to_dict()
@@ -439,7 +440,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def prefetch_factor(self) -> int | None:
-        """As in torch. None where `num_workers` reads 0 for a rebuilt loader."""
+        """As in torch. None if a loader rebuilt from this one must not start workers."""
         return None if fetches_for_rebuilt() else self.__dict__["prefetch_factor"]
 
     @prefetch_factor.setter
@@ -448,7 +449,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def persistent_workers(self) -> bool:
-        """As in torch. False where `num_workers` reads 0 for a rebuilt loader."""
+        """As in torch. False if a loader rebuilt from this one must not start workers."""
         return False if fetches_for_rebuilt() else self.__dict__["persistent_workers"]
 
     @persistent_workers.setter
@@ -457,7 +458,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def timeout(self) -> float:
-        """As in torch. 0 where `num_workers` reads 0 for a rebuilt loader."""
+        """As in torch. 0 if a loader rebuilt from this one must not start workers."""
         return 0 if fetches_for_rebuilt() else self.__dict__["timeout"]
 
     @timeout.setter
@@ -466,11 +467,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def multiprocessing_context(self) -> Any:
-        """As in torch. None where `num_workers` reads 0 for a rebuilt loader."""
+        """As in torch. None if a loader rebuilt from this one must not start workers."""
         return None if fetches_for_rebuilt() else super().multiprocessing_context
 
     @multiprocessing_context.setter
     def multiprocessing_context(self, value: Any) -> None:
-        # torch's setter checks the value against num_workers, which may read 0 here.
+        # torch's setter checks the value against num_workers, which is 0 if rebuilt loaders must not start workers.
         stored: Any = torch.utils.data.DataLoader.multiprocessing_context
         stored.fset(self, None if fetches_for_rebuilt() else value)

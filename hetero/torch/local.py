@@ -1,4 +1,4 @@
-"""Local fetching. The same pure function computes batches in this process or in torch's own worker processes."""
+"""Local fetching: this process or torch's worker processes compute batches, with the same function as endpoints."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.utils.data
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
-from hetero.batches.globals import GlobalsReader, GlobalValue, check_globals
+from hetero.batches.purity.globals import GlobalsReader, GlobalValue, check_globals
 from hetero.batches.request import BatchRequest
 from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.batches.skips import Skips
-from hetero.batches.structure import type_name
+from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
 from hetero.spec import DatasetSpec
-from hetero.torch.copies import copy_leaves
+from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
 from hetero.wire.framing import why_unsendable
 
 __all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here", "has_same_code"]
 
 logger = logging.getLogger(__name__)
+
+
+_Numbered: TypeAlias = tuple[int, BatchRequest]
+"""The number of a request in its pass, and the request."""
 
 
 class LocalDataset:
@@ -56,10 +60,10 @@ class LocalDataset:
         self._worker_init_fn = worker_init_fn
         self._start_failure: _Failure | _Mismatch | None = None
         self.globals: dict[str, GlobalValue] = {}
-        """Globals that the data set's code reads, as the process that starts the workers has them. Set only for workers
-        that import the script anew."""
+        """Values of the globals that the data set's code reads, from the process that starts the workers. Set only for
+        workers that import the script anew."""
         self.num_ahead = 0
-        """Batches that torch's workers have ready at once. 0 if a worker need not check whether they fit."""
+        """Batches that torch's workers keep ready. 0 if a worker need not check whether they fit into shared memory."""
 
     def __len__(self) -> int:
         """Return the length of the data set built here, or else the length that its spec gives.
@@ -84,7 +88,7 @@ class LocalDataset:
         return built
 
     def start_worker(self, worker_index: int) -> None:
-        """Make this torch worker process a worker of the data set, too.
+        """Provide worker info to the data set in this worker process of torch, and call ``worker_init_fn``.
 
         Raises:
             DatasetError: If the factory or ``worker_init_fn`` raises.
@@ -94,9 +98,9 @@ class LocalDataset:
         self.built.become_worker(worker_index, info.num_workers, worker_init_fn=self._worker_init_fn)
 
     def start_own_worker(self, worker_index: int) -> None:
-        """Do the same as `start_worker` for `LocalFetcher`. A failure is kept and returned for every batch."""
+        """Compare the globals, and call `start_worker`. If this fails, answer every later request with the failure."""
         try:
-            if self.globals:  # compared before the data set's code runs, because that may fill caches
+            if self.globals:  # compared before the data set's code runs, because that code may fill caches
                 reader, name, there = (
                     self.globals_reader(),
                     type_name(type(self.subject)),
@@ -127,34 +131,38 @@ class LocalDataset:
         with preserved_generators(), single_threaded():
             return self._fetch_own(request, on_skips)
 
-    def __getitem__(self, request: BatchRequest) -> Any:
-        """Compute a batch for torch's loader.
+    def __getitem__(self, numbered: tuple[int, BatchRequest]) -> _Answer:
+        """Answer a numbered request of torch's loader.
 
         A worker returns a failure instead of raising it, because torch would reduce a raised exception to a string.
         """
-        told: list[Skips] = []
+        number, request = numbered
+        skips: list[Skips] = []
         info = torch.utils.data.get_worker_info()
         if info is None:
-            batch = self.fetch(request, on_skips=told.append)
-            return _WithSkips(batch, told[0]) if told else batch
+            content = self.fetch(request, on_skips=skips.append)
+        else:
+            content = self._answer_in_worker(request, info.num_workers, skips.append)
+        return _Answer(number, content, skips[0] if skips else None)
+
+    def _answer_in_worker(self, request: BatchRequest, num_workers: int, on_skips: Callable[[Skips], object]) -> Any:
+        """Return the batch, or the failure that prevents it."""
         if self._start_failure is not None:
             return self._start_failure
         try:
-            # A worker copies, too: torch sends from another thread, and sends tensors by sharing their memory.
-            batch = self._fetch_own(request, told.append)
+            # _fetch_own copies in a worker too: torch sends from another thread, and shares the memory of the tensors.
+            batch = self._fetch_own(request, on_skips)
         except DatasetError as exc:
             want = used_up(str(exc))
             return _Failure(exc.record) if want is None else _NoRoom(want)
-        want = want_of_room(batch, self.num_ahead, info.num_workers)
+        want = want_of_room(batch, self.num_ahead, num_workers)
         self.num_ahead = 0  # checking one batch is enough
-        if want is not None:
-            return _NoRoom(want)
-        return _WithSkips(batch, told[0]) if told else batch
+        return batch if want is None else _NoRoom(want)
 
     def _fetch_own(self, request: BatchRequest, on_skips: Callable[[Skips], object] | None) -> Any:
         batch = fetch(self.built, request, on_skips=on_skips)
         if self.built.warnings and not self.built.worker_index:
-            self.built.log_warnings()  # the first batch may have added some
+            self.built.log_warnings()  # the first batch may have added warnings
         return batch if self.built.makes_new_memory(collate=request.collate) else copy_leaves(batch)
 
     def warn_if_only_local(self, batch: Any) -> None:
@@ -170,7 +178,7 @@ class LocalDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Options of torch's own loader, with the same meanings."""
+    """Options of ``torch.utils.data.DataLoader``, with the same names and meanings."""
 
     num_workers: int = 0
     prefetch_factor: int | None = None
@@ -182,7 +190,7 @@ class WorkerOptions:
 
 
 class LocalFetcher:
-    """Fetcher that uses the processes, pinning and timeout of ``torch.utils.data.DataLoader``.
+    """Fetches batches through a ``torch.utils.data.DataLoader``, with its processes, pinning and timeout.
 
     Args:
         dataset: Answers the requests.
@@ -201,35 +209,35 @@ class LocalFetcher:
         self._on_skips = on_skips
         self._options = options
         self._persistent: torch.utils.data.DataLoader[Any] | None = None
-        self._slot = _Slot()
+        self._sampler = _RequestSampler()
         self._is_checked = False
 
     def open(self, requests: Iterator[BatchRequest]) -> LocalBatches:
-        """Return the batches of ``requests`` in order. Closing the iterator ends or frees the workers.
+        """Return the batches of ``requests`` in order. Closing the iterator ends workers that are not persistent.
 
         Workers are started, and requests consumed, only when the first batch is requested.
         """
         return LocalBatches(self, requests)
 
-    def begin(self, requests: Iterator[BatchRequest]) -> tuple[_Slot, Iterator[Any]]:
-        """Start to fetch ``requests``. Return the slot to free at the end, and torch's iterator."""
-        if self._options.persistent_workers and not self._slot.taken:
-            slot = self._slot
+    def begin(self, requests: Iterator[_Numbered]) -> tuple[_RequestSampler, Iterator[Any]]:
+        """Start to fetch ``requests``. Return their sampler, which stays in use until `close`, and torch's iterator."""
+        if self._options.persistent_workers and not self._sampler.is_used:
+            sampler = self._sampler
             if self._persistent is None:
-                self._persistent = self._loader(slot, persistent=True)
+                self._persistent = self._loader(sampler, persistent=True)
             loader = self._persistent
-        else:  # new workers: they are not persistent, or a living iterator uses the persistent ones
-            slot = _Slot()
-            loader = self._loader(slot, persistent=False)
-        slot.taken = True
+        else:  # new workers, because none are persistent or another iterator uses the persistent ones
+            sampler = _RequestSampler()
+            loader = self._loader(sampler, persistent=False)
+        sampler.is_used = True
         try:
-            slot.requests = self._look_ahead(requests)
-            return slot, iter(loader)
+            sampler.requests = self._look_ahead(requests)
+            return sampler, iter(loader)
         except BaseException:
-            slot.taken = False
+            sampler.is_used = False
             raise
 
-    def unwrap(self, answer: Any) -> Any:
+    def unwrap(self, answer: _Answer) -> Any:
         """Return the batch in a worker's answer.
 
         Raises:
@@ -237,20 +245,19 @@ class LocalFetcher:
             ResourcesError: If shared memory is too small.
             DatasetMismatchError: If a global has another value in the worker than here.
         """
-        if isinstance(answer, _Mismatch):
-            raise DatasetMismatchError(answer.text)
-        if isinstance(answer, _NoRoom):
-            raise ResourcesError(answer.text)
-        batch = answer
-        if type(answer) is _WithSkips:
+        batch = answer.content
+        if isinstance(batch, _Mismatch):
+            raise DatasetMismatchError(batch.text)
+        if isinstance(batch, _NoRoom):
+            raise ResourcesError(batch.text)
+        if answer.skips is not None:
             self._on_skips(answer.skips)
-            batch = answer.batch
         if not self._is_checked:
             self._is_checked = True
             self._dataset.warn_if_only_local(batch)
         return batch
 
-    def _look_ahead(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+    def _look_ahead(self, requests: Iterator[_Numbered]) -> Iterator[_Numbered]:
         """Record how many batches will wait for the trainer at once. Return the same requests."""
         options = self._options
         if not options.num_workers:
@@ -261,7 +268,7 @@ class LocalFetcher:
         self._dataset.num_ahead = min(len(ahead), 1) if options.pin_memory else len(ahead)
         return itertools.chain(ahead, requests)
 
-    def _loader(self, slot: _Slot, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
+    def _loader(self, sampler: _RequestSampler, *, persistent: bool) -> torch.utils.data.DataLoader[Any]:
         options = self._options
         if options.num_workers and _forks(options):
             _ = self._dataset.built  # built once, and shared with the forked workers
@@ -270,14 +277,14 @@ class LocalFetcher:
         return torch.utils.data.DataLoader(
             self._dataset,  # type: ignore[arg-type]
             batch_size=None,
-            sampler=slot,
+            sampler=sampler,
             num_workers=options.num_workers,
             collate_fn=_as_it_is,
             pin_memory=options.pin_memory,
             timeout=options.timeout if options.num_workers else 0,
             worker_init_fn=self._dataset.start_own_worker if options.num_workers else None,
             multiprocessing_context=options.multiprocessing_context,
-            # Without this generator torch would draw a base seed from the trainer's.
+            # Without this generator, torch would draw a base seed from the script's generator.
             generator=torch.Generator(),
             prefetch_factor=options.prefetch_factor if options.num_workers else None,
             persistent_workers=persistent,
@@ -285,7 +292,7 @@ class LocalFetcher:
 
 
 class LocalBatches(Iterator[Any]):
-    """The batches of one pass, in order. A batch that raised is followed by the next batch.
+    """The batches of one pass, in order. After a batch that raised, `next` returns the following batch.
 
     Args:
         fetcher: Starts and ends the workers.
@@ -295,10 +302,12 @@ class LocalBatches(Iterator[Any]):
     def __init__(self, fetcher: LocalFetcher, requests: Iterator[BatchRequest]) -> None:
         self._fetcher = fetcher
         self._plan = _Plan(requests)
-        self._slot: _Slot | None = None
+        self._sampler: _RequestSampler | None = None
         self._answers: Iterator[Any] | None = None
         self.is_open = True
         """Whether another batch may come."""
+        self.request: BatchRequest | None = None
+        """Request of the batch that `next` returned or raised an exception for."""
 
     def __next__(self) -> Any:
         """Return the next batch. Block until it has arrived.
@@ -311,24 +320,27 @@ class LocalBatches(Iterator[Any]):
         if not self.is_open:
             raise StopIteration
         failure: Exception
-        is_planned = True  # False if the sampler raised before it gave a batch
-        # Get the worker's answer. A failure of one batch ends up in `failure`, any other exception closes the pass.
+        is_planned = True  # False if the sampler raised instead of yielding a batch
+        # Get the worker's answer. The failure of one batch is stored in `failure`. Other exceptions close the pass.
         try:
             if self._answers is None:
-                self._slot, self._answers = self._fetcher.begin(iter(self._plan))
+                self._sampler, self._answers = self._fetcher.begin(iter(self._plan))
             try:
                 answer = next(self._answers)
-            except DatasetError as error:  # without workers
+            except DatasetError as error:  # raised in this process, without workers: only one request is in flight
+                self.request = self._plan.in_flight.popitem()[1]
                 failure = error
             except StopIteration:
                 if self._plan.failure is None:
                     raise
                 failure, self._plan.failure = self._plan.failure, None
+                self.request = None
                 is_planned = False
             else:
-                if not isinstance(answer, _Failure):
+                self.request = self._plan.in_flight.pop(answer.number)
+                if not isinstance(answer.content, _Failure):
                     return self._fetcher.unwrap(answer)
-                failure = DatasetError(answer.record)
+                failure = DatasetError(answer.content.record)
         except BaseException:
             self.close()
             raise
@@ -339,45 +351,50 @@ class LocalBatches(Iterator[Any]):
         try:
             raise failure from failure.__cause__
         finally:
-            del failure  # its traceback holds this frame, and the script's
+            del failure  # its traceback holds this frame and the script's frames
 
     def close(self) -> None:
-        """End the workers, or free them for the next pass. Idempotent."""
+        """End the workers, or keep persistent ones for the next pass. Idempotent."""
         self.is_open = False
         self._answers = None
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            slot.taken = False
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.is_used = False
 
     def __del__(self) -> None:
         self.close()
 
 
 class _Plan:
-    """The requests of a pass. An exception in planning is kept until its turn comes, because torch requests ahead.
+    """The numbered requests of a pass. torch's loader consumes them before their batches are delivered.
 
-    This class is separate from `LocalBatches` because torch's iterator holds it and must not hold the pass.
+    An exception of the user's sampler is kept until all earlier batches are delivered. This class is separate from
+    `LocalBatches` because torch's iterator holds it and must not hold the pass.
     """
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
         self._requests = requests
+        self.in_flight: dict[int, BatchRequest] = {}
+        """Requests without an answer, by number."""
         self.failure: Exception | None = None
 
-    def __iter__(self) -> Iterator[BatchRequest]:
+    def __iter__(self) -> Iterator[_Numbered]:
         try:
-            yield from self._requests
+            for number, request in enumerate(self._requests):
+                self.in_flight[number] = request
+                yield number, request
         except Exception as error:  # noqa: BLE001 - the user's sampler may raise anything
             self.failure = error
 
 
-class _Slot:
-    """The requests of the current pass, passed to torch's loader as its sampler."""
+class _RequestSampler:
+    """Sampler of torch's loader that yields the requests of the current pass."""
 
     def __init__(self) -> None:
-        self.requests: Iterator[BatchRequest] = iter(())
-        self.taken = False
+        self.requests: Iterator[_Numbered] = iter(())
+        self.is_used = False
 
-    def __iter__(self) -> Iterator[BatchRequest]:
+    def __iter__(self) -> Iterator[_Numbered]:
         return self.requests
 
 
@@ -390,7 +407,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """A worker's report that its data set differs from the one here."""
+    """A worker's report that its data set differs from the trainer's."""
 
     text: str
 
@@ -402,11 +419,15 @@ class _NoRoom:
     text: str
 
 
-class _WithSkips(NamedTuple):
-    """A batch with substituted samples. It is a tuple because torch looks for tensors to pin inside tuples."""
+class _Answer(NamedTuple):
+    """The answer to a request. It is a tuple because torch looks for tensors to pin inside tuples."""
 
-    batch: Any
-    skips: Skips
+    number: int
+    """Number of the request in its pass."""
+    content: Any
+    """The batch, or the failure that prevents it."""
+    skips: Skips | None
+    """The samples of the batch that were replaced by others."""
 
 
 def accelerator_is_available() -> bool:
@@ -437,7 +458,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def has_same_code(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Return whether two functions are the same, or are the same line of a script imported under two names."""
+    """Return whether two functions are the same, or come from the same line of a script imported under two names."""
     if one is other:
         return True
     if not (inspect.isfunction(one) and inspect.isfunction(other)):

@@ -1,10 +1,9 @@
-"""One pass over a loader, from its requests and deliveries to its end."""
+"""One pass over a loader: its requests, its deliveries, and its end."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.loaders import auditing
 from hetero.loaders.checks import check_not_importing
-from hetero.loaders.sampling import PlannedBatch
+from hetero.loaders.pipeline import Batches
 from hetero.loaders.state import Start
 from hetero.torch.pipeline import Pipeline
 
@@ -24,17 +23,18 @@ logger = logging.getLogger(__name__)
 
 
 class _Feed:
-    """The requests of one pass, and the planned batches in flight.
+    """Makes the requests of one pass, and records its deliveries in the loader.
 
-    This class is separate from `Pass` because the reader holds its requests. If the reader held the pass, a pass that
-    the script drops would not end before the next garbage collection.
+    This class is separate from `Pass` because the reader refers to the generator of the requests. If that generator
+    referred to the pass, a pass that the script drops would not end before the next garbage collection.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._number = 0
         self._start = Start(0)
-        self._in_flight: deque[PlannedBatch] = deque()
+        self._places: dict[int, tuple[object, int]] = {}
+        """By position of each batch in flight: a stateful sampler's state after it, and how many indices were drawn."""
         self._num_lost = 0
 
     def requests(self) -> Iterator[BatchRequest]:
@@ -43,40 +43,38 @@ class _Feed:
         self._number, self._start, batches = pipeline.begin(pipeline.plan)
         pipeline.consumed_elsewhere = False
         for planned in batches:
-            self._in_flight.append(planned)
+            if planned.sampler_state is not None:
+                self._places[planned.position] = planned.sampler_state, planned.num_drawn
             yield pipeline.request(planned, self._start.epoch)
 
-    def delivered(self, batch: Any) -> int:
-        """Record that the next batch is being delivered. Return its number of samples."""
-        planned = self._in_flight.popleft()
-        auditing.enter(self._pipeline, planned, self._start.epoch, batch)
-        self._passed(planned)
-        return len(planned.indices)
+    def delivered(self, request: BatchRequest, batch: Any) -> int:
+        """Record that a batch is being delivered. Return its number of samples."""
+        auditing.enter(self._pipeline, request, batch)
+        self._passed(request)
+        return request.work.num_samples
 
-    def lost(self) -> None:
-        """Record that the next batch raised. The pass, and a state taken of it, continue after that batch."""
-        planned = self._in_flight.popleft()
+    def lost(self, request: BatchRequest) -> None:
+        """Record that a batch raised. The pass continues after it, as does a pass that resumes a state taken now."""
         self._num_lost += 1
-        self._passed(planned)
+        self._passed(request)
         if self._num_lost == 1:
             logger.warning(
-                "loader %s: batch %d of epoch %d raised; if the script asks for more, the pass goes on without it",
+                "loader %s: batch %d of epoch %d raised an exception. If the script continues, the pass leaves it out",
                 self._pipeline.name,
-                planned.position,
-                self._start.epoch,
+                request.position,
+                request.epoch,
             )
 
-    def _passed(self, planned: PlannedBatch) -> None:
-        self._pipeline.progress.advance(
-            self._number, batches=planned.position + 1, sampler=planned.sampler_state, num_drawn=planned.num_drawn
-        )
-        self._pipeline.note_delivered(self._number, planned)
+    def _passed(self, request: BatchRequest) -> None:
+        state, num_drawn = self._places.pop(request.position, (None, 0))
+        self._pipeline.progress.advance(self._number, batches=request.position + 1, sampler=state, num_drawn=num_drawn)
+        self._pipeline.note_delivered(self._number, state)
 
     def exhausted(self) -> None:
-        """Record the end of the epoch. Without padding, a rank may get there with one batch less than others."""
+        """Record the end of the epoch. Without padding, a rank may reach it with one batch fewer than others."""
         if self._num_lost:
             logger.warning(
-                "loader %s: epoch %d ended without %d batches, which raised",
+                "loader %s: epoch %d ended without %d batches that raised exceptions",
                 self._pipeline.name,
                 self._start.epoch,
                 self._num_lost,
@@ -91,14 +89,14 @@ class Pass(Iterator[Any]):
     """One pass over a loader. Dropping or closing it discards the batches in flight.
 
     After a batch that raised, the next call returns the following batch, as with torch's loader. If the pass cannot
-    continue after an exception (the endpoints are gone, the sampler raised), every further call raises it again. A loop
-    that logs exceptions and continues therefore cannot mistake the failure for the end of the epoch.
+    continue after an exception (the endpoints are gone, the sampler raised), every further call raises the exception
+    again. A loop that logs exceptions and continues therefore cannot mistake the failure for the end of the epoch.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._feed = _Feed(pipeline)
-        self._batches: Iterator[Any] | None = None
+        self._batches: Batches | None = None
         self._failure: BaseException | None = None
         self._is_over = False
 
@@ -112,7 +110,7 @@ class Pass(Iterator[Any]):
         Raises:
             ConfigError: If the script is only being imported.
             DatasetError: If the user's code raises. The error is also an instance of the user's exception type.
-            SystemExit: If the job was asked to stop. The stop callbacks have run by then.
+            SystemExit: If the job was asked to stop. The stop callbacks run before this is raised.
         """
         if self._failure is not None:
             raise self._failure
@@ -125,30 +123,32 @@ class Pass(Iterator[Any]):
                 check_not_importing()
                 self._batches = self._pipeline.open(self._feed.requests())
             batch = next(self._batches)
+            request = self._batches.request
         except StopIteration:
             self._feed.exhausted()
             self.close()
             raise
         except DatasetError as error:
             typed = with_user_type(error)
-            if getattr(self._batches, "is_open", False):
-                self._feed.lost()
+            if self._batches is not None and self._batches.is_open and self._batches.request is not None:
+                self._feed.lost(self._batches.request)
                 self._pipeline.end_timing(self._feed)
             else:
                 self._fail(typed)
             try:
                 raise typed from error.__cause__
             finally:
-                del typed  # its traceback holds this frame, and the script's
+                del typed  # its traceback holds this frame and the script's frames
         except BaseException as error:
             self._fail(error)
             raise
-        timer.end_wait(self._feed.delivered(batch))
+        assert request is not None
+        timer.end_wait(self._feed.delivered(request, batch))
         return batch
 
     def _fail(self, error: BaseException) -> None:
         self.close()
-        # Keep a copy without the frames, because they hold this pass and the variables of the training function.
+        # Keep a copy without the traceback, whose frames hold this pass and the variables of the training function.
         try:
             self._failure = copy.copy(error).with_traceback(None)
             self._failure.__cause__ = error.__cause__
@@ -160,13 +160,12 @@ class Pass(Iterator[Any]):
         if self._is_over:
             return
         self._is_over = True
-        close = getattr(self._batches, "close", None)
-        self._batches = None
+        batches, self._batches = self._batches, None
         self._pipeline.end_timing(self._feed)
-        if close is not None:
-            close()
+        if batches is not None:
+            batches.close()
 
     def __del__(self) -> None:
-        # Dropping this reference also drops the reader, which closes itself. It is not closed here because the garbage
+        # The reader is freed with this pass, and then closes itself. It is not closed here, because the garbage
         # collector may run this method, and must not wait for the reader's locks.
         self._pipeline.end_timing(self._feed)

@@ -1,12 +1,12 @@
-"""The parts of one PyTorch loader: data set, order, position in it, and source of its batches."""
+"""The parts of one PyTorch loader: data set, order, position in the order, and source of the batches."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.data
@@ -16,15 +16,13 @@ from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank
-from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
+from hetero.loaders.pipeline import Batches, LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
-from hetero.torch.drawing import SamplerOrder, torch_permutation
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
-
-if TYPE_CHECKING:
-    from hetero.torch.requested import ViewPass
+from hetero.torch.pinned import allocate_pinned
+from hetero.torch.sampler_order import SamplerOrder, torch_permutation
 
 __all__ = ["Pipeline"]
 
@@ -65,14 +63,15 @@ class Pipeline(LoaderPipeline):
         self.local = local
         self.workers = workers
         self.consumed_elsewhere = False
-        """Whether the latest pass was a view's. The loader cannot know the position of such a pass."""
-        self.view_pass: ViewPass | None = None
-        """The latest pass over the batches of all ranks. accelerate may request more batches from it after its end."""
+        """Whether a tool's loader consumes the latest pass. This loader cannot know the position of such a pass."""
+        self.fill_up: Callable[[Sequence[Any]], Any] | None = None
+        """Function that makes a batch from the indices of earlier samples. The latest pass over the batches of all
+        ranks sets it, because accelerate may request more batches from such a pass after its end."""
         self.stride: int | None = None
-        """Step n of a tool that consumes every n-th batch of a view. None until known."""
+        """The n of a tool that consumes every n-th batch. None until known."""
         self._has_warned = False
         self._restores_epoch = False
-        """Whether a loaded state has an epoch of the user's sampler that was not compared with the sampler's yet."""
+        """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
 
     @property
@@ -133,7 +132,7 @@ class Pipeline(LoaderPipeline):
     def plan_of_all_ranks(self, start: Start) -> Iterator[PlannedBatch]:
         """Yield the batches of all ranks in turn, for a tool that shards them.
 
-        The batches of a user's sampler are yielded as the sampler gives them.
+        For a user's sampler, yield the batches in the sampler's order.
         """
         if self.sampler_order is not None:
             return self._plan_sampler(self.sampler_order, start)
@@ -169,10 +168,10 @@ class Pipeline(LoaderPipeline):
         return number, start, planned
 
     def take_sampler_epoch(self) -> None:
-        """Use the epoch that the script has set on its sampler for the next pass, else set a loaded state's on it.
+        """Use the epoch that the script set on its sampler. If it set none, restore a loaded state's epoch.
 
-        If the sampler goes back to an earlier epoch, passes are still numbered on, because samples would otherwise draw
-        the same random numbers again.
+        If the script sets an earlier epoch, the next pass still gets the next epoch, because samples would otherwise
+        draw the same random numbers again.
         """
         order, resumed = self.sampler_order, self.progress.resumed
         if order is None or self.progress.is_within_pass:
@@ -180,7 +179,7 @@ class Pipeline(LoaderPipeline):
         found = order.epoch_set_by_user()
         if self._restores_epoch and resumed is not None and not self.progress.is_epoch_named:
             self._restores_epoch = False
-            if found == resumed.sampler_epoch:  # the script sets it again, or has set it once before all passes
+            if found == resumed.sampler_epoch:  # the script set the same epoch again, or set it only once
                 order.epoch, found = found, None
             elif found is None and resumed.sampler_epoch is not None:
                 order.set_epoch(resumed.sampler_epoch)
@@ -195,7 +194,7 @@ class Pipeline(LoaderPipeline):
         self, start: Start, plan: Callable[[Start], Iterator[PlannedBatch]]
     ) -> tuple[Start, Iterator[PlannedBatch]]:
         self._warn_of_no_shards()
-        # is_through is about all ranks, because without padding one rank may be at the end before others.
+        # is_through considers all ranks, because without padding one rank may reach the end before others.
         if start.batches and self.is_through(start):
             if not start.may_skip:
                 return start, iter(())
@@ -203,16 +202,21 @@ class Pipeline(LoaderPipeline):
         num_samples = self.num_samples()
         if start.batches and start.num_samples not in (None, num_samples):
             raise ConfigError(
-                f"the loaded state is of the middle of an epoch of {start.num_samples} samples, the data set has "
-                f"{num_samples} now\n  Change it between epochs only."
+                f"the loaded state is in an epoch of {start.num_samples} samples, the data set has {num_samples} now\n"
+                "  Change the data set only between epochs."
             )
         self.progress.note_length(num_samples)
         return replace(start, num_samples=num_samples), plan(start)
 
-    def note_delivered(self, number: int, planned: PlannedBatch) -> None:
-        """Record in the user's sampler order that the next batch of a pass was delivered."""
+    def note_delivered(self, number: int, sampler_state: object) -> None:
+        """Record in the user's sampler order that the next batch of a pass was delivered.
+
+        Args:
+            number: Number of the pass.
+            sampler_state: The sampler's state after that batch. None for a sampler without a state.
+        """
         if self.sampler_order is not None and self.progress.is_latest(number):
-            self.sampler_order.delivered(planned)
+            self.sampler_order.delivered(sampler_state)
 
     def note_completed(self, number: int) -> None:
         """Record that a pass was delivered to its end, also in the user's sampler order."""
@@ -220,7 +224,7 @@ class Pipeline(LoaderPipeline):
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()
 
-    def open(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
+    def open(self, requests: Iterator[BatchRequest]) -> Batches:
         """Return the batches of ``requests``, in order, prefetched from endpoints or fetched locally.
 
         Raises:
@@ -230,7 +234,6 @@ class Pipeline(LoaderPipeline):
         session = control.current()
         if session is not None and session.remote:
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
-            from hetero.torch.pinned import allocate_pinned
 
             return remote.open_reader(
                 session,
@@ -260,8 +263,8 @@ class Pipeline(LoaderPipeline):
             num_drawn=position.num_drawn if stateful else 0,
             left=None if left is None else {"epoch": left[0], "sampler": left[1]},
             sampler_epoch=None if self.sampler_order is None else self.sampler_order.epoch,
-            # Without padding, one rank's pass may have ended while another rank is in its last step. The states of all
-            # ranks must be the same.
+            # The states of all ranks must be the same, but without padding one rank's pass may have ended while another
+            # rank is in its last step.
             completed=position.completed or (self.progress.resumed is None and self._may_end_unevenly()),
             order=facts.order,
             seed=facts.seed,
@@ -297,10 +300,10 @@ class Pipeline(LoaderPipeline):
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None, "view_pass": None}
+        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None, "fill_up": None}
 
     def facts(self) -> LoaderState:
-        """Return a state with this loader's constant parts. Its epoch and batches are 0."""
+        """Return a state with this loader's constant values. Its epoch and batches are 0."""
         if self.sampler_order is None:
             return super().facts()
         global_batch = (self.options.batch_size or 1) * self.shard().world_size
@@ -313,14 +316,14 @@ class Pipeline(LoaderPipeline):
         )
 
     def _at_its_new_length(self, state: LoaderState, here: LoaderState) -> LoaderState:
-        """Return the state with the data set's present length if its epoch was over before the data set grew."""
+        """Return the state. If its epoch is complete, use the data set's present length, because it may have grown."""
         may_have_grown = not isinstance(self.subject, DatasetSpec) and None not in (state.num_samples, here.num_samples)
         if may_have_grown and self.is_through(Start(state.epoch, state.batches, num_samples=state.num_samples)):
             return replace(state, num_samples=here.num_samples)
         return state
 
     def is_over(self, start: Start) -> bool:
-        """Return whether nothing is left of an epoch, or whether this cannot be known."""
+        """Return whether an epoch has no batches left. Return True also if this cannot be known."""
         if self.sampler_order is None:
             return super().is_over(start)
         try:
@@ -329,14 +332,14 @@ class Pipeline(LoaderPipeline):
             return True
 
     def _warn_of_no_shards(self) -> None:
-        """Log once that several ranks train on the same samples, because the ranks' parts are not defined."""
+        """Log one warning if several ranks get the same samples, with neither a process group nor a ``shard``."""
         num_ranks = shard_of_environment().world_size
         if num_ranks == 1 or self.shard().world_size > 1 or self.options.shard is not None or self._has_warned:
             return
         self._has_warned = True
         logger.warning(
-            "loader %s: this job has %d ranks, and no process group: every rank gets all samples. To share them, call "
-            "torch.distributed.init_process_group before the first batch, or pass shard=(rank, world_size)",
+            "loader %s: this job has %d ranks but no process group, so every rank gets all samples. To share them, "
+            "call torch.distributed.init_process_group before the first batch, or pass shard=(rank, world_size)",
             self.name,
             num_ranks,
         )
@@ -345,8 +348,8 @@ class Pipeline(LoaderPipeline):
         if type(sampler) in _RANK_BLIND and self.shard().world_size > 1 and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "every rank draws the same batches from %s: leave sampler= out and pass shuffle=, "
-                "or wrap it in a sampler that takes the rank's part",
+                "every rank draws the same batches from %s. Pass shuffle= instead of sampler=, or wrap the sampler in "
+                "one that selects the rank's part",
                 type(sampler).__name__,
             )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hetero.torch.copies import PLAIN_TYPES
+from hetero.torch.leaf_copies import PLAIN_TYPES
 
 __all__ = ["shared_bytes", "used_up", "want_of_room"]
 
@@ -28,14 +28,14 @@ def shared_bytes(batch: Any) -> tuple[int, int]:
     """Return how many bytes of a batch go through shared memory, and how many of them are not in it yet.
 
     Args:
-        batch: Dictionaries, lists, tuples and dataclasses of tensors. Anything else is sent through a pipe.
+        batch: The batch. Only tensors in mappings, lists, tuples and dataclasses count. A pipe carries anything else.
     """
     sizes: dict[int, int] = {}
     absent: dict[int, int] = {}
     waiting, seen = [batch], set()
     while waiting:
         value = waiting.pop()
-        if id(value) in seen:  # for example a parent that its children point to
+        if id(value) in seen:  # for example a parent that its own child refers to
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -69,14 +69,14 @@ def _without_plain(values: Iterable[Any]) -> list[Any]:
 
 
 def want_of_room(batch: Any, num_ahead: int, num_workers: int) -> str | None:
-    """Return why this batch, or the batches that wait for the trainer, do not fit. Return None if they may fit.
+    """Return why shared memory is too small for this batch or for all waiting batches. Return None if they may fit.
 
-    The waiting batches, estimated at the size of this one, are compared with the total size of shared memory. The free
-    part does not count for them, because another process may release what it holds.
+    Waiting batches are assumed to be as large as this one. They are compared with the total size of shared memory, not
+    with its free part, because another process may release what it holds.
 
     Args:
         batch: A worker's batch that is about to be sent.
-        num_ahead: Batches in shared memory at once while the trainer is in a step. 0 skips this comparison.
+        num_ahead: Batches that wait in shared memory while the trainer is in a step. 0 skips this comparison.
         num_workers: Workers that make these batches.
     """
     num_bytes, num_absent = shared_bytes(batch)

@@ -1,10 +1,10 @@
-"""Views of a loader for tools. accelerate, Lightning and others rebuild loaders from its attributes.
+"""Views of a loader's attributes, for accelerate, Lightning and other tools that rebuild loaders.
 
 These tools read ``dataset``, ``batch_sampler``, ``sampler`` and ``collate_fn`` and make a new loader from them, often
 torch's own. The views make the new loader yield the right batches, prefetched:
 
 - ``batch_sampler`` yields lists of indices that carry their request,
-- ``dataset`` answers such a list with the whole batch, fetched as the hetero loader itself would fetch it,
+- ``dataset`` returns the whole batch for such a list, fetched as the hetero loader itself would fetch it,
 - ``collate_fn`` returns a whole batch unchanged.
 
 accelerate shards a batch sampler by taking every R-th batch. Therefore ``batch_sampler`` yields the batches of all
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,10 +25,11 @@ import torch.utils.data
 from torch.utils.data.distributed import DistributedSampler
 
 from hetero.errors import ConfigError
+from hetero.loaders.pipeline import is_remote
 from hetero.spec import DatasetSpec
 from hetero.torch.local import LocalDataset
 from hetero.torch.pipeline import Pipeline
-from hetero.torch.requested import RequestedBatch, ViewPass
+from hetero.torch.view_pass import RequestedBatch, ViewPass
 
 __all__ = [
     "BatchSamplerView",
@@ -35,9 +37,13 @@ __all__ = [
     "DatasetView",
     "SamplerView",
     "UserSamplerView",
+    "fetches_for_rebuilt",
+    "is_asked_by_tool",
     "unwrap_collate_fn",
     "unwrap_dataset",
 ]
+
+_TOOLS = frozenset({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"})
 
 
 class FetchedBatch:
@@ -61,7 +67,7 @@ class CollateView:
 
 
 class DatasetView(torch.utils.data.Dataset[Any]):
-    """The loader's data set. It answers requests, and otherwise behaves like the user's object or spec."""
+    """The loader's data set. It fetches requested batches, and otherwise behaves like the user's object or spec."""
 
     def __init__(self, local: LocalDataset, pipeline: Pipeline) -> None:
         self.local = local
@@ -88,15 +94,15 @@ class DatasetView(torch.utils.data.Dataset[Any]):
         """Return a requested batch, or samples of a data set object."""
         if isinstance(indices, RequestedBatch):
             return self._fetch(indices)
-        view_pass = None if self._pipeline is None else self._pipeline.view_pass
-        if view_pass is not None:
-            return self._fetch(view_pass.filling(indices))
+        fill_up = None if self._pipeline is None else self._pipeline.fill_up
+        if fill_up is not None:
+            return self._fetch(fill_up(indices))
         samples = self._samples()
         batched = getattr(samples, "__getitems__", None)
         return [samples[index] for index in indices] if batched is None else batched(indices)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass. Forward it to a data set object that has ``set_epoch``."""
+        """Set the epoch of the next pass. If the data set object has ``set_epoch``, call that too."""
         if self._pipeline is not None:
             self._pipeline.set_epoch(epoch, by_tool=True)
         forward = None if isinstance(self.subject, DatasetSpec) else getattr(self.subject, "set_epoch", None)
@@ -115,7 +121,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
             setattr(self.local.subject, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pipeline": None}  # a user's sampler need not be picklable
+        return {**self.__dict__, "_pipeline": None}  # the pipeline holds the user's sampler, which may not be picklable
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -142,7 +148,7 @@ class DatasetView(torch.utils.data.Dataset[Any]):
 
 
 class SamplerView(DistributedSampler[Any]):
-    """The loader's own order over the samples of this rank."""
+    """Sampler that yields this rank's samples in the loader's own order."""
 
     def __init__(self, pipeline: Pipeline, dataset: DatasetView) -> None:
         # The base class's __init__ is not called, because it reads the process group, which may not exist yet.
@@ -172,12 +178,12 @@ class SamplerView(DistributedSampler[Any]):
         self.pipeline.set_epoch(epoch, by_tool=True)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's indices in order. A loader of single samples yields them with their requests."""
+        """Yield this rank's indices in order. With single samples, each index carries the request of its sample."""
         if not self.pipeline.collate:
             yield from ViewPass(self.pipeline, all_ranks=False)
             return
         for planned in self.pipeline.plan(self.pipeline.progress.next_start()):
-            yield from planned.indices if isinstance(planned.indices, tuple) else planned.indices.tolist()
+            yield from planned.work.labels
 
     def __len__(self) -> int:
         return self.pipeline.order().num_samples_of(self.pipeline.shard())
@@ -202,10 +208,10 @@ class UserSamplerView(torch.utils.data.Sampler[Any]):
 
 
 class BatchSamplerView(torch.utils.data.BatchSampler):
-    """The loader's batches: those of all ranks in the loader's own view, those of this rank in a rebuilt one.
+    """Batch sampler that yields the batches of all ranks if the loader made it, or of this rank if a tool made it.
 
     Args:
-        sampler: A `SamplerView`, or any other sampler. Over another sampler this class works like torch's.
+        sampler: A `SamplerView`, or any other sampler. With another sampler this class works like torch's.
         batch_size: As in torch. May be None with a `SamplerView`, which then gives the batch size.
         drop_last: As in torch.
     """
@@ -227,7 +233,7 @@ class BatchSamplerView(torch.utils.data.BatchSampler):
 
     @classmethod
     def of_loader(cls, pipeline: Pipeline, sampler: Any, *, all_ranks: bool = True) -> BatchSamplerView:
-        """Return the view that a loader shows.
+        """Return the view that a loader passes to tools.
 
         Args:
             pipeline: The loader's pipeline.
@@ -283,3 +289,23 @@ def unwrap_dataset(dataset: Any) -> Any:
 def unwrap_collate_fn(collate_fn: Any) -> Any:
     """Return the user's function, also if the argument is a view of it."""
     return collate_fn.collate_fn if isinstance(collate_fn, CollateView) else collate_fn
+
+
+def is_asked_by_tool(depth: int = 2) -> bool:
+    """Return whether the code that reads or sets an attribute belongs to a tool that rebuilds loaders.
+
+    Args:
+        depth: Number of calls between this function and that code, plus one.
+    """
+    module = sys._getframe(depth).f_globals.get("__name__", "")
+    return module.partition(".")[0] in _TOOLS
+
+
+def fetches_for_rebuilt() -> bool:
+    """Return whether a torch loader rebuilt from a hetero loader must leave prefetching to the hetero loader.
+
+    True with endpoints, and if the script uses an Accelerator, which rebuilds every loader as torch's own. The step
+    timer and the stop callbacks would not see what the workers of such a loader fetch.
+    """
+    accelerate_state: Any = sys.modules.get("accelerate.state")
+    return is_remote() or (accelerate_state is not None and bool(accelerate_state.PartialState._shared_state))

@@ -1,15 +1,15 @@
 """Conversion between bytes on the network and typed batches. Received bytes are never trusted.
 
-limits.py        bounds of the memory that a peer can make this process allocate, and the protocol's version
+limits.py        the protocol's constants, and bounds of the memory that a peer can make this process allocate
 framing.py       a nested batch <-> an answer, which is a message and the payload after it
 trees.py         the structure of a batch <-> its message
 compression.py   payload <-> smaller blocks
-streams.py       TCP connections that carry requests and batches
-tls_streams.py   the same connections under TLS
+transports/      connections that carry requests and batches, over TCP, TLS and inside one process
 tls.py           this host's certificate, and TLS sessions
 certificates.py  makes the certificates of a job
+faults.py        why a call to an endpoint fails, and what the reader does
 requests.py      batch requests, specs and failures <-> their messages
-keys.py          indices that are not all integers <-> their messages
+indexed.py       indexed work <-> its fields of a request
 skips.py         the skipped samples of a batch <-> bytes
 messages.py      parses protobuf messages
 channels.py      options of gRPC channels and servers

@@ -20,14 +20,14 @@ __all__ = ["DEFAULT_DAYS", "make_certificates"]
 DEFAULT_DAYS = 30
 _MAX_DAYS = 825
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
-_EARLIER = timedelta(hours=1)  # certificates begin earlier by this, because clocks of hosts differ
+_EARLIER = timedelta(hours=1)  # certificates become valid this long before now, because the hosts' clocks differ
 _TIMEOUT_S = 60.0
 _SCRATCH_PREFIX = ".certificates-"
 _MAX_KEY_BYTES = 2**16
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
-# This replaces the system's configuration. `openssl ca` is used because `openssl x509` cannot set the first date in all
-# versions.
+# This replaces the system's configuration. `openssl ca` is used because not every version of
+# `openssl x509` can set the start date.
 _CONFIG = """\
 [ca]
 default_ca = job
@@ -68,15 +68,15 @@ def make_certificates(
 ) -> None:
     """Write ``ca.pem``, and ``HOST.pem`` and ``HOST.key`` for every host. By default, discard the authority's key.
 
-    The files appear only when all of them have been made. Only this user can read them. The authority's key is never on
-    a disk unless it is kept. A killed call may leave other files behind. The next call removes them if the file system
-    has locks.
+    The files appear only when all of them have been made. Only this user can read them. The authority's key is written
+    to a disk only with ``keep_authority_key``. A killed call may leave a scratch folder behind, which the next call
+    removes if the file system has locks.
 
     Args:
         folder: The folder for the files. It is made if it does not exist.
         hosts: Names of the hosts as in the description of the cluster.
         days: Days until the certificates expire, 1 to 825.
-        keep_authority_key: Whether to write ``ca.key`` as well. Its owner can join the job.
+        keep_authority_key: Whether to write ``ca.key`` as well. With this key, anyone can join the job.
         valid_from: Start of the certificates' validity. The default is one hour ago.
 
     Raises:
@@ -119,10 +119,10 @@ def make_certificates(
 
 def _check(folder: Path, hosts: Sequence[str], names: Sequence[str]) -> None:
     if not hosts:
-        raise ConfigError("no host is given; say --host NAME for each, or --cluster-file FILE")
+        raise ConfigError("no host is given: pass --host NAME for each host, or --cluster-file FILE")
     for host in hosts:
         if not _HOST_NAME.fullmatch(host) or host == "ca":
-            raise ConfigError(f"--host {host[:80]!r} is no host; expected letters, digits and ._:-, not ca")
+            raise ConfigError(f"--host {host[:80]!r} is not a host name: expected letters, digits and ._:-, and not ca")
     if len(set(hosts)) < len(hosts):
         raise ConfigError("a host is given twice; give each one once")
     taken = [name for name in (*names, "ca.key") if (folder / name).exists()]

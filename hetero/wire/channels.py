@@ -1,7 +1,7 @@
 """Options of gRPC channels and servers, each with its reason.
 
-Import this module before ``grpc``. Fork support must be off and the log quiet when the library starts. hetero forks
-only where channels do not exist, and gRPC's fork handlers deadlock or abort in processes that fork for other reasons.
+Import this module before ``grpc``, because it turns off the library's fork support and quiets its log. hetero forks
+only processes without channels. If other code forks, gRPC's fork handlers deadlock or abort the process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from hetero.cluster import find_platform
 from hetero.errors import PortError
+from hetero.system.text import shortened
 from hetero.wire.tls import Tls, diagnose
 
 if TYPE_CHECKING:
@@ -40,15 +42,15 @@ __all__ = [
 MAX_REPLY_BYTES = 4 * 2**20
 """Largest answer of a server. Batches are not sent over gRPC."""
 MAX_REQUEST_BYTES = 2**20
-"""Largest request to a server. Requests carry index lists and facts, never payload."""
+"""Largest request to a server. Requests do not carry payload."""
 HANDSHAKE_MS = 10_000
 MAX_IDLE_MS = 60_000
 MAX_CONNECTIONS = 4096
-"""Connections of one server, more than any job has ranks and hosts. The two times above end those of unauthenticated
-peers."""
+"""Connections of one server, more than any job has ranks and hosts. `HANDSHAKE_MS` and `MAX_IDLE_MS` end those of
+unauthenticated peers."""
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Proxy variables in gRPC's order. It does not read others, and reads these only in lower case."""
+"""Proxy variables that gRPC reads, in its order. It reads them only in lower case."""
 _PORT_ADVICE = "end what holds the port, or give every host of the job another --port"
 
 Option = tuple[str, int]
@@ -57,20 +59,20 @@ Option = tuple[str, int]
 def client_options() -> tuple[Option, ...]:
     """Return the options of a channel to an endpoint or launcher."""
     return (
-        # Larger messages are not hetero's.
+        # hetero does not send larger messages.
         ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
         ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
-        # Keepalive notices a silent peer (power loss, partition, SIGSTOP) in 15 s. The kernel takes 15 minutes.
+        # Keepalive notices a silent peer (power loss, partition, SIGSTOP) in 15 s. The kernel would take 15 minutes.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
-        # Newer gRPC cores wait a minute for any ping in flight (bandwidth estimation sends its own) and do not send a
+        # Newer gRPC cores wait a minute for the answer to any ping (bandwidth estimation also sends pings) and send no
         # keepalive meanwhile. Without this option a stopped peer was noticed only after 61 s.
         ("grpc.http2.ping_timeout_ms", 5_000),
         # Keepalive also runs between calls, because a stalled trainer must notice a lost peer before its next request.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # The default backs off to 120 s, much longer than an endpoint needs to restart. A host that ends because its
-        # peers do not understand it waits two heartbeats (4 s) for their calls, and peers must reconnect by then.
+        # The default backs off to 120 s, much longer than an endpoint needs to restart. If the job fails
+        # because of a peer with another version, its hosts wait 4 s for that peer. It must reconnect by then.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # This is also the limit of one connection attempt. The default of 20 s hides a host that drops packets.
@@ -79,7 +81,7 @@ def client_options() -> tuple[Option, ...]:
         ("grpc.enable_http_proxy", 0),
         # TXT look-ups for a service config are off, because all addresses are numeric.
         ("grpc.service_config_disable_resolution", 1),
-        # hetero retries itself, at another endpoint.
+        # hetero itself retries, on another endpoint.
         ("grpc.enable_retries", 0),
         # Every channel has a separate connection, so closing one channel never disturbs another.
         ("grpc.use_local_subchannel_pool", 1),
@@ -110,8 +112,8 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
         ("grpc.keepalive_permit_without_calls", 1),
         # Limits the TLS and HTTP/2 handshakes of a new connection. The default is two minutes.
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        # Limits how long a connection may be without calls. hetero's own connections always have calls: ranks watch,
-        # launchers send heartbeats, readers attend.
+        # Limits how long a connection may be without calls. hetero's own connections always have calls: ranks call
+        # Watch, launchers Heartbeat, readers Attend.
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
         # gRPC cores that know this option reject further connections. Others accept until descriptors run out.
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
@@ -121,9 +123,9 @@ def server_options(*, max_streams: int = 1024) -> tuple[Option, ...]:
 def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables that make other libraries' gRPC channels connect to hosts of the job without a proxy.
 
-    The result is empty without a proxy. Connections of a job go to numeric addresses. An entry of ``no_grpc_proxy`` is
-    the end of an address, or a network for newer gRPC cores. The entries also match names that end in a digit. Other
-    names, and connections that do not use gRPC, still use the proxy.
+    The result is empty if no proxy is set. An entry of ``no_grpc_proxy`` matches the end of an address, or in newer
+    gRPC cores a network. The job's connections go to numeric addresses, so this adds the ten digits as entries. They
+    also match names that end in a digit. Other names, and connections without gRPC, still use the proxy.
     """
     if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}
@@ -202,16 +204,16 @@ def bind(server: grpc.Server, address: str, port: int = 0, *, tls: Tls | None = 
 
 
 def short_details(error: grpc.RpcError) -> str:
-    """Return the details of a failed call, or the failed check of TLS, on one line of about 200 characters at most."""
+    """Return the details of a failed call, or which TLS check failed, on one line of about 200 characters at most."""
     details = getattr(error, "details", None)
     text = " ".join(str((details() if callable(details) else None) or error).split())
     found = diagnose(text)
     if found is not None:
         return f"TLS: {found.text}"
     if text.startswith("failed to connect") and text.endswith("Socket closed"):
-        # gRPC does not report more if a client in plaintext, or with other certificates, meets a server under TLS.
+        # gRPC gives only this text if a client without TLS, or with other certificates, connects to a TLS server.
         text += "; does it demand TLS (--tls-dir), or refuse this host's certificate?"
-    return text if len(text) <= 200 else text[:197] + "..."
+    return shortened(text, 200)
 
 
 def find_owner(address: str, port: int) -> str:
@@ -231,7 +233,7 @@ def find_owner(address: str, port: int) -> str:
 
 
 def _describe(process: psutil.Process) -> str:
-    """Return a description of a process. A launcher left over from another run is identified by that run's id."""
+    """Return a description of a process. For a process of hetero it includes the id of its job."""
     from psutil import Error
 
     command = " ".join(process.cmdline())
@@ -239,5 +241,5 @@ def _describe(process: psutil.Process) -> str:
     if "hetero" in command:
         with contextlib.suppress(Error):
             environment = process.environ()
-            run = environment.get("HETERO_JOB_ID") or environment.get("TRAINING_JOB_NAME")
+            run = environment.get("HETERO_JOB_ID") or find_platform(environment).job_name()
     return f"process {process.pid} ({command[:80]}){f' of the job {run}' if run else ''}"

@@ -1,8 +1,8 @@
-"""A nested batch <-> an answer, which is a message and the payload after it.
+"""Converts a nested batch to an answer, which is a message and the payload after it, and back.
 
-The message is a protobuf ``Answer``. It is either the header of a batch (version, structure, sizes, checksum), the
-failure of the user's code, or a refusal. Each carries the checksum of the request that it answers. A receiver can
-therefore reject the answer to another request, or to a request that was damaged on its way.
+The message is a protobuf ``Answer``. It holds either the header of a batch (version, structure, sizes, checksum), a
+failure of the user's code, or a refusal. Every answer also carries a checksum of the request. The receiver therefore
+rejects an answer to another request, or to a request that was damaged on its way.
 
 The payload follows a header. It consists of the leaves' bytes one after the other, without separators. It is sent from
 the batch's own memory, and received directly into the memory of the new batch. A compressed payload comes in blocks,
@@ -12,17 +12,16 @@ does not do I/O.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from hetero.batches.leaves import Leaf, LeafShape
 from hetero.batches.skips import Skips
-from hetero.batches.structure import UnsupportedBatchError, flatten, unflatten
-from hetero.batches.trees import Tree
+from hetero.batches.structure.conversion import UnsupportedBatchError, flatten, unflatten
+from hetero.batches.structure.leaves import Leaf, LeafShape
+from hetero.batches.structure.trees import Tree
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.compression import (
     BlockReader,
@@ -34,6 +33,7 @@ from hetero.wire.compression import (
     load_codec,
     raw_block_sizes,
 )
+from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.limits import BLOCK_BYTES, PROTOCOL, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
@@ -44,52 +44,28 @@ from hetero.wire.trees import decode_structure, encode_structure
 __all__ = [
     "BatchDecoder",
     "EncodedBatch",
-    "Refusal",
-    "RefusedError",
     "encode_failure",
     "encode_refusal",
     "why_unsendable",
 ]
 
 _CHUNK_BYTES = 16 * 2**20
-"""Bytes that are received and checked at once. Smaller chunks do not save CPU time, and take the interpreter's lock
-more often. Each time, a training loop in Python may keep the thread waiting for 5 ms."""
+"""Bytes that are received and checked at once. Smaller chunks do not save CPU time, and the thread needs the
+interpreter's lock more often. Each time, it may wait 5 ms for a training loop in Python."""
 _MAX_DETAILS = 500
 _TAGS = {"header": 0x0A, "failure": 0x12, "refusal": 0x1A}
 """First byte of each kind of answer: field number << 3 | 2, which means "length-delimited"."""
 _DEFAULT_LIMITS = Limits()
 
 
-class Refusal(enum.Enum):
-    """Reason why an endpoint does not answer a request with a batch, other than a failure of the user's code."""
-
-    BUSY = "it has too many requests in work"
-    UNPREPARED = "it has not built the data set"
-    MALFORMED = "it does not understand the request"
-    BROKEN = "it failed internally"
-
-
-class RefusedError(Exception):
-    """An endpoint refused a request."""
-
-    def __init__(self, refusal: Refusal, details: str) -> None:
-        super().__init__(refusal, details)
-        self.refusal = refusal
-        self.details = details
-
-    def __str__(self) -> str:
-        return f"{self.refusal.value}: {self.details}"
-
-
 class EncodedBatch:
     """The answer that holds one batch.
 
     Args:
-        batch: See `hetero.batches.structure.flatten`.
+        batch: See `hetero.batches.structure.conversion.flatten`.
         limits: Bounds that the batch must not exceed.
         num_queued: Number of requests that wait on this endpoint.
-        copy: Whether to copy the batch, because it may change or be freed before it is sent. Otherwise its own memory
-            is sent.
+        copy: Whether to copy the batch now, because it may change or be freed before it is sent.
         skips: The skipped samples of the batch.
         request: The bytes of the answered request, as they arrived.
 
@@ -143,7 +119,7 @@ class EncodedBatch:
             name: One of `hetero.wire.compression.COMPRESSIONS`.
 
         Raises:
-            ConfigError: If its package is not installed here. The batch is then unchanged.
+            ConfigError: If the codec's package is not installed here. The batch is then unchanged.
         """
         codec = load_codec(name)
         self._header.compression = compression_to_proto(name)
@@ -155,7 +131,7 @@ class EncodedBatch:
 
     @property
     def message(self) -> bytes:
-        """Bytes that precede the payload, made anew on each access."""
+        """Bytes that precede the payload. Each access serialises them again."""
         return pb.Answer(header=self._header, request=self._request).SerializeToString()
 
     @property
@@ -183,20 +159,20 @@ def encode_failure(failure: SampleFailure, *, request: bytes = b"") -> bytes:
     return pb.Answer(failure=failure_to_proto(failure), request=_digest(request)).SerializeToString()
 
 
-def encode_refusal(refusal: Refusal, details: str, *, request: bytes = b"") -> bytes:
+def encode_refusal(fault: Fault, details: str, *, request: bytes = b"") -> bytes:
     """Return the answer that refuses the request.
 
     Args:
-        refusal: The reason.
+        fault: The reason. It must be a fault with ``is_refusal``.
         details: More about the reason. Long text is cut.
         request: The bytes of the answered request, as they arrived.
     """
-    message = pb.Refusal(reason=refusal.name, details=details[:_MAX_DETAILS])
+    message = pb.Refusal(reason=fault.name, details=details[:_MAX_DETAILS])
     return pb.Answer(refusal=message, request=_digest(request)).SerializeToString()
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Return a writable buffer. Unlike bytearray, NumPy does not clear it first."""
+    """Return a writable NumPy buffer. A bytearray would be cleared first."""
     return np.empty(nbytes, np.uint8).data
 
 
@@ -222,11 +198,10 @@ class BatchDecoder:
             Other leaves do not use it, because torch does not pin them either.
         compression: The requested compression. Any other compression is rejected.
         max_skipped: Largest number of skipped samples. 0 if the request does not allow skips.
-        request: The request as it was sent. The answer to another request, or to this one damaged on its way, is
-            rejected.
+        request: The bytes of the request as they were sent. An answer to other bytes is rejected.
 
     Raises:
-        ConfigError: If the package of that compression is not installed here.
+        ConfigError: If the package of the compression is not installed here.
     """
 
     def __init__(
@@ -248,7 +223,7 @@ class BatchDecoder:
         self._tree: Tree = None
         self._shapes: list[LeafShape] = []
         self._buffers: list[memoryview] = []
-        self._leaf_index = -1  # index of the leaf that is being filled, which has the last of the buffers
+        self._leaf_index = -1  # index of the leaf that is being filled; its buffer is the last one
         self._filled = 0  # bytes of that leaf that have arrived
         self._missing = 0  # bytes of payload that have not arrived
         self._expected_checksum = 0
@@ -272,20 +247,19 @@ class BatchDecoder:
         return self._has_header and self._missing == 0
 
     def take_message(self, message: bytes) -> None:
-        """Process the message that an answer begins with, without allocating memory for the payload.
+        """Process the message at the start of an answer. Does not allocate memory for the payload.
 
         Raises:
             DatasetError: If the message reports an exception of the user's code.
-            RefusedError: If the message refuses the request.
+            CallFailedError: If the message refuses the request.
             ChecksumError: If the message answers another request, or if a batch without payload arrived damaged.
-            ProtocolError: If this version of `EncodedBatch` would not have made the message. The decoder is then
-                unusable.
+            ProtocolError: If this version of hetero could not have made the message. The decoder is then unusable.
         """
         if len(message) > self._limits.max_answer_bytes:
             raise ProtocolError(
                 f"an answer has {len(message)} bytes, at most {self._limits.max_answer_bytes} are allowed"
             )
-        # There must be exactly one part, and it must answer this request.
+        # The answer must have exactly one part (header, failure or refusal), and belong to this request.
         answer = parse(pb.Answer, message)
         part = answer.WhichOneof("part")
         if part is None:
@@ -293,7 +267,7 @@ class BatchDecoder:
         if message[0] != _TAGS[part]:
             raise ProtocolError("an answer holds more than one part")
         if answer.request != self._request:
-            raise ChecksumError("an answer is not to this request, or one of both arrived damaged")
+            raise ChecksumError("an answer belongs to another request, or one of the two arrived damaged")
         if part == "failure":
             if len(message) > self._limits.max_failure_bytes:
                 raise ProtocolError(f"a failure has {len(message)} bytes, more than {self._limits.max_failure_bytes}")
@@ -305,11 +279,11 @@ class BatchDecoder:
 
     @property
     def needs_memory(self) -> bool:
-        """Whether the next call of `room` allocates a leaf. Wait for a byte of the leaf before that call."""
+        """Whether the next call of `room` allocates a leaf. If so, first wait until a byte of that leaf has arrived."""
         return self._leaf_index < 0 or self._filled == self._shapes[self._leaf_index].nbytes
 
     def room(self) -> memoryview:
-        """Return the buffer for the next bytes of payload. Call this only until the batch is complete."""
+        """Return the buffer for the next bytes of payload. Do not call this when the batch is complete."""
         if self.needs_memory:
             self._next_leaf()
         if self._blocks is not None:
@@ -320,7 +294,7 @@ class BatchDecoder:
         """Record that this number of bytes has been received into the `room`.
 
         Raises:
-            ChecksumError: If these bytes complete the batch or a block, and it arrived damaged.
+            ChecksumError: If the batch or a block is now complete, and arrived damaged.
         """
         if self._blocks is not None:
             nbytes = self._blocks.filled(nbytes, self._block())
@@ -333,7 +307,7 @@ class BatchDecoder:
         """Return the batch. Its tensors and arrays are writable and own their memory. Call this once only.
 
         Raises:
-            ProtocolError: If the batch is not complete, or its parts do not make a batch in this process.
+            ProtocolError: If the batch is not complete, or its parts do not fit together.
             UnknownTypeError: If the batch is intact but contains a type that this process does not have.
         """
         if not self.done:
@@ -368,7 +342,9 @@ class BatchDecoder:
         tree, shapes = decode_structure(header.structure, self._limits)
         nbytes = sum(shape.nbytes for shape in shapes)
         if nbytes != header.payload_bytes:
-            raise ProtocolError(f"the leaves of a batch have {nbytes} bytes, its header says {header.payload_bytes}")
+            raise ProtocolError(
+                f"the leaves of a batch have {nbytes} bytes, but its header says {header.payload_bytes}"
+            )
         if nbytes > self._limits.max_batch_bytes:
             raise ProtocolError(
                 f"a batch has {nbytes} bytes, at most {self._limits.max_batch_bytes} are allowed\n"
@@ -392,14 +368,14 @@ class BatchDecoder:
             self.lacks_compression = True
             return
         if self._codec is None or compression != self._compression:
-            raise ProtocolError(f"a batch is compressed with {compression}, {self._compression} was asked for")
+            raise ProtocolError(f"a batch is compressed with {compression}, but {self._compression} was requested")
         sizes = list(header.block_bytes)
         expected = [size for shape in shapes for size in raw_block_sizes(shape.nbytes)]
         if len(sizes) != len(expected):
             raise ProtocolError(f"a batch has {len(sizes)} compressed blocks, its leaves make {len(expected)}")
         for size, raw_size in zip(sizes, expected, strict=True):
             if size >= raw_size:  # such a block would have been sent uncompressed
-                raise ProtocolError(f"a compressed block has {size} bytes, it is to give {raw_size}")
+                raise ProtocolError(f"a compressed block has {size} bytes, expected less than its {raw_size} of data")
             if size:
                 self.saved_bytes += raw_size - size
         self._blocks = BlockReader(self._codec, sizes)
@@ -426,12 +402,12 @@ class BatchDecoder:
 
 
 def _digest(request: bytes) -> int:
-    """Return the checksum by which an answer names its request, or 0 if the request did not arrive whole."""
+    """Return the checksum that identifies the request in an answer, or 0 if the request arrived incomplete."""
     return xxhash.xxh3_64_intdigest(request) if request else 0
 
 
 def _refused(message: pb.Refusal) -> Exception:
     name = pb.Refusal.Reason.Name(message.reason) if message.reason in pb.Refusal.Reason.values() else ""
-    if name not in Refusal.__members__:
+    if name not in Fault.__members__ or not Fault[name].value.is_refusal:
         return ProtocolError(f"an answer refuses for the unknown reason {message.reason}")
-    return RefusedError(Refusal[name], " ".join(message.details.split())[:_MAX_DETAILS])
+    return CallFailedError(Fault[name], " ".join(message.details.split())[:_MAX_DETAILS])

@@ -1,29 +1,45 @@
-"""Bounds of the memory that a peer can make this process allocate, and the protocol's version."""
+"""The protocol's constants, and bounds of the memory that a peer can make this process allocate."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
-from hetero.batches.limits import StructureLimits
+from hetero.batches.structure.limits import StructureLimits
 from hetero.errors import ConfigError
 
-__all__ = ["BLOCK_BYTES", "MAX_FETCH_BYTES", "MAX_KEYED_FETCH_BYTES", "MAX_SKIPS_BYTES", "PROTOCOL", "Limits"]
+__all__ = [
+    "BLOCK_BYTES",
+    "GREETING",
+    "MAX_FETCH_BYTES",
+    "MAX_KEYED_FETCH_BYTES",
+    "MAX_SKIPS_BYTES",
+    "PROTOCOL",
+    "SERVICE",
+    "SESSION_TOKEN_BYTES",
+    "Limits",
+]
 
 PROTOCOL = 6
 """Version of the data plane's messages. Both sides must have the same version."""
+SERVICE = "hetero.v1.Data"
+"""Name of the data plane's gRPC service."""
+GREETING = b"hetero"
+"""First bytes of a connection for batches. The session token follows."""
+SESSION_TOKEN_BYTES = 32
+"""Length of the token that an endpoint issues to a reader. The reader sends it on each of its connections."""
 BLOCK_BYTES = 2**20
-"""Size of each block of a compressed leaf, except for its last block. The size is part of the protocol.
+"""Size of the blocks of a compressed leaf. Only the last block may be smaller. The size is part of the protocol.
 
 Larger blocks do not compress better (measured with photographs: 64 KiB, 256 KiB and 1 MiB differ by less than 3 %).
-Smaller blocks take the interpreter's lock more often. A receiver needs one block as extra memory.
+With smaller blocks, threads need the interpreter's lock more often. A receiver needs one block as extra memory.
 """
 MAX_FETCH_BYTES = 16 * 2**20
 """Largest request for a batch. Each 64-bit integer index takes 8 bytes, and its occurrences up to 5 bytes."""
 MAX_KEYED_FETCH_BYTES = 2**20
-"""Largest request with other indices. As parsed messages, these take many times their bytes."""
+"""Largest request if not all indices are integers. They are then keys, which take many times their bytes in memory."""
 MAX_SKIPS_BYTES = 96 * 2**10
-"""Largest list of a batch's skipped samples: 100 entries with 64 and 160 characters of up to 4 bytes."""
+"""Largest list of a batch's skipped samples: 100 entries of 64 + 160 characters, each of up to 4 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +47,7 @@ class Limits(StructureLimits):
     """Bounds of requests and batches. Receivers check them before they allocate."""
 
     max_header_bytes: int = 2**20
-    """Bytes of a batch's structure: its tree, and dtypes and shapes of its leaves."""
+    """Bytes of a batch's structure: its tree, and the dtypes and shapes of the leaves."""
     max_failure_bytes: int = 64 * 2**10
     """Bytes of an exception with its traceback."""
     max_indices: int = 2**20
@@ -52,15 +68,12 @@ class Limits(StructureLimits):
     @property
     def max_answer_bytes(self) -> int:
         """Bytes of one message from an endpoint, without payload."""
-        # Besides the structure, a header has up to 4 bytes per block: for all full blocks, and one more for each leaf.
+        # A header also has up to 4 bytes for each block. Each leaf may have one block that is not full.
         num_blocks = self.max_batch_bytes // BLOCK_BYTES + self.max_leaves
         return max(self.max_header_bytes, self.max_failure_bytes) + 4 * num_blocks + MAX_SKIPS_BYTES + 1024
 
     def within(self, max_batch_bytes: int) -> Limits:
-        """Return these limits with a request's ``max_batch_bytes`` if that is smaller.
-
-        0 leaves the limits unchanged.
-        """
+        """Return these limits with a smaller ``max_batch_bytes``. A larger number, or 0, leaves them unchanged."""
         if not 0 < max_batch_bytes < self.max_batch_bytes:
             return self
         return dataclasses.replace(self, max_batch_bytes=max_batch_bytes)

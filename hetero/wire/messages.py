@@ -28,5 +28,7 @@ def parse(kind: type[_Message], data: bytes) -> _Message:
     # protobuf's pure-Python implementation raises ValueError for text that is not UTF-8, and RecursionError for deep
     # nesting.
     except (DecodeError, ValueError, RecursionError) as exc:
-        raise ProtocolError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name} message: {type(exc).__name__}") from None
+        raise ProtocolError(
+            f"{len(data)} bytes are not a valid {kind.DESCRIPTOR.name} message: {type(exc).__name__}"
+        ) from None
     return message

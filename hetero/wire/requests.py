@@ -1,16 +1,19 @@
-"""Batch requests, data set specs and failures <-> their messages."""
+"""Converts batch requests, data set specs and failures to their messages, and back."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Protocol
 
 import numpy as np
 
-from hetero.batches.request import BatchRequest, Indices
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest, Work
 from hetero.errors import ConfigError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
+from hetero.system.text import printable, without_middle
+from hetero.wire import indexed
 from hetero.wire.compression import compression_from_proto, compression_to_proto
-from hetero.wire.keys import decode_keys, encode_keys
 from hetero.wire.limits import MAX_FETCH_BYTES, MAX_KEYED_FETCH_BYTES, PROTOCOL, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
@@ -20,7 +23,6 @@ __all__ = [
     "failure_to_proto",
     "from_proto",
     "parse_request",
-    "printable",
     "serialize",
     "spec_from_proto",
     "spec_to_proto",
@@ -30,7 +32,7 @@ __all__ = [
 
 _DEFAULT_LIMITS = Limits()
 _MAX_TEXT_BYTES = {"exception": 10_000, "traceback": 30_000}
-"""Largest size of a failure's fields. With 4,000 for each other field, the sum is below `Limits.max_failure_bytes`."""
+"""Limits of a failure's longest fields. Other fields may have 4,000 bytes. All fit in `Limits.max_failure_bytes`."""
 _MAX_TYPES = 16
 _MAX_TYPE_BYTES = 400
 _LENGTH_DELIMITED = 2
@@ -38,9 +40,26 @@ _MAX_BYTES_BY_NUMBER = {
     pb.FetchRequest.INDICES_FIELD_NUMBER: 8 * 2**20,
     pb.FetchRequest.OCCURRENCES_FIELD_NUMBER: 5 * 2**20,
 }
-"""Largest size of a request's field, summed over its parts. Each other field may have `MAX_KEYED_FETCH_BYTES`."""
+"""Limits in bytes for all parts of a request's field together. Other fields may have `MAX_KEYED_FETCH_BYTES`."""
 _MAX_OCCURRENCES = 2**20
 _STAGES = ("build", "describe", "sample", "collate", "encode", "purity")
+
+
+class _Kind(Protocol):
+    """Interface of a module that converts one kind of work."""
+
+    def is_in(self, message: pb.FetchRequest) -> bool:
+        """Return whether a request has this kind of work."""
+
+    def write(self, message: pb.FetchRequest, work: Any, limits: Limits) -> None:
+        """Set the fields of a request for this work."""
+
+    def read(self, message: pb.FetchRequest, limits: Limits) -> Work:
+        """Return the work in a request."""
+
+
+_KINDS: dict[type[Work], _Kind] = {IndexedWork: indexed}
+"""The kinds of work that can be sent. A request without the fields of another kind is of the last kind."""
 
 
 def spec_to_proto(spec: DatasetSpec) -> pb.DatasetSpec:
@@ -57,7 +76,7 @@ def spec_from_proto(message: pb.DatasetSpec) -> DatasetSpec:
     try:
         return DatasetSpec(message.name, message.arguments_json)
     except ConfigError as exc:
-        raise ProtocolError(f"a request names no data set: {exc}") from exc
+        raise ProtocolError(f"a request has no valid data set: {exc}") from exc
 
 
 def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.FetchRequest:
@@ -66,8 +85,8 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
     Raises:
         ConfigError: If the request exceeds a limit, or a number is out of range.
     """
-    if len(request.indices) > limits.max_indices:
-        raise ConfigError(too_many_samples(len(request.indices), limits))
+    if request.work.num_samples > limits.max_indices:
+        raise ConfigError(too_many_samples(request.work.num_samples, limits))
     try:
         message = pb.FetchRequest(
             protocol=PROTOCOL,
@@ -84,14 +103,9 @@ def to_proto(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> pb.Fetc
             compression=compression_to_proto(request.compression),
             on_sample_error=pb.SKIP if request.on_sample_error == "skip" else pb.RAISE,
         )
-        if isinstance(request.indices, np.ndarray):
-            message.indices.extend(request.indices.tolist())
-        else:
-            encode_keys(message.keys, request.indices, limits)
+        _KINDS[type(request.work)].write(message, request.work, limits)
     except ValueError as exc:  # protobuf raises it for a number out of range or text that is not UTF-8
         raise ConfigError(f"a batch request cannot be sent: {exc}") from exc
-    if request.occurrences is not None and request.occurrences.any():
-        message.occurrences.extend(request.occurrences.tolist())
     return message
 
 
@@ -114,8 +128,8 @@ def serialize(request: BatchRequest, limits: Limits = _DEFAULT_LIMITS) -> bytes:
     max_bytes = MAX_KEYED_FETCH_BYTES if message.keys else MAX_FETCH_BYTES
     if len(data) > max_bytes:
         raise ConfigError(
-            f"the indices of batch {request.position} take {len(data)} bytes, at most {max_bytes} can be asked for; "
-            "use smaller batches or shorter keys"
+            f"the indices of batch {request.position} take {len(data)} bytes, at most {max_bytes} are allowed\n"
+            "  Use smaller batches or shorter keys."
         )
     return data
 
@@ -124,9 +138,9 @@ def parse_request(data: bytes) -> pb.FetchRequest:
     """Return the message of a request.
 
     Raises:
-        ProtocolError: If the bytes are not a request. Also if a large request has keys, too many or too large fields,
-            or more occurrences than a batch may have samples. Every key is a field, and keys and occurrences take many
-            times their bytes when they are parsed.
+        ProtocolError: If the bytes are not a request, or if a request of more than `MAX_KEYED_FETCH_BYTES` has keys,
+            too many or too large fields, or more occurrences than a batch may have samples. When parsed, keys and
+            occurrences take many times their bytes.
     """
     if len(data) > MAX_FETCH_BYTES:
         raise ProtocolError(f"a request has {len(data)} bytes, at most {MAX_FETCH_BYTES} are allowed")
@@ -139,10 +153,7 @@ def parse_request(data: bytes) -> pb.FetchRequest:
 
 
 def _has_few_fields(data: bytes) -> bool:
-    """Return whether a message is without keys and within the limits on its fields.
-
-    The limits are the number of fields of a request, the size of each field, and the number of occurrences.
-    """
+    """Return whether a request has no keys, and no more fields, bytes in a field and occurrences than allowed."""
     position = num_occurrences = 0
     sizes: dict[int, int] = {}
     for _ in range(len(pb.FetchRequest.DESCRIPTOR.fields)):
@@ -171,7 +182,7 @@ def _has_few_fields(data: bytes) -> bool:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return a varint and the position after it. The position is beyond the data if the varint does not end."""
+    """Return a varint and the position after it. If the varint does not end, the position is outside the data."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
@@ -192,32 +203,22 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
     """
     if message.protocol != PROTOCOL:
         raise ProtocolError(
-            f"the request is of protocol {message.protocol}, this endpoint speaks {PROTOCOL}\n"
+            f"the request has protocol {message.protocol}, this endpoint has protocol {PROTOCOL}\n"
             "  Install the same version of hetero on all hosts."
         )
-    num_indices = len(message.indices) + len(message.keys)
-    if num_indices > limits.max_indices or (message.indices and message.keys):
-        raise ProtocolError(
-            f"a request has {len(message.indices)} indices and {len(message.keys)} keys, "
-            f"expected at most {limits.max_indices} of one kind"
-        )
-    if message.occurrences and len(message.occurrences) != num_indices:
-        raise ProtocolError(f"a request has {num_indices} indices but {len(message.occurrences)} occurrences")
-    if not message.collate and num_indices != 1:
-        raise ProtocolError(f"a request without collation has {num_indices} indices, expected exactly 1")
+    for kind in _KINDS.values():
+        if kind.is_in(message):
+            break
+    work = kind.read(message, limits)
+    if not message.collate and work.num_samples != 1:
+        raise ProtocolError(f"a request without collation has {work.num_samples} indices, expected exactly 1")
     if message.on_sample_error not in (pb.RAISE, pb.SKIP):
         raise ProtocolError(f"a request has the unknown policy {message.on_sample_error} for samples that raise")
     if message.on_sample_error == pb.SKIP and not message.collate:
-        raise ProtocolError("a request without collation has no other sample that could stand in")
-    indices: Indices
-    if not message.keys:
-        indices = np.fromiter(message.indices, np.int64, num_indices)
-    else:
-        indices = decode_keys(message.keys, limits)
+        raise ProtocolError("a request without collation cannot skip: no other sample can be the substitute")
     return BatchRequest(
         spec=spec_from_proto(message.dataset),
-        indices=indices,
-        occurrences=np.fromiter(message.occurrences, np.uint32, num_indices) if message.occurrences else None,
+        work=work,
         seed=message.seed,
         epoch=message.epoch,
         position=message.position,
@@ -234,8 +235,8 @@ def from_proto(message: pb.FetchRequest, limits: Limits = _DEFAULT_LIMITS) -> Ba
 def failure_to_proto(failure: SampleFailure) -> pb.Failure:
     """Return the message of a failure. Text that is too long loses its middle."""
     texts = dataclasses.asdict(failure)
-    types = [_bounded(name, _MAX_TYPE_BYTES) for name in texts.pop("types")[:_MAX_TYPES]]
-    bounded = {name: _bounded(text, _MAX_TEXT_BYTES.get(name, 4_000)) for name, text in texts.items()}
+    types = [without_middle(name, _MAX_TYPE_BYTES) for name in texts.pop("types")[:_MAX_TYPES]]
+    bounded = {name: without_middle(text, _MAX_TEXT_BYTES.get(name, 4_000)) for name, text in texts.items()}
     return pb.Failure(**bounded, types=types)
 
 
@@ -246,23 +247,9 @@ def failure_from_proto(message: pb.Failure) -> SampleFailure:
         ProtocolError: If the stage is unknown.
     """
     if message.stage not in _STAGES:
-        raise ProtocolError(f"a failure is of stage {message.stage!r:.60}, expected one of {', '.join(_STAGES)}")
+        raise ProtocolError(f"a failure has the stage {message.stage!r:.60}, expected one of {', '.join(_STAGES)}")
     texts = {field.name: getattr(message, field.name) for field in dataclasses.fields(SampleFailure)}
     types = tuple(printable(name) for name in texts.pop("types")[:_MAX_TYPES])
-    return SampleFailure(
-        **{name: printable(text, lines=name == "traceback") for name, text in texts.items()}, types=types
-    )
-
-
-def _bounded(text: str, limit: int) -> str:
-    """Return the text, shortened to at most ``limit`` bytes of UTF-8."""
-    data = text.encode(errors="backslashreplace")
-    if len(data) > limit:
-        data = data[: limit // 4] + b" ... cut ... " + data[16 - limit + limit // 4 :]
-    return data.decode(errors="ignore")
-
-
-def printable(text: str, *, lines: bool = False) -> str:
-    """Return the text with control characters escaped. Line ends are escaped too unless ``lines`` is set."""
-    keep = "\n\t" if lines else ""
-    return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
+    kept = {"traceback": "\n\t"}
+    safe = {name: printable(text, keep=kept.get(name, "")) for name, text in texts.items()}
+    return SampleFailure(**safe, types=types)

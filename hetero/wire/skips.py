@@ -1,4 +1,7 @@
-"""The skipped samples of a batch <-> bytes in the header of its answer."""
+"""Converts the skipped samples of a batch to bytes in the header of its answer, and back.
+
+This module is separate from `hetero.wire.framing` because it checks untrusted bytes against separate bounds.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,14 @@ def decode_skips(data: bytes, *, max_skipped: int) -> Skips | None:
         max_skipped: Largest number of skipped samples. 0 if the request does not allow skips.
 
     Raises:
-        ProtocolError: If `encode_skips` would not have made these bytes for such a request.
+        ProtocolError: If `encode_skips` could not have made these bytes for a request with this ``max_skipped``.
     """
     if not data:
         return None
     if len(data) > MAX_SKIPS_BYTES:
-        raise ProtocolError(f"the skipped samples of a batch take {len(data)} bytes, at most {MAX_SKIPS_BYTES} may")
+        raise ProtocolError(
+            f"the skipped samples of a batch take {len(data)} bytes, at most {MAX_SKIPS_BYTES} are allowed"
+        )
     message = parse(pb.Skips, data)
     if not 1 <= message.num_skipped <= max_skipped:
         raise ProtocolError(f"{message.num_skipped} samples of a batch were skipped, expected at most {max_skipped}")

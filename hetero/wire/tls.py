@@ -1,10 +1,10 @@
 """Mutual TLS between the hosts of a job: this host's certificate, checks of other certificates, and failure messages.
 
-A folder holds ``ca.pem``, the authority of this job alone, and ``HOST.pem`` and ``HOST.key`` (`hetero certs` makes
-them). Each host has its own pair. The name in a certificate identifies the host, and a host does not need another
+`hetero certs` makes a folder with ``ca.pem``, the certificate authority of one job, and a certificate ``HOST.pem`` and
+its key ``HOST.key`` for each host. The name in a certificate identifies the host, and a host does not need another
 host's key. Both sides of a connection show a certificate. The system's authorities are not accepted. Connections go to
-numeric addresses, so the client states the name that the server's certificate must have. It is the host's name in the
-description of the cluster.
+numeric addresses. The client therefore states the name that the server's certificate must have, which is the host's
+name in the description of the cluster.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import TypeAlias
 
 from hetero.errors import AuthenticationError
 
-__all__ = ["WELCOME", "Diagnosis", "Tls", "TlsError", "TlsSession", "diagnose"]
+__all__ = ["WELCOME", "Tls", "TlsDiagnosis", "TlsError", "TlsSession", "diagnose"]
 
 WELCOME = b"hetero"
-"""First bytes that the server sends under TLS. They are the server's confirmation of the client's certificate.
+"""First bytes that the server sends under TLS, after it has accepted the client's certificate.
 
-A client of TLS 1.3 completes its handshake before the server has checked that certificate.
+The client waits for them, because in TLS 1.3 its handshake ends before the server has checked the certificate.
 """
 
 _MAX_FILE_BYTES = 2**20
 _MAX_READ_BYTES = 2**20
-_MAX_FLIGHTS = 10  # rounds of a handshake between two sessions in memory, where TLS 1.2 takes four
+_MAX_FLIGHTS = 10  # largest number of rounds of a handshake between two sessions in memory. TLS 1.2 takes 4
 _ADVICE = "give every host of the job --tls-dir with certificates of one run of hetero certs, or none of them"
 
 _Buffer: TypeAlias = "bytes | memoryview"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class TlsDiagnosis:
     """The check of TLS that failed."""
 
     text: str
     """The failure as this side describes it: "its certificate is not valid: certificate has expired"."""
     is_certificate: bool
-    """Whether this or the other side rejected a certificate. Trying again does not help then."""
+    """Whether this or the other side rejected a certificate. If so, trying again does not help."""
 
 
 # OpenSSL's and BoringSSL's names of failures. An alert is a failure that the other side reports.
@@ -60,13 +60,13 @@ _REASONS = (
     ("UNSUPPORTED_PROTOCOL", "it has no version of TLS in common with this host (1.2 or newer)", False),
     ("WRONG_VERSION_NUMBER", f"it does not speak TLS; {_ADVICE}", False),
     ("HTTP_REQUEST", f"it does not speak TLS; {_ADVICE}", False),
-    ("BAD_RECORD_MAC", "what arrived was damaged, or is no part of this connection", False),
+    ("BAD_RECORD_MAC", "the received data is damaged, or belongs to another connection", False),
 )
 
 _OTHER_AUTHORITY = ("issuer certificate", "self-signed", "self signed", "signature failure")
 
 
-def diagnose(words: str) -> Diagnosis | None:
+def diagnose(words: str) -> TlsDiagnosis | None:
     """Return the TLS failure that a library's error text describes, or None if it does not describe one.
 
     Args:
@@ -77,10 +77,10 @@ def diagnose(words: str) -> Diagnosis | None:
         why = why.strip(" :]").partition(":")[0].partition(";")[0].strip(" .]")
         if any(word in why.lower() for word in _OTHER_AUTHORITY):
             why = f"another authority signed it than this host's ca.pem ({why})"
-        return Diagnosis(text=f"its certificate is not valid: {why or 'verification failed'}", is_certificate=True)
+        return TlsDiagnosis(text=f"its certificate is not valid: {why or 'verification failed'}", is_certificate=True)
     for name, text, is_certificate in _REASONS:
         if name in words:
-            return Diagnosis(text=text, is_certificate=is_certificate)
+            return TlsDiagnosis(text=text, is_certificate=is_certificate)
     return None
 
 
@@ -112,10 +112,10 @@ class Tls:
             _make_context(protocol, paths) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
         )
         self.expires_epoch_s = self._check_own()
-        """Time when the certificate expires, as `time.time` counts."""
+        """Time when the certificate expires, in seconds like `time.time`."""
 
     def reveal(self) -> tuple[bytes, bytes, bytes]:
-        """Return authority, certificate and key for gRPC, which needs their contents instead of files."""
+        """Return the contents of the authority, certificate and key files. gRPC does not accept paths."""
         authority, certificate, key = self._pems
         return authority, certificate, key
 
@@ -253,18 +253,18 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
         ) from error
     mode = stat.S_IMODE(facts.st_mode)
     if facts.st_uid not in (os.geteuid(), 0):
-        raise AuthenticationError(f"{path} (--tls-dir) belongs to user {facts.st_uid}, not to this one or to root")
+        raise AuthenticationError(f"{path} (--tls-dir) belongs to user {facts.st_uid}: expected this user or root")
     if is_secret and mode & 0o077:
         raise AuthenticationError(f"the key {path} has mode {mode:04o}: others have access; chmod 600 it")
     if mode & 0o022:
         raise AuthenticationError(f"{path} (--tls-dir) has mode {mode:04o}: others can write it; chmod go-w it")
     if b"-----BEGIN " not in content:
-        raise AuthenticationError(f"{path} (--tls-dir) holds no PEM; hetero certs makes such files")
+        raise AuthenticationError(f"{path} (--tls-dir) is not a PEM file: make the files with hetero certs")
     return content
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO would wait for its writer
+    return os.open(path, flags | os.O_NONBLOCK)  # without O_NONBLOCK, opening a FIFO waits for a writer
 
 
 def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext:
@@ -274,16 +274,16 @@ def _make_context(protocol: ssl._SSLMethod, paths: list[Path]) -> ssl.SSLContext
     context.verify_mode = ssl.CERT_REQUIRED
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     if protocol is ssl.PROTOCOL_TLS_SERVER:
-        # Sessions are never resumed, and unrequested bytes such as tickets must not lie in an idle connection.
+        # Sessions are never resumed, and a session ticket would be unread bytes on an idle connection.
         context.num_tickets = 0
     try:
         context.load_verify_locations(cafile=authority)
     except (OSError, ValueError) as error:
-        raise AuthenticationError(f"{authority} (--tls-dir) holds no certificate that can be used: {error}") from error
+        raise AuthenticationError(f"{authority} (--tls-dir) has no certificate that can be used: {error}") from error
     try:
-        context.load_cert_chain(certificate, key, password="")  # without password= OpenSSL would ask the terminal
+        context.load_cert_chain(certificate, key, password="")  # without password= OpenSSL asks for one on the terminal
     except (OSError, ValueError) as error:
         raise AuthenticationError(
-            f"{certificate} and {key.name} (--tls-dir) are no pair that can be used: {error}"
+            f"{certificate} and {key.name} (--tls-dir) cannot be used as a pair: {error}"
         ) from error
     return context

@@ -1,4 +1,4 @@
-"""The structure of a batch <-> a protobuf message. A received message is checked completely before it is used."""
+"""Converts the structure of a batch to a protobuf message, and back. A whole message is checked before its use."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from hetero.batches.indices import fits_int64
-from hetero.batches.leaves import Container, Leaf, LeafShape
-from hetero.batches.trees import (
+from hetero.batches.structure.leaves import Container, Leaf, LeafShape
+from hetero.batches.structure.trees import (
     LeafRef,
     ListTree,
     MappingTree,
@@ -34,7 +34,7 @@ _VALUE_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", byt
 
 
 def encode_structure(tree: Tree, leaves: Sequence[Leaf]) -> bytes:
-    """Return the result of `hetero.batches.structure.flatten`, without the data, as a serialised ``Structure``."""
+    """Serialise the result of `hetero.batches.structure.conversion.flatten`, without data, as a ``Structure``."""
     message = pb.Structure()
     _fill(message.root, tree)
     for leaf in leaves:
@@ -139,7 +139,7 @@ def _leaf_shape(message: pb.Leaf) -> LeafShape:
 
 
 class _TreeReader:
-    """One walk over a message."""
+    """Converts the tree of one message, and counts its nodes and leaves."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -147,7 +147,7 @@ class _TreeReader:
         self.num_nodes = 0
 
     def tree(self, node: pb.Node, depth: int) -> Tree:
-        # Leaves and containers come first. Everything else is a plain value inside the header.
+        # A node is a leaf, a container, or a plain value. The header holds the plain values.
         self.num_nodes += 1
         if self.num_nodes > self.limits.max_nodes:
             raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")
@@ -163,10 +163,10 @@ class _TreeReader:
             return self._container(node, kind, depth + 1)
         if kind == "none":
             if not node.none:
-                raise ProtocolError("a None is marked as not being one")
+                raise ProtocolError("a None has the value false")
             return None
         if kind is None:
-            raise ProtocolError("a part of a batch is of no known kind")
+            raise ProtocolError("a part of a batch has an unknown kind")
         if kind == "complex":
             return complex(node.complex.real, node.complex.imaginary)
         value: bool | int | float | str | bytes = getattr(node, kind)
@@ -203,7 +203,7 @@ class _TreeReader:
         return tuple([self.tree(node, depth) for node in nodes])
 
     def _key(self, node: pb.Node, depth: int) -> Tree:
-        if node.WhichOneof("kind") == "text":  # nearly every key
+        if node.WhichOneof("kind") == "text":  # nearly every key is text
             self.num_nodes += 1
             if self.num_nodes > self.limits.max_nodes:
                 raise ProtocolError(f"a batch has more than {self.limits.max_nodes} parts")

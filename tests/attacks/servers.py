@@ -14,11 +14,11 @@ import pytest
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import health, security
-from hetero.control.facts import SessionOptions
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Member, Membership
-from hetero.control.status import HostStatus
-from hetero.dataplane.endpoint.endpoint import Endpoint, EndpointOptions
+from hetero.control.status import HostStatus, SessionOptions
+from hetero.dataplane.endpoint.endpoint import Endpoint
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.endpoint.service import DATA_POLICIES
 from hetero.wire import channels  # noqa: F401  (before grpc: sets its environment)
 from hetero.wire.limits import PROTOCOL
@@ -50,7 +50,7 @@ class Server:
     _channel: grpc.Channel = field(init=False)
 
     def __post_init__(self) -> None:
-        # Not with our own clients' options: a stranger has no limits.
+        # Not with our own clients' options: an unauthenticated peer has no limits.
         self._channel = grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)])
 
     @property
@@ -170,7 +170,7 @@ def launcher() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def attended(server: Server) -> Iterator[bytes]:
-    """Attend the endpoint as a reader does; give the ticket."""
+    """Attend the endpoint as a reader does; give the session token."""
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream("/hetero.v1.Data/Attend", None, None)(
             pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=server.metadata

@@ -1,4 +1,4 @@
-"""Strangers at every RPC of every server, with every bad form of the token."""
+"""Unauthenticated peers at every RPC of every server, with every bad form of the token."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_call_to_an_endpoint_that_does_not_name_this_start_of_it_is_refused(runn
     for method, arity, named in itertools.product(DATA_POLICIES, ARITIES, forms):
         found = server.refusal(method, (*bare, *named), arity=arity)
         assert found == (grpc.StatusCode.FAILED_PRECONDITION, "this server was started anew")
-    assert server.access.auth_failures == before  # a reader that is late makes such a call, and is no stranger
+    assert server.access.auth_failures == before  # a reader that is late makes such a call, too
     assert is_served(server)
 
 
@@ -202,7 +202,7 @@ def test_header_that_no_library_would_send_gets_no_answer_but_refusal(
                 received = http2.answer(connection, (b"authentication failed", b"\x00\x00\x00\x07\x00"))
             assert http2.DATA not in http2.kinds(received)
             assert b"another job" not in received
-    # What a stranger says is in no log, and how often it says it fills none.
+    # What an unauthenticated peer says is in no log, and how often it says it fills none.
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 1
     assert is_served(server)
 
@@ -243,12 +243,12 @@ def test_request_of_two_megabytes_exhausts_nothing(running: dict[str, Server], n
 
 @pytest.mark.attack("A9")
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("who", ["stranger", "holder of the token"])
+@pytest.mark.parametrize("who", ["unauthenticated peer", "holder of the token"])
 @pytest.mark.parametrize("said", ["nothing", "half a message", "noise"])
 def test_calls_that_break_off_hold_no_place(running: dict[str, Server], name: str, who: str, said: str) -> None:
     """As many as any server takes at the same time, and half as many more."""
     server = running[name]
-    given = server.metadata if who != "stranger" else [("hetero-job", JOB)]
+    given = server.metadata if who != "unauthenticated peer" else [("hetero-job", JOB)]
     fields = [(key.encode(), value.encode()) for key, value in given]
     methods = sorted(POLICIES[name])
     body = {"nothing": b"", "half a message": b"\0\0\0\0\x20half", "noise": b"\0\0\0\0\x03\xff\xff\xff"}[said]

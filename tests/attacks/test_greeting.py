@@ -1,4 +1,4 @@
-"""Strangers at the port for batches: every bad form of what such a connection begins with."""
+"""Unauthenticated peers at the port for batches: every bad form of what such a connection begins with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pathlib import Path
 import http2
 import pytest
 import servers
+from ends import connect
 from servers import JOB, Server, attended
 from waiting import wait_for
 
 from hetero.control.security import call_metadata
-from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
-from hetero.wire.framing import BatchDecoder, RefusedError
-from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.faults import CallFailedError
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import GREETING, PROTOCOL, SESSION_TOKEN_BYTES, Limits
 from hetero.wire.proto import data_pb2 as pb
-from hetero.wire.streams import Stream, connect
+from hetero.wire.transports.interface import Connection
 
 import grpc  # isort: skip
 
@@ -30,19 +31,21 @@ pytestmark = pytest.mark.attack("A1")
 REQUEST = pb.FetchRequest(protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=[1])
 ASKING = struct.pack("<I", REQUEST.ByteSize()) + REQUEST.SerializeToString()
 FORMS: dict[str, Callable[[bytes], bytes]] = {
-    "zeros": lambda _: GREETING + bytes(TICKET_BYTES),
-    "wrong": lambda ticket: GREETING + ticket[::-1],
-    "one bit off": lambda ticket: GREETING + ticket[:-1] + bytes([ticket[-1] ^ 1]),
-    "prefix and zeros": lambda ticket: GREETING + ticket[: TICKET_BYTES // 2] + bytes(TICKET_BYTES - TICKET_BYTES // 2),
-    "no greeting": lambda ticket: ticket + bytes(len(GREETING)),
-    "greeting of another case": lambda ticket: GREETING.upper() + ticket,
-    "greeting with one letter wrong": lambda ticket: GREETING[:-1] + b"O" + ticket,
-    "ticket before the greeting": lambda ticket: ticket + GREETING,
-    "ticket as text": lambda ticket: GREETING + ticket.hex().encode(),
-    "a space between": lambda ticket: GREETING + b" " + ticket,
+    "zeros": lambda _: GREETING + bytes(SESSION_TOKEN_BYTES),
+    "wrong": lambda session_token: GREETING + session_token[::-1],
+    "one bit off": lambda session_token: GREETING + session_token[:-1] + bytes([session_token[-1] ^ 1]),
+    "prefix and zeros": lambda session_token: (
+        GREETING + session_token[: SESSION_TOKEN_BYTES // 2].ljust(SESSION_TOKEN_BYTES, b"\0")
+    ),
+    "no greeting": lambda session_token: session_token + bytes(len(GREETING)),
+    "greeting of another case": lambda session_token: GREETING.upper() + session_token,
+    "greeting with one letter wrong": lambda session_token: GREETING[:-1] + b"O" + session_token,
+    "session token before the greeting": lambda session_token: session_token + GREETING,
+    "session token as text": lambda session_token: GREETING + session_token.hex().encode(),
+    "a space between": lambda session_token: GREETING + b" " + session_token,
     "a megabyte": lambda _: GREETING + b"\xff" * 2**20,
-    "the job's token": lambda _: GREETING + b"Bearer TOKEN"[:TICKET_BYTES].ljust(TICKET_BYTES),
-    "a message": lambda ticket: struct.pack("<I", TICKET_BYTES) + ticket + bytes(2),
+    "the job's token": lambda _: GREETING + b"Bearer TOKEN"[:SESSION_TOKEN_BYTES].ljust(SESSION_TOKEN_BYTES),
+    "a message": lambda session_token: struct.pack("<I", SESSION_TOKEN_BYTES) + session_token + bytes(2),
     "a request at once": lambda _: ASKING,
     "HTTP": lambda _: b"GET / HTTP/1.1\r\nHost: endpoint\r\nAuthorization: Bearer x\r\n\r\n",
     "HTTP/2": lambda _: http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0, b"") + bytes(20),
@@ -59,18 +62,21 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def is_served(server: Server) -> bool:
     """Tell whether a reader gets an answer: here, that the data set is not built."""
-    with attended(server) as ticket, contextlib.closing(connect("127.0.0.1", server.batch_port)) as stream:
-        stream.send_raw(GREETING + ticket)
+    with (
+        attended(server) as session_token,
+        contextlib.closing(connect("127.0.0.1", server.batch_port)) as stream,
+    ):
+        stream.send_raw(GREETING + session_token)
         return answers(stream)
 
 
-def answers(stream: Stream) -> bool:
+def answers(stream: Connection) -> bool:
     request = REQUEST.SerializeToString()
     stream.send(request, deadline_s=time.monotonic() + 20.0)
     message = stream.receive_message(Limits().max_answer_bytes, deadline_s=time.monotonic() + 20.0)
     if message is None:
         return False
-    with pytest.raises(RefusedError, match="without collation|not built"):
+    with pytest.raises(CallFailedError, match="without collation|not built"):
         BatchDecoder(request=request).take_message(message)
     return True
 
@@ -92,28 +98,28 @@ def test_bad_greeting_is_closed_without_a_word_and_counted(
     endpoint: Server, caplog: pytest.LogCaptureFixture, form: str, then: bytes
 ) -> None:
     delivery = endpoint.running._service.delivery
-    with attended(endpoint) as ticket, caplog.at_level(logging.DEBUG):
-        before = delivery.num_turned_out
+    with attended(endpoint) as session_token, caplog.at_level(logging.DEBUG):
+        before = delivery.num_rejected
         for number in range(1, 6):
-            assert heard(("127.0.0.1", endpoint.batch_port), FORMS[form](ticket) + then) == b""
-            wait_for(lambda number=number: delivery.num_turned_out == before + number)
+            assert heard(("127.0.0.1", endpoint.batch_port), FORMS[form](session_token) + then) == b""
+            wait_for(lambda number=number: delivery.num_rejected == before + number)
         assert endpoint.running.statistics().auth_failures >= before + 5
-    assert sum("turned out a connection" in record.message for record in caplog.records) <= 1
-    assert ticket.hex() not in caplog.text
-    assert str(ticket) not in caplog.text
+    assert sum("rejected a connection" in record.message for record in caplog.records) <= 1
+    assert session_token.hex() not in caplog.text
+    assert str(session_token) not in caplog.text
     assert is_served(endpoint)
 
 
-@pytest.mark.parametrize("length", [0, 1, len(GREETING), len(GREETING) + 1, len(GREETING) + TICKET_BYTES - 1])
+@pytest.mark.parametrize("length", [0, 1, len(GREETING), len(GREETING) + 1, len(GREETING) + SESSION_TOKEN_BYTES - 1])
 def test_greeting_that_ends_early_admits_nobody(endpoint: Server, length: int) -> None:
     delivery = endpoint.running._service.delivery
     wait_for(lambda: not delivery._num_connections)  # the thread of a connection that has ended may still be there
-    with attended(endpoint) as ticket:
+    with attended(endpoint) as session_token:
         with socket.create_connection(("127.0.0.1", endpoint.batch_port), 20.0) as connection:
-            connection.sendall((GREETING + ticket)[:length])
+            connection.sendall((GREETING + session_token)[:length])
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
-        wait_for(lambda: not delivery._strangers)
+        wait_for(lambda: not delivery._peers)
         assert delivery._num_connections == 0
     assert is_served(endpoint)
 
@@ -121,17 +127,20 @@ def test_greeting_that_ends_early_admits_nobody(endpoint: Server, length: int) -
 @pytest.mark.attack("A11")
 def test_recorded_greeting_admits_nobody_once_its_reader_has_left(endpoint: Server) -> None:
     delivery = endpoint.running._service.delivery
-    with attended(endpoint) as ticket, contextlib.closing(connect("127.0.0.1", endpoint.batch_port)) as stream:
-        stream.send_raw(GREETING + ticket)
+    with (
+        attended(endpoint) as session_token,
+        contextlib.closing(connect("127.0.0.1", endpoint.batch_port)) as stream,
+    ):
+        stream.send_raw(GREETING + session_token)
         assert answers(stream)
-    wait_for(lambda: not delivery._tickets)
-    assert heard(("127.0.0.1", endpoint.batch_port), GREETING + ticket + ASKING) == b""
+    wait_for(lambda: not delivery._session_tokens)
+    assert heard(("127.0.0.1", endpoint.batch_port), GREETING + session_token + ASKING) == b""
 
 
 @pytest.mark.attack("A11")
 def test_recorded_call_and_greeting_are_worth_nothing_after_a_restart(tmp_path: Path) -> None:
     """The same job, token and even a client that strips nothing: only the process is another."""
-    with servers.endpoint(tmp_path, incarnation="first") as first, attended(first) as ticket:
+    with servers.endpoint(tmp_path, incarnation="first") as first, attended(first) as session_token:
         token = first.token
         recorded = call_metadata(token, JOB, incarnation="first")
         code, _ = first.refusal("/hetero.v1.Data/Describe", recorded, request=b"\xff")
@@ -142,7 +151,7 @@ def test_recorded_call_and_greeting_are_worth_nothing_after_a_restart(tmp_path: 
             for arity in servers.ARITIES:
                 found = second.refusal(f"/hetero.v1.Data/{method}", recorded, arity=arity)
                 assert found == (grpc.StatusCode.FAILED_PRECONDITION, "this server was started anew")
-        assert heard(("127.0.0.1", second.batch_port), GREETING + ticket + ASKING) == b""
+        assert heard(("127.0.0.1", second.batch_port), GREETING + session_token + ASKING) == b""
         code, _ = second.refusal(
             "/hetero.v1.Data/Describe", call_metadata(token, JOB, incarnation="second"), request=b"\xff"
         )

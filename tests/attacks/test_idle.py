@@ -15,18 +15,17 @@ import pytest
 import servers
 from deliveries import num_descriptors
 from servers import Server
-from strangers import KINDS, Strangers
+from unauthenticated_peers import KINDS, UnauthenticatedPeers
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.endpoint import transport
+from hetero.dataplane.endpoint import delivery as delivery_module
 from hetero.dataplane.endpoint.endpoint import allow_descriptors
-from hetero.dataplane.endpoint.transport import GREETING
-from hetero.dataplane.reader.failures import CallFailedError, Fault
-from hetero.dataplane.reader.transport import Link
+from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.wire import channels
+from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
-from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.limits import GREETING, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
 import grpc  # isort: skip
@@ -38,10 +37,10 @@ NUM = 500
 
 @pytest.fixture
 def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """An endpoint that gives strangers less time than users' do."""
+    """An endpoint that gives unauthenticated peers less time than users' do."""
     monkeypatch.setattr(channels, "HANDSHAKE_MS", 2_000)
     monkeypatch.setattr(channels, "MAX_IDLE_MS", 2_000)
-    monkeypatch.setattr(transport, "_HELLO_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(delivery_module, "_HELLO_TIMEOUT_S", 2.0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     allow_descriptors()  # as endpoints do; and both ends of every connection are in this process
     with servers.endpoint(tmp_path) as server:
@@ -57,7 +56,7 @@ def is_served(server: Server) -> bool:
         protocol=PROTOCOL, dataset=pb.DatasetSpec(name="photos", arguments_json="{}"), indices=[1], collate=True
     )
     request = message.SerializeToString()
-    with contextlib.closing(Link(record, metadata, Limits())) as link:
+    with contextlib.closing(EndpointLink(record, metadata, Limits())) as link:
         try:
             link.attend()
             link.fetch(request, BatchDecoder(request=request), timeout_s=20.0, on_call=lambda call: None)
@@ -69,17 +68,17 @@ def is_served(server: Server) -> bool:
 def test_idle_connections_are_closed_and_readers_served_meanwhile(endpoint: Server) -> None:
     assert is_served(endpoint)
     threads, before = threading.active_count(), num_descriptors()
-    with Strangers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM) as strangers:
-        assert len(strangers.connections) == NUM
+    with UnauthenticatedPeers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM) as peers:
+        assert len(peers.connections) == NUM
         # gRPC drops some calls, anybody's, while more than a thousand wait to be looked at: readers ask again.
         wait_for(lambda: is_served(endpoint), 5.0)
         # Ours are among them: each connection has an end here, too.
         assert num_descriptors() - before <= 2 * NUM + 64
-        assert len(endpoint.running._service.delivery._strangers) <= transport._MAX_STRANGERS
-        # Few threads refuse and tell strangers how the server is; no connection has one of its own.
+        assert len(endpoint.running._service.delivery._peers) <= delivery_module._MAX_PEERS
+        # Few threads refuse and tell unauthenticated peers how the server is; no connection has one of its own.
         assert threading.active_count() - threads <= 16
         # Those who answer gRPC's pings have no calls: they are closed for that. The others answer none.
-        wait_for(lambda: not strangers.living(), 60.0)
+        wait_for(lambda: not peers.living(), 60.0)
         assert is_served(endpoint)
         assert num_descriptors() - before <= NUM + 64
     wait_for(lambda: num_descriptors() - before <= 16)
@@ -107,7 +106,7 @@ def test_connection_that_answers_pings_but_calls_nothing_is_closed(endpoint: Ser
 def test_reader_that_watches_or_attends_is_never_idle(endpoint: Server) -> None:
     record = EndpointRecord(endpoint_id="a/0", host="a", address=endpoint.address, incarnation="first")
     metadata = endpoint.metadata
-    with contextlib.closing(Link(record, metadata, Limits())) as link:
+    with contextlib.closing(EndpointLink(record, metadata, Limits())) as link:
         link.attend()
         deadline_s = time.monotonic() + 6.0
         while time.monotonic() < deadline_s:  # three times what a connection without calls may last
@@ -144,7 +143,7 @@ def test_health_that_is_watched_by_many_has_few_threads(endpoint: Server) -> Non
             connection.close()
 
 
-def test_ticket_holders_that_never_read_are_bounded_and_others_are_told_to_come_back(endpoint: Server) -> None:
+def test_session_token_holders_that_never_read_are_bounded_and_others_are_told_to_come_back(endpoint: Server) -> None:
     """They are of the job, so nobody ends their connections: a trainer may stand still. What they hold is bounded."""
     from hetero.wire.framing import EncodedBatch
 
@@ -153,11 +152,11 @@ def test_ticket_holders_that_never_read_are_bounded_and_others_are_told_to_come_
     served = endpoint.running._service.delivery
     asking = GREETING + served.admit() + struct.pack("<I", 1) + b"x"
     threads = threading.active_count()
-    with Strangers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM, asking=asking) as strangers:
-        greedy = sum(kind == KINDS[-1] for kind, _ in strangers.connections)
+    with UnauthenticatedPeers(endpoint.place, ("127.0.0.1", endpoint.batch_port), NUM, asking=asking) as peers:
+        greedy = sum(kind == KINDS[-1] for kind, _ in peers.connections)
         assert greedy > served._max_requests // 2
         wait_for(lambda: served._num_busy == min(greedy, served._max_requests))
         assert served._num_connections <= greedy
         assert threading.active_count() - threads <= greedy + 16
-        wait_for(lambda: set(strangers.living()) <= {KINDS[-1]}, 60.0)
+        wait_for(lambda: set(peers.living()) <= {KINDS[-1]}, 60.0)
     wait_for(lambda: served._num_connections == 0)

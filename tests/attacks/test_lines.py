@@ -23,10 +23,10 @@ from hetero.errors import DatasetError, ExitCode, SampleFailure
 from hetero.launch import progress
 from hetero.launch.failure import failure_text, write_failure
 from hetero.metrics import StepTimer
-from hetero.report.markdown import code
-from hetero.sagemaker.metrics import METRIC_DEFINITIONS
+from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 from hetero.system import logs
 from hetero.system.line_relay import LineRelay
+from hetero.system.text import code_span
 from hetero.wire.requests import failure_from_proto, failure_to_proto
 
 pytestmark = pytest.mark.attack("A14")
@@ -170,7 +170,7 @@ def test_loader_of_any_name_is_one_line_of_progress_and_one_cell_of_the_report(l
     for line in lines():
         assert line.startswith("[data_group algo-2 data] ")
         assert not METRIC.match(line)
-    cell = code(text)
+    cell = code_span(text)
     assert "\n" not in cell
     assert cell.count("`") == 2
     assert not CONTROL.search(cell)

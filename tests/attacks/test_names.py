@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from hetero import cli
-from hetero.cluster import natural_key, parse_cluster, slug
+from hetero.cluster import find_platform, natural_key, parse_cluster, slug
 from hetero.config import LaunchOptions
 from hetero.control.security import call_metadata
 from hetero.control.status import Cause
 from hetero.errors import ClusterError, ConfigError, ExitCode
 from hetero.launch.failure import write_failure
-from hetero.launch.job import job_id as id_of
 from hetero.launch.summary import output_folder
 from hetero.pricing import Catalogue
 from hetero.simulate.simulate import SimulatedGroup, simulate
@@ -73,7 +72,7 @@ def test_folder_of_a_host_stays_below_the_output() -> None:
     options = LaunchOptions(script="train.py")
     for host in ("algo-1", "a..b", "x:1", "_"):
         spec = parse_cluster(cluster("trainers", host), source="test")
-        folder = output_folder(options, Path("/opt/ml"), spec.current_host)
+        folder = output_folder(options, find_platform({}).folders, spec.current_host)
         assert folder.parent == Path("/opt/ml/output/data")
         assert folder.name == host
 
@@ -155,9 +154,9 @@ def test_job_of_any_name_is_one_plain_word_to_the_others(job_id: str) -> None:
     """It travels in headers, which know less than names may hold."""
     spec = parse_cluster({"hosts": ["algo-1"], "current_host": "algo-1"}, source="test")
     for variable in ("HETERO_JOB_ID", "TRAINING_JOB_NAME"):
-        found = id_of({variable: job_id}, spec)
+        found = find_platform({variable: job_id}).job_id(spec)
         assert found == slug(job_id)
         assert found.isascii()
         assert found.isprintable()
         assert call_metadata(None, found) == (("hetero-job", found),)
-    assert id_of({}, spec) == id_of({"HETERO_JOB_ID": ""}, spec) != ""
+    assert find_platform({}).job_id(spec) == find_platform({"HETERO_JOB_ID": ""}).job_id(spec) != ""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hetero.audit.indices import indices_digest, samples_sum
 from hetero.audit.ledger import BatchEntry, Ledger, LoaderFacts, Writer
+from hetero.batches.indexed import IndexedWork
 
 FACTS = LoaderFacts(
     name="train",
@@ -36,8 +36,8 @@ def entry(epoch: int, position: int, indices: Iterable[int], *, content: object 
         epoch=epoch,
         position=position,
         size=len(array),
-        indices=indices_digest(array, None),
-        samples=samples_sum(array, None, leave_out_repeats=True),
+        indices=IndexedWork(array).digest(),
+        samples=IndexedWork(array).samples_sum(leave_out_repeats=True),
         content=blake2b(text, digest_size=16).digest(),
     )
 

@@ -66,7 +66,10 @@ def test_audit_says_where_and_how_runs_part(runs: tuple[Path, Path], change: dic
     write(runs[0], run_places())
     write(runs[1], run_places(), **change)
     text = audit(*runs)
-    assert f"rank 0, loader train: they part at epoch 1, position 2: {words} (line 10 of A, line 10 of B)" in text
+    assert (
+        f"rank 0, loader train: the first difference is at epoch 1, position 2: {words} (line 10 of A, line 10 of B)"
+        in text
+    )
     assert "1 of 10 batches differ" in text
 
 
@@ -87,7 +90,7 @@ def test_audit_of_a_run_that_ends_early_or_lacks_batches_is_not_the_same(runs: t
     holes = [place for place in run_places() if place not in ((0, 3), (0, 4))]  # a journal ahead of the checkpoint
     third = runs[0].parent / "c"
     write(third, holes)
-    assert "A lacks epoch 0, position 3 and 1 more, and goes on after it" in audit(third, runs[0])
+    assert "A lacks epoch 0, position 3 and 1 more, and continues after it" in audit(third, runs[0])
 
 
 def test_audit_of_a_resumed_run_says_where_it_starts_and_compares_the_rest(runs: tuple[Path, Path]) -> None:
@@ -107,7 +110,7 @@ def test_audit_of_a_restarted_run_follows_the_last_writing(runs: tuple[Path, Pat
     write(runs[1], run_places()[4:])
     text = audit(*runs)
     assert "The same data: 10 batches" in text
-    assert "B, rank 0: 3 batches came again; the last time counts" in text
+    assert "B, rank 0: 3 batches were delivered again; the last delivery counts" in text
 
 
 @pytest.mark.parametrize("what", ["indices", "content"])
@@ -137,7 +140,7 @@ def test_audit_of_a_users_sampler_counts_every_time_that_a_place_was_filled(runs
         text = (run / "ledger-rank-0.jsonl").read_bytes().splitlines()
         rehash(run / "ledger-rank-0.jsonl", [line for at, line in enumerate(text) if at not in (3, 4, 6, 7)])
     text = audit(*runs)
-    assert "they part at epoch 0, position 0, time 3" in text
+    assert "the first difference is at epoch 0, position 0, time 3" in text
     assert "1 of 3 batches differ" in text
     assert "delivered again" not in text
 
@@ -170,7 +173,7 @@ def test_audit_of_loaders_of_other_names_is_not_the_same(runs: tuple[Path, Path]
     write(runs[1], run_places(), loader=facts(name="\x1b[2Jevil\n"))
     text = audit(*runs)
     assert "only A has loader train, with 10 batches" in text
-    assert "only B has loader \\x1b[2Jevil\\x0a" in text
+    assert "only B has loader \\x1b[2Jevil\\n" in text
 
 
 @pytest.mark.parametrize(
@@ -179,8 +182,8 @@ def test_audit_of_loaders_of_other_names_is_not_the_same(runs: tuple[Path, Path]
         (lambda lines: lines[:5] + lines[6:], "line 6 does not follow from the lines before it"),
         (lambda lines: [*lines[:5], lines[6], lines[5], *lines[7:]], "line 6 does not follow"),
         (lambda lines: [*lines[:5], lines[5].replace(b'"position":3', b'"position":4'), *lines[6:]], "line 6 does not"),
-        (lambda lines: [*lines[:5], b"\0" * 30, *lines[6:]], "line 6 is no line of a ledger"),
-        (lambda lines: [*lines[:5], b"x" * 200_000, *lines[6:]], "line 6 is no line of a ledger"),
+        (lambda lines: [*lines[:5], b"\0" * 30, *lines[6:]], "line 6 is not a line of a ledger"),
+        (lambda lines: [*lines[:5], b"x" * 200_000, *lines[6:]], "line 6 is not a line of a ledger"),
     ],
     ids=["removed", "swapped", "changed", "overwritten", "too long"],
 )
@@ -189,7 +192,7 @@ def test_audit_tells_a_ledger_that_was_tampered_with(runs: tuple[Path, Path], da
     path = write(runs[1], run_places())
     path.write_bytes(b"".join(line + b"\n" for line in damage(path.read_bytes().splitlines())))
     text = audit(*runs)
-    assert "B, rank 0: the ledger is damaged, and counts up to there only" in text
+    assert "B, rank 0: the ledger is damaged and was compared only up to there" in text
     assert words in text
 
 
@@ -198,10 +201,10 @@ def test_audit_tells_a_ledger_that_was_tampered_with(runs: tuple[Path, Path], da
     [
         ({b'"position":0,"size"': b'"position":-1,"size"'}, "has position -1"),
         ({b'"epoch":0,"position":0,"size"': b'"epoch":1e3,"position":0,"size"'}, "has epoch 1000.0"),
-        ({b'"batch":0': b'"batch":7'}, "is of loader 7, which no line before it describes"),
+        ({b'"batch":0': b'"batch":7'}, "is of loader 7, but no earlier line describes that loader"),
         ({b'"indices":"': b'"indices":"g'}, "expected 32 hexadecimal digits"),
-        ({b'"batch":0': b'"other":0'}, "is of no known kind"),
-        ({b'{"batch":0,': b'{"batch":0,,'}, "is no JSON"),
+        ({b'"batch":0': b'"other":0'}, "is of an unknown kind"),
+        ({b'{"batch":0,': b'{"batch":0,,'}, "is not JSON"),
     ],
 )
 def test_audit_tells_what_no_rank_writes_though_its_chain_fits(
@@ -217,6 +220,24 @@ def test_audit_tells_what_no_rank_writes_though_its_chain_fits(
     assert words in audit(*runs)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b'"seed":17', b'"seed":[17]', "is wrong at seed: found [17], expected an integer"),
+        (b'"name":"train"', b'"name":{}', "is wrong at name: found {}, expected a string"),
+        (b'"num_samples":64', b'"num_samples":-64', "is wrong at num_samples: found -64"),
+    ],
+)
+def test_audit_checks_the_facts_of_a_loader(runs: tuple[Path, Path], old: bytes, new: bytes, words: str) -> None:
+    write(runs[0], run_places())
+    path = write(runs[1], run_places())
+    lines = path.read_bytes().splitlines()
+    assert old in lines[1]
+    lines[1] = lines[1].replace(old, new)
+    rehash(path, lines)
+    assert words in audit(*runs)
+
+
 def test_audit_with_other_world_sizes_compares_the_samples_of_global_batches(runs: tuple[Path, Path]) -> None:
     for rank in range(2):
         write(runs[0], run_places(), rank=rank, world_size=2)
@@ -227,7 +248,7 @@ def test_audit_with_other_world_sizes_compares_the_samples_of_global_batches(run
     for rank in range(4):
         (runs[1] / f"ledger-rank-{rank}.jsonl").unlink()
         write(runs[1], run_places(), rank=rank, world_size=4, other_indices={(1, 3): [rank]} if rank == 2 else {})
-    assert "loader train: they part at epoch 1, position 3: the samples differ; 1 of 10" in audit(*runs)
+    assert "loader train: the first difference is at epoch 1, position 3: the samples differ; 1 of 10" in audit(*runs)
     (runs[1] / "ledger-rank-3.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"B has no ledger of rank 3, .*\n.*the run's whole folder"):
         audit(*runs)
@@ -248,7 +269,7 @@ def test_audit_with_ledgers_missing_says_of_whom(runs: tuple[Path, Path]) -> Non
     write(runs[1], run_places(), rank=0, world_size=4)
     text = audit(*runs)
     assert "B has no ledger of rank 1, 2" in text
-    assert "no run has a ledger of rank 3" in text
+    assert "neither run has a ledger of rank 3" in text
 
 
 def test_audit_command_has_the_documented_exit_status(runs: tuple[Path, Path], capsys: Any) -> None:
@@ -256,7 +277,7 @@ def test_audit_command_has_the_documented_exit_status(runs: tuple[Path, Path], c
     write(runs[1], run_places(), changed={(0, 1): "other"})
     assert cli.main(["audit", str(runs[0]), str(runs[0])]) == 0
     assert cli.main(["audit", str(runs[0]), str(runs[1])]) == 1
-    assert "they part at epoch 0, position 1" in capsys.readouterr().out
+    assert "the first difference is at epoch 0, position 1" in capsys.readouterr().out
     assert cli.main(["audit", str(runs[0]), str(runs[0].parent / "none")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
@@ -264,14 +285,14 @@ def test_audit_command_has_the_documented_exit_status(runs: tuple[Path, Path], c
 def test_audit_of_what_is_no_run_says_so(runs: tuple[Path, Path]) -> None:
     path = write(runs[0], run_places())
     runs[1].mkdir()
-    with pytest.raises(ConfigError, match=r"holds no ledger\n.*--audit"):
+    with pytest.raises(ConfigError, match=r"contains no ledger\n.*--audit"):
         audit(*runs)
     write(runs[0] / "again", run_places())
     with pytest.raises(ConfigError, match="two ledgers of rank 0"):
         audit(runs[0], runs[0])
     text = runs[1] / "ledger-rank-0.jsonl"
     text.write_text("a photo\n")
-    with pytest.raises(ConfigError, match="is no ledger"):
+    with pytest.raises(ConfigError, match="is not a ledger"):
         audit(path, text)
     rehash(text, [path.read_bytes().splitlines()[0].replace(b'{"ledger":1', b'{"ledger":9')])
     with pytest.raises(ConfigError, match="has version 9, this hetero reads 1"):
@@ -279,10 +300,10 @@ def test_audit_of_what_is_no_run_says_so(runs: tuple[Path, Path]) -> None:
     text.unlink()
     path = write(runs[0] / "two", run_places(), rank=0, world_size=2)
     third = write(runs[1], run_places(), rank=1, world_size=2)
-    with pytest.raises(ConfigError, match="ledgers are of other ranks: A has rank 0 and B has rank 1"):
+    with pytest.raises(ConfigError, match="ledgers belong to different ranks: A has rank 0 and B has rank 1"):
         audit(path, third)
     third.rename(runs[1] / "ledger-rank-0.jsonl")
-    with pytest.raises(ConfigError, match="is the ledger of rank 1, by its name of rank 0"):
+    with pytest.raises(ConfigError, match="belongs to rank 1, but its name states rank 0"):
         audit(runs[0] / "two", runs[1])
 
 
@@ -323,5 +344,5 @@ def test_audit_of_a_forged_world_size_is_damage_or_no_ledger(runs: tuple[Path, P
     path = write(runs[1], run_places())
     lines = [line.replace(b'"world_size":1', b'"world_size":' + world_size) for line in path.read_bytes().splitlines()]
     rehash(path, lines)
-    with pytest.raises(ConfigError, match="is no ledger"):
+    with pytest.raises(ConfigError, match="is not a ledger"):
         audit_paths(*runs)

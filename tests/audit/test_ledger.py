@@ -65,7 +65,7 @@ def test_ledger_torn_last_line_is_left_out_and_cut_off_by_the_next_process(tmp_p
     path.write_bytes(whole + torn)
     record = read_ledger(path)
     assert (len(record.entries), record.damage) == (1, "")
-    assert any("torn" in note for note in record.notes)
+    assert any("last line is incomplete" in note for note in record.notes)
     write(tmp_path, [(0, 1)])
     assert path.read_bytes().startswith(whole + b'{"ledger"')
     assert read_ledger(path).damage == ""

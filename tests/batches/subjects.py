@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.batches.purity import compare
-from hetero.batches.request import BatchRequest, as_indices
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.indices import as_indices
+from hetero.batches.purity.comparison import compare
+from hetero.batches.request import BatchRequest
 from hetero.errors import DatasetError, SampleFailure
 from hetero.spec import DatasetSpec
 
@@ -61,9 +63,9 @@ class Keyless:
         return index
 
 
-def request(indices: Any = (3, 1, 4), **options: Any) -> BatchRequest:
+def request(indices: Any = (3, 1, 4), occurrences: Any = None, **options: Any) -> BatchRequest:
     options = {"seed": 17, "epoch": 2, "position": 5, **options}
-    return BatchRequest(spec=DatasetSpec("any"), indices=as_indices(indices), **options)
+    return BatchRequest(spec=DatasetSpec("any"), work=IndexedWork(as_indices(indices), occurrences), **options)
 
 
 def failure(raised: pytest.ExceptionInfo[DatasetError]) -> SampleFailure:

@@ -10,7 +10,7 @@ from subjects import Augmented, Batched, request, same
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe, fetch
-from hetero.batches.samples import Cancelled
+from hetero.batches.request import Cancelled
 from hetero.batches.seeds import batch_key
 from hetero.datasets import build, dataset
 from hetero.errors import ConfigError, DatasetError
@@ -102,7 +102,7 @@ def test_build_with_getitems_alone_needs_batch_seeding() -> None:
 
     with pytest.raises(ConfigError, match=r"cannot be seeded for every sample: .*\(seeding=\"batch\"\)"):
         BuiltDataset.from_object(Together(), seeding="sample")
-    with pytest.raises(DatasetError, match="in build: .*cannot be seeded for every sample"):
+    with pytest.raises(DatasetError, match="while it was built: .*cannot be seeded for every sample"):
         build(dataset(name="each", seeding="sample")(lambda: Together())())
     for built in (
         build(dataset(name="together")(lambda: Together())()),

@@ -47,7 +47,7 @@ def test_build_with_factory_raising_names_stage_and_host() -> None:
         raise FileNotFoundError(root)
 
     with pytest.raises(
-        DatasetError, match="data set 'broken' failed on algo-1/0 in build: FileNotFoundError: /x"
+        DatasetError, match="data set 'broken' failed on algo-1/0 while it was built: FileNotFoundError: /x"
     ) as raised:
         build(broken("/x"), host="algo-1/0")
     assert "in broken" in failure(raised).traceback
@@ -70,7 +70,7 @@ class Stream(data.IterableDataset[int]):
 )
 def test_build_with_unfit_result_says_what_to_do(make: Callable[[], Any], expected: str) -> None:
     spec = dataset(name="unfit")(make)() if not isinstance(make, type) else dataset(name="unfit")(lambda: make())()
-    with pytest.raises(DatasetError, match=f"in build: ConfigError: the factory returned {expected}"):
+    with pytest.raises(DatasetError, match=f"while it was built: ConfigError: the factory returned {expected}"):
         build(spec)
     with pytest.raises(ConfigError, match=expected):
         BuiltDataset.from_object(make())
@@ -114,7 +114,7 @@ def test_build_with_worker_init_fn_raising_names_it() -> None:
     def numbers() -> list[int]:
         return [1]
 
-    with pytest.raises(DatasetError, match=r"in build: ZeroDivisionError.* \(in worker_init_fn\)"):
+    with pytest.raises(DatasetError, match=r"while it was built: ZeroDivisionError.* \(in worker_init_fn\)"):
         build(numbers(), num_workers=1)
 
 

@@ -89,5 +89,5 @@ def test_describe_with_length_raising_names_the_stage() -> None:
         def __len__(self) -> int:
             raise OSError("gone")
 
-    with pytest.raises(DatasetError, match="in describe: OSError: gone"):
+    with pytest.raises(DatasetError, match="failed in this process while it was described: OSError: gone"):
         describe(BuiltDataset.from_object(Broken()))

@@ -12,7 +12,7 @@ from subjects import Augmented, Batched, Keyless, Seeded, failure, request, same
 
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import fetch
-from hetero.batches.samples import Cancelled
+from hetero.batches.request import Cancelled
 from hetero.batches.seeds import batch_key, preserved_generators, sample_key
 from hetero.errors import ConfigError, DatasetError
 
@@ -84,7 +84,7 @@ def test_fetch_verified_with_own_generator_names_sample_and_causes() -> None:
 
     built = BuiltDataset.from_object(Impure())
     fetch(built, request())
-    with pytest.raises(DatasetError, match=r"in purity at sample 1: .*batch\[1\]: .*on_seed") as raised:
+    with pytest.raises(DatasetError, match=r"in the purity check at sample 1: .*batch\[1\]: .*on_seed") as raised:
         fetch(built, request(verify=True), host="algo-1/0")
     assert failure(raised).host == "algo-1/0"
 
@@ -92,7 +92,7 @@ def test_fetch_verified_with_own_generator_names_sample_and_causes() -> None:
 def test_fetch_verified_with_impure_collate_names_no_sample() -> None:
     counter = iter(range(9))
     built = BuiltDataset.from_object(list(range(9)), collate_fn=lambda samples: next(counter))
-    with pytest.raises(DatasetError, match=r"in purity: computed twice, batch: int"):
+    with pytest.raises(DatasetError, match=r"in the purity check: computed twice, batch: int"):
         fetch(built, request(verify=True))
 
 
@@ -124,7 +124,7 @@ def test_fetch_verified_names_the_sample_in_memory_that_is_used_again() -> None:
             self.rows[index] = generator.random() if index == 4 else index
             return self.rows[index]
 
-    with pytest.raises(DatasetError, match="in purity at sample 4: computed twice"):
+    with pytest.raises(DatasetError, match="in the purity check at sample 4: computed twice"):
         fetch(BuiltDataset.from_object(Reusing()), request(verify=True))
 
 
@@ -192,7 +192,7 @@ def test_fetch_of_a_sample_as_it_is_makes_no_tensors() -> None:
 
 def test_fetch_with_collate_raising_shows_shapes() -> None:
     built = BuiltDataset.from_object([torch.zeros(2), torch.zeros(2), torch.zeros(3, dtype=torch.int8)])
-    with pytest.raises(DatasetError, match=r"in collate: .*equal size") as raised:
+    with pytest.raises(DatasetError, match=r"while samples were collated: .*equal size") as raised:
         fetch(built, request((1, 0, 2)))
     assert "(sample 1 is Tensor torch.float32[2]; sample 2 is Tensor torch.int8[3])" in failure(raised).exception
 

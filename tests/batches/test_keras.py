@@ -15,6 +15,7 @@ import pytest
 import hetero
 from hetero.batches.build import BuiltDataset
 from hetero.batches.fetch import describe, fetch
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.keras import EpochCopies, is_keras_dataset, num_batches, overridden_hooks, to_arrays
 from hetero.batches.request import BatchRequest
 from hetero.datasets import build
@@ -94,7 +95,9 @@ def batch(built: BuiltDataset, number: int, *, epoch: int = 0, seed: int = 5, **
     options = {"collate": False, "as_is": True, **options}
     indices = np.array([number], np.int64)
     spec = DatasetSpec("keras_test")
-    return fetch(built, BatchRequest(spec=spec, indices=indices, seed=seed, epoch=epoch, position=number, **options))
+    return fetch(
+        built, BatchRequest(spec=spec, work=IndexedWork(indices), seed=seed, epoch=epoch, position=number, **options)
+    )
 
 
 def order(built: BuiltDataset, epoch: int, seed: int = 5) -> list[int]:
@@ -332,7 +335,7 @@ def test_iterator_of_an_image_generator_is_refused(register: Any) -> None:
         def __getitem__(self, number: int) -> int:
             return number
 
-    with pytest.raises(DatasetError, match=r"DirectoryIterator, which draws its order .* repeat and miss samples"):
+    with pytest.raises(DatasetError, match=r"DirectoryIterator, which draws its order .* others would be missing"):
         build(register(DirectoryIterator))
 
 

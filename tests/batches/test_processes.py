@@ -20,7 +20,8 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
             import numpy as np
             import hetero.datasets
             from hetero.batches.fetch import fetch
-            from hetero.batches.request import BatchRequest, as_indices
+            from hetero.batches.indexed import IndexedWork
+            from hetero.batches.request import BatchRequest
             from hetero.datasets import build, dataset
 
             class Lazy:
@@ -36,7 +37,7 @@ def test_fetch_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
                 import torch
             assert ("torch" in sys.modules) == ("early" in sys.argv)
             built = build(lazy(), worker_index=len(sys.argv) - 1, num_workers=9)
-            print(fetch(built, BatchRequest(spec=lazy(), indices=as_indices([5, 2]), seed=1, epoch=0, position=0)))
+            print(fetch(built, BatchRequest(spec=lazy(), work=IndexedWork((5, 2)), seed=1, epoch=0, position=0)))
         """)
     )
     outputs = [
@@ -57,7 +58,8 @@ def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(impo
             import sys
             import hetero.datasets
             from hetero.batches.fetch import describe, fetch
-            from hetero.batches.request import BatchRequest, as_indices
+            from hetero.batches.indexed import IndexedWork
+            from hetero.batches.request import BatchRequest
             from hetero.datasets import build, dataset
 
             importer, early = sys.argv[1:]
@@ -84,7 +86,7 @@ def test_torch_imported_by_the_users_code_is_seeded_as_if_it_had_been_there(impo
                 import torch
             assert ("torch" in sys.modules) == (early == "early")
             built = build(lazy(), worker_index=1, num_workers=2)
-            batch = fetch(built, BatchRequest(spec=lazy(), indices=as_indices([0]), seed=1, epoch=0, position=0))
+            batch = fetch(built, BatchRequest(spec=lazy(), work=IndexedWork((0,)), seed=1, epoch=0, position=0))
             print(drawn[-1], batch, describe(built).fingerprint)
         """)
     )

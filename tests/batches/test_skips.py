@@ -1,4 +1,4 @@
-"""Samples that raise under ``on_sample_error="skip"``: which others stand in, and what is told of it."""
+"""Samples that raise under ``on_sample_error="skip"``: which samples replace them, and what is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subjects import Augmented, failure, request, same, torch
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import exception_line, index_text
 from hetero.batches.fetch import fetch
-from hetero.batches.samples import Cancelled
+from hetero.batches.request import Cancelled
 from hetero.batches.skips import Skip, Skips
 from hetero.errors import ConfigError, DatasetError
 
@@ -71,7 +71,7 @@ def skipping(indices: Any = (3, 1, 4), **options: Any) -> Any:
     return request(indices, on_sample_error="skip", **options)
 
 
-def stand_ins(indices: list[int], poison: Any) -> list[int]:
+def substitutes(indices: list[int], poison: Any) -> list[int]:
     """Return at which position of the batch each of its samples is taken from: the model, which walks."""
     found = []
     for position in range(len(indices)):
@@ -98,14 +98,14 @@ def test_skip_any_poison_gives_the_models_batch(indices: list[int], poison: set[
     told: list[Skips] = []
     broken = [index for index in indices if index in poison]
     if len(broken) == len(indices):
-        with pytest.raises(DatasetError, match="none can stand in") as caught:
+        with pytest.raises(DatasetError, match="there is no substitute") as caught:
             fetch(built(Poisoned(poison)), wanted, on_skips=told.append)
         assert failure(caught).sample_index == str(indices[0])
         assert told == []
         return
     clean = fetch(built(Augmented()), request(indices, occurrences=occurrences(indices)))
     found = fetch(built(Poisoned(poison)), wanted, host="algo-1/0", on_skips=told.append)
-    assert same(found, [clean[at] for at in stand_ins(indices, poison)])
+    assert same(found, [clean[at] for at in substitutes(indices, poison)])
     assert len({id(sample) for sample in found}) == len(indices)  # collation may write to them
     if not broken:
         assert told == []
@@ -124,7 +124,7 @@ def test_skip_with_one_seed_is_pure_and_takes_the_models_samples(
         return fetch(built(kind(poison), "batch"), skipping(indices))
 
     if set(indices) <= poison:
-        with pytest.raises(DatasetError, match="none can stand in"):
+        with pytest.raises(DatasetError, match="there is no substitute"):
             compute()
         return
     found = compute()
@@ -133,7 +133,7 @@ def test_skip_with_one_seed_is_pure_and_takes_the_models_samples(
     torch.manual_seed(1)
     assert same(found, compute())
     taken = [sample["index"] if kind is Poisoned else int(sample[0]) for sample in found]
-    assert taken == [indices[at] for at in stand_ins(indices, poison)]
+    assert taken == [indices[at] for at in substitutes(indices, poison)]
     assert isinstance(found, np.ndarray if kind is Table else list)
     if not set(indices) & poison:
         assert same(found, fetch(built(kind(poison), "batch"), request(indices)))
@@ -168,7 +168,7 @@ def test_skip_sample_that_works_once_only_stands_in_for_nobody() -> None:
             return index
 
     assert fetch(built(Moody()), skipping((0, 1, 2))) == [2, 1, 2]
-    with pytest.raises(DatasetError, match="network was down.*none can stand in"):
+    with pytest.raises(DatasetError, match="network was down.*there is no substitute"):
         fetch(built(Moody()), skipping((0, 1)))
 
 
@@ -188,7 +188,7 @@ def test_skip_does_not_cover_collation_nor_an_index_outside_of_the_data_set() ->
         raise ValueError("sizes differ")
 
     told: list[Skips] = []
-    with pytest.raises(DatasetError, match="in collate: ValueError: sizes differ"):
+    with pytest.raises(DatasetError, match="while samples were collated: ValueError: sizes differ"):
         fetch(built(Poisoned({1}), collate_fn=broken), skipping(), on_skips=told.append)
     with pytest.raises(DatasetError, match="IndexError: .* \\(index 20 is out of range: the data set has 20 samples"):
         fetch(built(list(range(20))), skipping((3, 20)), on_skips=told.append)
@@ -233,7 +233,7 @@ def test_skip_keeps_no_sample_alive() -> None:
 
 
 @pytest.mark.parametrize(("kind", "seeding"), [(Poisoned, "sample"), (Poisoned, "batch"), (Together, "batch")])
-def test_skip_may_be_cancelled_while_stand_ins_are_computed(kind: Any, seeding: Any) -> None:
+def test_skip_may_be_cancelled_while_substitutes_are_computed(kind: Any, seeding: Any) -> None:
     def polls(limit: int) -> Any:
         left = iter(range(limit))
         return lambda: next(left, None) is None

@@ -236,7 +236,10 @@ def test_tf_feed_photographs_are_those_of_the_jpeg_pipeline(load: Load, tmp_path
     pixels = np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3)
     (tmp_path / "train" / "a").mkdir(parents=True)
     assert cv2.imwrite(str(tmp_path / "train" / "a" / "0.jpg"), pixels)
-    arrays, tensors = load("photo_arrays").PhotoArrays(str(tmp_path)), load("pipelines.jpeg").Photos(10, str(tmp_path))
+    arrays, tensors = (
+        load("feeds.photo_arrays").PhotoArrays(str(tmp_path)),
+        load("pipelines.jpeg").Photos(10, str(tmp_path)),
+    )
     for index in range(4):
         random.seed(index)
         image, label = arrays[index]

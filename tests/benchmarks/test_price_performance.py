@@ -46,7 +46,7 @@ def test_endpoints_emulate_samples_on_the_hosts_that_a_configuration_names(price
     job = price_performance.endpoint_job(profile, profile.candidates[1])
     assert float(option(job.flags, "--emulate-sample-seconds")) == pytest.approx(0.576)
     assert option(job.flags, "--trainer-endpoints") == "1"
-    assert job.script == "train_emulated.py"
+    assert job.script == "scripts/train_emulated.py"
 
 
 @pytest.mark.parametrize(

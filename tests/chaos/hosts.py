@@ -141,16 +141,20 @@ class Hosts:
         return list(self._living())
 
     def endpoints(self, host: str | None = None) -> list[psutil.Process]:
-        """Return the endpoint processes, those of one host or all: what forkers have forked."""
+        """Return the endpoint processes, those of one host or all: what fork servers have forked."""
         return [
             process
             for process, parent in self._children(host)
-            if _is_endpoint(process) or (_is_forker(process) and _is_forker(parent))
+            if _is_endpoint(process) or (_is_fork_server(process) and _is_fork_server(parent))
         ]
 
-    def forkers(self, host: str | None = None) -> list[psutil.Process]:
+    def fork_servers(self, host: str | None = None) -> list[psutil.Process]:
         """Return the processes that import the script and fork endpoints."""
-        return [process for process, parent in self._children(host) if _is_forker(process) and not _is_forker(parent)]
+        return [
+            process
+            for process, parent in self._children(host)
+            if _is_fork_server(process) and not _is_fork_server(parent)
+        ]
 
     def ranks(self) -> list[psutil.Process]:
         """Return the rank processes."""
@@ -218,7 +222,7 @@ class Hosts:
         return found
 
 
-def _is_forker(process: psutil.Process | None) -> bool:
+def _is_fork_server(process: psutil.Process | None) -> bool:
     with contextlib.suppress(psutil.Error):
         return process is not None and "hetero.dataplane.endpoint.fork_server" in process.cmdline()
     return False

@@ -62,7 +62,7 @@ class Killer:
         self._num_rank_kills = 0
         self._kinds: dict[Callable[[], str | None], int] = {
             self._kill_endpoint: 6,
-            self._kill_forker: 1,
+            self._kill_fork_server: 1,
             self._stop_endpoint: 4,
             self._slow_endpoint: 3,
             self._cut_host: 3,
@@ -118,8 +118,8 @@ class Killer:
     def _kill_endpoint(self) -> str | None:
         return self._kill_one(self._hosts.endpoints())
 
-    def _kill_forker(self) -> str | None:
-        return self._kill_one(self._hosts.forkers())
+    def _kill_fork_server(self) -> str | None:
+        return self._kill_one(self._hosts.fork_servers())
 
     def _kill_one(self, processes: list[psutil.Process]) -> str | None:
         process = self._pick(processes)
@@ -219,7 +219,7 @@ class Killer:
         if host is None:
             return None
         processes = [psutil.Process(self._hosts.launcher(host).pid)]
-        processes += self._hosts.forkers(host) + self._hosts.endpoints(host)
+        processes += self._hosts.fork_servers(host) + self._hosts.endpoints(host)
         return self._stop(processes, self._chance.uniform(0.3, 2 * LEASE_S))
 
     def _kill_rank(self) -> str | None:

@@ -113,7 +113,7 @@ def test_partition_longer_than_the_lease_heals(make_hosts: MakeHosts, measured: 
     wait_heard(hosts, (TRAINER, "algo-1"), ("algo-1", TRAINER))
     measured("heard_again_s", time.monotonic() - begin_s)
     # It was not started again: the same launcher and the same endpoints serve on.
-    assert hosts.log("algo-1").count("serving with 1 endpoints") == 1
+    assert hosts.log("algo-1").count("serving with 1 endpoint") == 1
     hosts.kill("algo-2")  # from here on nobody else is left
     assert hosts.step() < STEPS - 20, "the machine is too slow: nothing is left for it to do"
     finish(hosts)
@@ -176,7 +176,7 @@ def test_data_host_killed_and_started_again_works_again(make_hosts: MakeHosts, m
     begin_s = time.monotonic()
     hosts.log_file("algo-1").write_text("")
     hosts.start("algo-1")
-    hosts.wait_line("algo-1", "serving with 1 endpoints")
+    hosts.wait_line("algo-1", "serving with 1 endpoint")
     measured("serves_again_s", time.monotonic() - begin_s)
     hosts.kill("algo-2")  # from here on nobody else is left
     begin_s, step = time.monotonic(), hosts.step()

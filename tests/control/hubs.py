@@ -11,10 +11,9 @@ import pytest
 from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control import security
-from hetero.control.facts import SessionOptions
 from hetero.control.hub import Hub
 from hetero.control.membership import Member, Membership
-from hetero.control.status import HostStatus
+from hetero.control.status import HostStatus, SessionOptions
 from hetero.errors import ClusterError
 from hetero.wire.tls import Tls
 

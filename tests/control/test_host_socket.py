@@ -75,7 +75,7 @@ def test_host_socket_refuses_a_message_that_is_none_and_goes_on(rank_socket: Hos
         connection.sendall(struct.pack("!BI", 0, 2) + b"\xff\xff")
         number, length = struct.unpack("!BI", connection.recv(5, socket.MSG_WAITALL))
         assert number == 1
-        assert b"are no RegisterRequest message" in connection.recv(length, socket.MSG_WAITALL)
+        assert b"are not a valid RegisterRequest message" in connection.recv(length, socket.MSG_WAITALL)
         connection.sendall(struct.pack("!BI", 0, 0))
         assert connection.recv(1) == b"\0"
 
@@ -174,7 +174,7 @@ def test_host_socket_goes_on_when_descriptors_run_out_for_a_while(
             assert not register(link).remote
         assert opened._thread.is_alive()
     assert [record.message for record in caplog.records] == [
-        "cannot accept the connection of a rank: [Errno 24] Too many open files; going on to try"
+        "cannot accept the connection of a rank: [Errno 24] Too many open files; trying again"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Launchers meet over real gRPC, strangers reach nobody."""
+"""Launchers meet over real gRPC, and reject unauthenticated peers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hubs import TOKEN, Names, make_hub, wait_for
 
 from hetero.cluster import Role
-from hetero.control import links, security
+from hetero.control import peer_connection, security
 from hetero.control.directory import EndpointRecord
 from hetero.control.hub import CONTROL_POLICIES, Hub
 from hetero.control.membership import Membership
@@ -146,7 +146,7 @@ def test_hub_replacement_of_a_data_host_with_another_token_does_not_end_the_job(
             wait_for(trainer, lambda membership: "refuses this host's token" in last_word(membership))
             with trainer.membership() as membership:
                 assert membership.own.failure is None
-    assert [record for record in caplog.records if "goes on without data host data: " in record.getMessage()] != []
+    assert [record for record in caplog.records if "continues without data host data: " in record.getMessage()] != []
 
 
 def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
@@ -161,7 +161,7 @@ def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
             raise ZeroDivisionError("on purpose")
         return status_to_proto(status)
 
-    monkeypatch.setattr(links, "status_to_proto", convert)
+    monkeypatch.setattr(peer_connection, "status_to_proto", convert)
     ports: dict[str, int] = {}
     with make_hub("trainer", ports) as trainer, make_hub("data", ports):
         wait_for(trainer, lambda _: min(failed.count("trainer"), failed.count("data")) > 1)
@@ -171,8 +171,8 @@ def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
         wait_for(trainer, lambda membership: membership.final_delivered)
     said = sorted(record.getMessage() for record in caplog.records if "ZeroDivisionError" in record.getMessage())
     assert [text.partition(" failed")[0] for text in said] == [
-        "telling data this host's status",
-        "telling trainer this host's status",
+        "sending this host's status to data",
+        "sending this host's status to trainer",
     ]
 
 
@@ -220,7 +220,7 @@ def test_hubs_of_two_protocols_end_the_job_on_both_hosts_with_both_values() -> N
             wait_for(hubs[host], lambda membership: membership.own.decided is not None)
             decided = hubs[host].decided
             assert decided is not None
-            text = f"host '{peer}' speaks control protocol {OTHER_PROTOCOL}, this host {CONTROL_PROTOCOL};"
+            text = f"host '{peer}' speaks control protocol {OTHER_PROTOCOL}, this host speaks {CONTROL_PROTOCOL};"
             assert decided.first_line.startswith(f"HET-11 {host}: {text}")
 
 
@@ -262,7 +262,7 @@ def test_hub_goes_on_after_heartbeats_that_are_no_good_and_says_once_what_is_wro
         assert membership.own.decided is None
         assert membership.statuses()[-1].incarnation == "data-1"
     assert [record.getMessage() for record in caplog.records if record.name == "hetero.control.hub"] == [
-        f"refused a message: it is of control protocol {OTHER_PROTOCOL}, this host speaks {CONTROL_PROTOCOL}",
+        f"refused a message: it speaks control protocol {OTHER_PROTOCOL}, this host speaks {CONTROL_PROTOCOL}",
         "refused a message: host 'data' sent the unknown state 77",
     ]
 
@@ -272,7 +272,7 @@ def test_hub_of_another_job_at_the_address_is_told_by_its_id() -> None:
     ports: dict[str, int] = {}
     with make_hub("trainer", ports) as trainer, make_hub("data", ports, job_id="job-b") as data:
         for hub, other, own, peer in ((trainer, "b", "a", "data"), (data, "a", "b", "trainer")):
-            text = f"this server belongs to job job-{other}, this host to job job-{own}"
+            text = f"this server belongs to job job-{other}, this host belongs to job job-{own}"
             wait_for(hub, lambda membership, text=text, peer=peer: text in last_word(membership, peer))  # type: ignore[misc]
 
 

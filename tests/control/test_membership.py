@@ -156,8 +156,8 @@ def test_data_host_without_trainers_leaves_as_an_orphan(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"script_digest": "other"}, "algo-1 has a training script with digest other, algo-3 has d:"),
-        ({"version": "2"}, "algo-1 has hetero 2, algo-3 has 1:"),
+        ({"script_digest": "other"}, "algo-1 has a training script with digest other, algo-3 has d;"),
+        ({"version": "2"}, "algo-1 has hetero 2, algo-3 has 1;"),
     ],
     ids=["script", "version"],
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.wire.faults import CallFailedError, Fault
 
 LARGE = 2**26  # bytes: more than all buffers on the way hold
 Measured = Callable[[str, float], None]

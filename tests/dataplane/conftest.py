@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import textwrap
 import threading
@@ -14,23 +15,25 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import Asked
-from deliveries import echo, num_descriptors, num_threads
+from deliveries import TCP, echo, num_descriptors, num_threads
 from services import Endpoint
 from staging import Stage
 from waiting import wait_for
 
 from hetero.batches.fetch import fetch
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.control.security import Token, write_token
-from hetero.dataplane.endpoint.transport import Delivery
+from hetero.dataplane.endpoint.delivery import Delivery
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.reader.connection import EndpointConnection, Fetched
+from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.dataplane.reader.fleet import Fleet
-from hetero.dataplane.reader.transport import Link
 from hetero.spec import DatasetSpec
 from hetero.wire.limits import Limits
-from hetero.wire.tls import Tls
+from hetero.wire.transports.interface import Transport
 
 JOB = "test-job"
 
@@ -126,16 +129,13 @@ class Job:
                 served = [entry for entries in self._records.values() for entry in entries]
                 self.directory.replace(served, hosts=self._records)  # the end of an endpoint is not its host's
 
-        given = {
-            "script": str(self.script),
-            "num_endpoints": 1,
-            "address": "127.0.0.1",
-            "job_id": JOB,
-            "token_path": str(self.token_path),
-            **options,
-        }
+        own = {field.name for field in dataclasses.fields(PoolOptions)} & options.keys()
+        settings = {"token_path": str(self.token_path), **{name: options.pop(name) for name in own}}
+        given = {"script": str(self.script), "num_endpoints": 1, "address": "127.0.0.1", "job_id": JOB, **options}
         pool = EndpointPool(
-            PoolOptions(host=host, **given), publish, lambda name, text: self.lines.append(f"{name}: {text}")
+            PoolOptions(endpoint=EndpointOptions(host=host, **given), **settings),
+            publish,
+            lambda name, text: self.lines.append(f"{name}: {text}"),
         )
         self.pools.append(pool)
         pool.start()
@@ -199,7 +199,7 @@ def requests(wanted: DatasetSpec, num_batches: int = 12, batch_size: int = 4, se
     return [
         BatchRequest(
             spec=wanted,
-            indices=order[position * batch_size : (position + 1) * batch_size],
+            work=IndexedWork(order[position * batch_size : (position + 1) * batch_size]),
             seed=seed,
             epoch=1,
             position=position,
@@ -274,7 +274,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tools: Any) -> Iterator[Stage]:
     yield stage
     for fleet in stage.fleets:
         fleet.close()
-    stage.tools.wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("hetero-lane")])
+    stage.tools.wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("hetero-fetcher")])
 
 
 @pytest.fixture
@@ -285,9 +285,9 @@ def serve(tools: Any) -> Iterator[Callable[..., Delivery]]:
     served: list[Delivery] = []
 
     def serve(
-        answer: Any = echo, *, max_requests: int = 8, address: str = "127.0.0.1", tls: Tls | None = None
+        answer: Any = echo, *, max_requests: int = 8, address: str = "127.0.0.1", transport: Transport = TCP
     ) -> Delivery:
-        served.append(Delivery(address, answer, max_requests=max_requests, tls=tls))
+        served.append(Delivery(address, answer, max_requests=max_requests, transport=transport))
         served[-1].start()
         return served[-1]
 
@@ -326,11 +326,12 @@ def start_endpoint(tools: Any) -> Iterator[Callable[..., Endpoint]]:
 
 
 @pytest.fixture
-def link_to() -> Iterator[Callable[[EndpointRecord], Link]]:
+def link_to() -> Iterator[Callable[..., EndpointLink]]:
     """Link to endpoints; closes the links."""
     with contextlib.ExitStack() as stack:
 
-        def link_to(record: EndpointRecord) -> Link:
-            return stack.enter_context(contextlib.closing(Link(record, (), Limits())))
+        def link_to(record: EndpointRecord, transport: Transport | None = None) -> EndpointLink:
+            link = EndpointLink(record, (), Limits(), transport=transport)
+            return stack.enter_context(contextlib.closing(link))
 
         yield link_to

@@ -1,4 +1,4 @@
-"""Connections to a delivery: those of strangers, and those of readers that ask."""
+"""Connections to a delivery: those of unauthenticated peers, and those of readers that ask."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from hetero.dataplane.endpoint.transport import GREETING, Delivery
+from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.wire.framing import BatchDecoder, EncodedBatch
-from hetero.wire.limits import Limits
-from hetero.wire.streams import Stream, connect
+from hetero.wire.limits import GREETING, Limits
+from hetero.wire.transports.in_process import InProcess
+from hetero.wire.transports.interface import Connection
+from hetero.wire.transports.tcp import TcpTransport
 
 HasLeft = Callable[[], bool]
+Connect = Callable[..., Connection]
+"""As `hetero.wire.transports.interface.Transport.connect`."""
+TCP = TcpTransport()
+NETWORK = InProcess()
+"""For tests of what endpoints and readers do whatever carries their bytes. Its buffers hold less than 1 MiB."""
 REQUEST = b"request"
 
 
@@ -34,32 +41,31 @@ def num_threads() -> int:
     return sum(thread.name in ("delivery", "connection") for thread in threading.enumerate())
 
 
-def stranger_of(served: Delivery, streams: contextlib.ExitStack, said: bytes = b"") -> socket.socket:
-    stranger = streams.enter_context(socket.create_connection(("127.0.0.1", served.port), 10.0))
-    stranger.sendall(said)
-    return stranger
+def peer_of(served: Delivery, streams: contextlib.ExitStack, said: bytes = b"") -> socket.socket:
+    peer = streams.enter_context(socket.create_connection(("127.0.0.1", served.port), 10.0))
+    peer.sendall(said)
+    return peer
 
 
-def connected(
-    served: Delivery, streams: contextlib.ExitStack, make: Callable[[socket.socket], Stream] = Stream
-) -> Stream:
-    """Return a connection on which nothing was said yet."""
-    return streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port, make=make)))
+def connected(served: Delivery, streams: contextlib.ExitStack, connect: Connect | None = None) -> Connection:
+    """Return a connection on which nothing was said yet: over the delivery's own transport, unless another is given."""
+    connect = connect or (NETWORK if served._listener in NETWORK._listeners.values() else TCP).connect
+    return streams.enter_context(contextlib.closing(connect("127.0.0.1", served.port)))
 
 
 def admitted(
     served: Delivery,
     streams: contextlib.ExitStack,
-    ticket: bytes | None = None,
-    make: Callable[[socket.socket], Stream] = Stream,
-) -> Stream:
-    """Return the connection of a reader; without ``ticket``, it gets one."""
-    stream = connected(served, streams, make)
-    stream.send_raw(GREETING + (served.admit() if ticket is None else ticket))
+    session_token: bytes | None = None,
+    connect: Connect | None = None,
+) -> Connection:
+    """Return the connection of a reader; without ``session_token``, it gets one."""
+    stream = connected(served, streams, connect)
+    stream.send_raw(GREETING + (served.admit() if session_token is None else session_token))
     return stream
 
 
-def receive(stream: Stream, request: bytes = REQUEST) -> Any:
+def receive(stream: Connection, request: bytes = REQUEST) -> Any:
     """Return the batch that comes next."""
     message = stream.receive_message(Limits().max_answer_bytes)
     assert message is not None, "the connection ended"
@@ -70,11 +76,11 @@ def receive(stream: Stream, request: bytes = REQUEST) -> Any:
     return decoder.result()
 
 
-def ask(stream: Stream, request: bytes = REQUEST) -> Any:
+def ask(stream: Connection, request: bytes = REQUEST) -> Any:
     stream.send(request)
     return receive(stream, request)
 
 
-def echoed(stream: Stream, request: bytes = REQUEST) -> bytes:
+def echoed(stream: Connection, request: bytes = REQUEST) -> bytes:
     """Ask where `echo` answers."""
     return bytes(ask(stream, request)["request"])

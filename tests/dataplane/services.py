@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from deliveries import HasLeft
+from deliveries import TCP, HasLeft
 
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.endpoint.compute import Compute
-from hetero.dataplane.endpoint.service import DataService
-from hetero.dataplane.reader.transport import Call, Link
+from hetero.dataplane.endpoint.service import DataServicer
+from hetero.dataplane.reader.endpoint_link import Call, EndpointLink
 from hetero.wire import channels
 from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import Limits
+from hetero.wire.transports.interface import Transport, UnauthenticatedPeer
 
 import grpc  # isort: skip
 
 
-def make_service(compute: Compute, *, address: str = "127.0.0.1") -> DataService:
+def make_service(
+    compute: Compute, *, address: str = "127.0.0.1", transport: Transport = TCP, limits: Limits | None = None
+) -> DataServicer:
     """Return the service of a host's only endpoint."""
-    return DataService(
+    return DataServicer(
         compute,
         address=address,
         max_requests=8,
@@ -30,7 +32,8 @@ def make_service(compute: Compute, *, address: str = "127.0.0.1") -> DataService
         worker_index=0,
         num_workers=1,
         sample_time_s=0.0,
-        limits=Limits(),
+        limits=limits or Limits(),
+        transport=transport,
     )
 
 
@@ -42,19 +45,19 @@ def echo(request: bytes, _has_left: HasLeft) -> EncodedBatch | bytes | None:
 class Endpoint:
     """The real service in this process, but for what it answers to requests for batches."""
 
-    def __init__(self, answer: Any = echo, *, address: str = "127.0.0.1") -> None:
+    def __init__(self, answer: Any = echo, *, address: str = "127.0.0.1", transport: Transport = TCP) -> None:
         self.compute = Compute()
-        self.service = make_service(self.compute, address=address)
+        self.service = make_service(self.compute, address=address, transport=transport)
         self.delivery = self.service.delivery
         self.delivery._answer = answer
         self.num_admitted = 0
-        admit = self.delivery._admit_stream
+        admit = self.delivery._admit
 
-        def counting(stranger: socket.socket, hello: Any) -> bool:
+        def counting(peer: UnauthenticatedPeer, hello: Any) -> bool:
             self.num_admitted += 1
-            return admit(stranger, hello)
+            return admit(peer, hello)
 
-        self.delivery._admit_stream = counting  # type: ignore[method-assign]
+        self.delivery._admit = counting  # type: ignore[method-assign]
         self._threads = ThreadPoolExecutor(16)
         self.server = grpc.server(self._threads, [self.service.handler()], options=channels.server_options())
         port = channels.bind(self.server, address)
@@ -71,7 +74,11 @@ class Endpoint:
 
 
 def fetch(
-    link: Link, request: bytes = b"request", *, timeout_s: float = 60.0, on_call: Callable[[Call], None] | None = None
+    link: EndpointLink,
+    request: bytes = b"request",
+    *,
+    timeout_s: float = 60.0,
+    on_call: Callable[[Call], None] | None = None,
 ) -> Any:
     """Fetch a batch; the first fetch of a link attends before."""
     if not link._end:

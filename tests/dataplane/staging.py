@@ -14,9 +14,9 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.directory import Directory, EndpointRecord
 from hetero.dataplane.reader.connection import EndpointConnection, Fetched
-from hetero.dataplane.reader.failures import CallFailedError, Fault
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
+from hetero.wire.faults import CallFailedError, Fault
 
 NBYTES = 1000
 
@@ -37,7 +37,7 @@ class Call:
         self._ended.set()
 
     def answer(self, skips: Skips | None = None) -> None:
-        batch = {"index": self.request.indices, "from": self.connection.record.endpoint_id}
+        batch = {"index": self.request.work.indices, "from": self.connection.record.endpoint_id}
         self.end(Fetched(batch=batch, nbytes=self._nbytes, num_queued=0, skips=skips))
 
     def cancel(self) -> None:
@@ -88,7 +88,7 @@ class Stage:
         fleet = Fleet(Directory(records), None, job_id="x", clock=lambda: self.now_s)
         self.fleets.append(fleet)
         fleet.describe(requests[0].spec)
-        self.tools.wait_for(lambda: all(c.serves(requests[0].spec) for c in fleet._used) and fleet._used)
+        self.tools.wait_for(lambda: all(c.serves(requests[0].spec) for c in fleet.router.used) and fleet.router.used)
         for _ in range(num_observed):
             fleet.hedging.observe(replace(requests[0], verify=False), 0.1)
         return Reader(fleet, iter(requests), **options)
@@ -106,13 +106,13 @@ class Stage:
         """Do what a consumer that waits would do, some time later."""
         self.now_s += after_s
         with reader._fleet.lock:
-            return reader._window.hedge_if_overdue()
+            return reader._fetchers.hedge_if_overdue()
 
     def settled(self, reader: Reader) -> None:
         """Wait until nothing is in progress any more, and check that nothing was forgotten."""
         window = reader._window
-        self.tools.wait_for(lambda: not window._attempts)
-        assert [connection.num_outstanding for connection in reader._fleet._roster.all()] == [0] * len(
-            reader._fleet._used
+        self.tools.wait_for(lambda: not window.attempts)
+        assert [connection.num_outstanding for connection in reader._fleet._table.all()] == [0] * len(
+            reader._fleet.router.used
         )
         assert window._held_bytes == sum(outcome.nbytes for outcome in window.outcomes.values())  # type: ignore[union-attr]

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from hetero.control.security import call_metadata
+from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.dataplane.reader.reader import Reader
-from hetero.dataplane.reader.transport import Link
 from hetero.errors import DatasetError
-from hetero.wire.framing import BatchDecoder, Refusal, RefusedError
+from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import MAX_FETCH_BYTES, PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import spec_to_proto
-from hetero.wire.streams import Stream
+from hetero.wire.transports.interface import Connection
 
 pytestmark = pytest.mark.integration
 
@@ -68,16 +69,16 @@ def content(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def connected(job: Any, address: Any) -> Iterator[Stream]:
+def connected(job: Any, address: Any) -> Iterator[Connection]:
     """Open a connection for batches as a reader does."""
-    link = Link(address, call_metadata(job.token, JOB, incarnation=address.incarnation), Limits())
+    link = EndpointLink(address, call_metadata(job.token, JOB, incarnation=address.incarnation), Limits())
     with contextlib.closing(link):
         link.attend()
         ((_, stream),) = link._idle
         yield stream
 
 
-def ask(stream: Stream, message: pb.FetchRequest) -> Any:
+def ask(stream: Connection, message: pb.FetchRequest) -> Any:
     """Send a request; return the batch, or raise what the answer says."""
     return deliveries.ask(stream, message.SerializeToString())
 
@@ -123,28 +124,28 @@ def test_request_for_what_there_is_not_is_refused_before_any_work(job: Any, tool
     unregistered = pb.DatasetSpec(name="os.system", arguments_json="{}")
     foreign = pb.DatasetSpec(name="numbers", arguments_json='{"length":100,"raise_at":-1}')
     too_many = np.arange(2**20 + 1).tolist()
-    refused: list[tuple[dict[str, Any], Refusal]] = [
-        ({"dataset": unregistered, "indices": [1]}, Refusal.UNPREPARED),
-        ({"dataset": foreign, "indices": [1]}, Refusal.UNPREPARED),
-        ({"dataset": pb.DatasetSpec(name="../../x"), "indices": [1]}, Refusal.MALFORMED),
-        ({"indices": too_many}, Refusal.MALFORMED),
-        ({"indices": [1], "compression": 99}, Refusal.MALFORMED),
-        ({"indices": [1], "occurrences": [1] * 1000}, Refusal.MALFORMED),
+    refused: list[tuple[dict[str, Any], Fault]] = [
+        ({"dataset": unregistered, "indices": [1]}, Fault.UNPREPARED),
+        ({"dataset": foreign, "indices": [1]}, Fault.UNPREPARED),
+        ({"dataset": pb.DatasetSpec(name="../../x"), "indices": [1]}, Fault.MALFORMED),
+        ({"indices": too_many}, Fault.MALFORMED),
+        ({"indices": [1], "compression": 99}, Fault.MALFORMED),
+        ({"indices": [1], "occurrences": [1] * 1000}, Fault.MALFORMED),
     ]
     with connected(job, pool.records[0]) as stream:
         for fields, expected in refused:
             message = pb.FetchRequest(protocol=PROTOCOL, collate=True, dataset=good.dataset)
             message.MergeFrom(pb.FetchRequest(**fields))
-            with pytest.raises(RefusedError) as caught:
+            with pytest.raises(CallFailedError) as caught:
                 ask(stream, message)
-            assert caught.value.refusal is expected, (fields, caught.value.details)
+            assert caught.value.fault is expected, (fields, caught.value.details)
         # 10^7 indices are 80 MB: the length alone ends it, nothing of it is read or kept.
         stream.send_raw((80 * 10**6).to_bytes(4, "little"))
         answer = stream.receive_message(2**21)
         assert answer is not None
-        with pytest.raises(RefusedError, match=f"at most {MAX_FETCH_BYTES}") as caught:
+        with pytest.raises(CallFailedError, match=f"at most {MAX_FETCH_BYTES}") as caught:
             BatchDecoder().take_message(answer)
-        assert caught.value.refusal is Refusal.MALFORMED
+        assert caught.value.fault is Fault.MALFORMED
     assert pool.statistics().get("num_batches", 0) == before.get("num_batches", 0)
     with Reader(job.fleet(), iter(tools.requests(tools.spec(), num_batches=3))) as reader:
         assert len(list(reader)) == 3

@@ -54,7 +54,7 @@ def test_window_counts_what_compressed_batches_hold(job: Any, tools: Any, name: 
             tools.wait_for(lambda: window.outcomes)
             with fleet.lock:
                 assert window._held_bytes >= BATCH_BYTES * len(window.outcomes)
-            assert np.unique(next(reader)).tolist() == request.indices.tolist()
+            assert np.unique(next(reader)).tolist() == request.work.indices.tolist()
         assert window._held_bytes == 0
     assert fleet.stats.batches == 12
     assert fleet.stats.received_bytes < 12 * BATCH_BYTES / 20
@@ -79,5 +79,5 @@ def test_endpoint_without_the_package_sends_as_it_is_and_is_named_once(
     package = {"lz4": "lz4", "zstd": "zstandard"}[name]
     (warning,) = [record.getMessage() for record in caplog.records if "compressed" in record.getMessage()]
     assert warning.startswith(
-        f"batches from algo-1 are not compressed: the package {package} is not there; pip install"
+        f"batches from algo-1 are not compressed, because the package {package} is not installed there: pip"
     )

@@ -15,13 +15,14 @@ import pytest
 from listening import Listener
 
 from hetero.control.directory import Directory, EndpointRecord
-from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
 from hetero.errors import BatchTimeoutError, DataPlaneError, EndpointUnavailableError, ExitCode, ProtocolError
 from hetero.wire import channels
 from hetero.wire.compression import COMPRESSIONS, compression_from_proto, is_installed
-from hetero.wire.framing import EncodedBatch, Refusal, encode_refusal
+from hetero.wire.faults import Fault
+from hetero.wire.framing import EncodedBatch, encode_refusal
+from hetero.wire.limits import GREETING, SESSION_TOKEN_BYTES
 from hetero.wire.proto import data_pb2 as pb
 
 import grpc  # isort: skip
@@ -58,7 +59,7 @@ def truncated(message: bytes, payload: bytes, _ended: threading.Event) -> bytes:
     return framed(message, payload[:-1])
 
 
-def refused(refusal: Refusal) -> Answer:
+def refused(refusal: Fault) -> Answer:
     def answer(message: bytes, _payload: bytes, _ended: threading.Event) -> bytes:
         refusing = pb.Answer.FromString(encode_refusal(refusal, "on purpose"))
         refusing.request = pb.Answer.FromString(message).request
@@ -112,13 +113,16 @@ class Misbehaving:
         ended = threading.Event()
         if not context.add_callback(ended.set):
             ended.set()
-        reply = pb.AttendReply(port=self._listener.place[1], ticket=bytes(TICKET_BYTES))
+        reply = pb.AttendReply(port=self._listener.place[1], ticket=bytes(SESSION_TOKEN_BYTES))
         yield reply.SerializeToString()
         ended.wait(60)
 
     def _serve(self, connection: socket.socket) -> None:
         hello = connection.recv(38, socket.MSG_WAITALL)
-        assert hello in (b"", GREETING + bytes(TICKET_BYTES))  # a link that ends may have nothing to say any more
+        assert hello in (
+            b"",
+            GREETING + bytes(SESSION_TOKEN_BYTES),
+        )  # a link that ends may send nothing
         while prefix := connection.recv(4, socket.MSG_WAITALL):
             request = connection.recv(*struct.unpack("<I", prefix), socket.MSG_WAITALL)
             self.num_fetches += 1
@@ -165,7 +169,7 @@ def read(tools: Any) -> Iterator[Callable[..., Any]]:
 @pytest.mark.fault("F22")
 def test_damaged_answer_is_asked_for_again(read: Callable[..., Any], tools: Any, fault: Answer) -> None:
     fleet, endpoint, reader = read([fault, fault])
-    expected = [request.indices.tolist() for request in tools.requests(tools.spec(), num_batches=3)]
+    expected = [request.work.indices.tolist() for request in tools.requests(tools.spec(), num_batches=3)]
     assert [batch["index"].tolist() for batch in reader] == expected
     assert endpoint.num_fetches == 5
     assert fleet.stats.retries == 2
@@ -191,7 +195,7 @@ def test_batch_damaged_three_times_names_the_peer(read: Callable[..., Any]) -> N
     assert caught.value.exit_code is ExitCode.CORRUPTION
 
 
-@pytest.mark.parametrize("answer", [closed, truncated, refused(Refusal.BUSY), refused(Refusal.UNPREPARED)])
+@pytest.mark.parametrize("answer", [closed, truncated, refused(Fault.BUSY), refused(Fault.UNPREPARED)])
 @pytest.mark.fault("F21")
 def test_passing_trouble_is_waited_out(read: Callable[..., Any], answer: Answer) -> None:
     fleet, _, reader = read([answer] * 4)  # an attempt takes two if the first was on a connection used before
@@ -221,13 +225,13 @@ def test_endpoint_that_prepares_but_never_delivers_is_an_error_in_time(
 
 
 def test_internal_error_three_times_is_raised(read: Callable[..., Any]) -> None:
-    _, _, reader = read([refused(Refusal.BROKEN)] * 30)
+    _, _, reader = read([refused(Fault.BROKEN)] * 30)
     with pytest.raises(DataPlaneError, match="algo-1/0 .* failed: on purpose"):
         list(reader)
 
 
 def test_rejected_request_is_raised_at_once(read: Callable[..., Any]) -> None:
-    _, endpoint, reader = read([refused(Refusal.MALFORMED)] * 30)
+    _, endpoint, reader = read([refused(Fault.MALFORMED)] * 30)
     with pytest.raises(ProtocolError, match="rejects the request: on purpose"):
         list(reader)
     assert endpoint.num_fetches <= 3  # each of the three batches at most once: all may be under way
@@ -235,7 +239,7 @@ def test_rejected_request_is_raised_at_once(read: Callable[..., Any]) -> None:
 
 def test_batch_that_never_comes_is_a_timeout(read: Callable[..., Any]) -> None:
     _, _, reader = read([silent] * 30, data_timeout_s=0.3)
-    with pytest.raises(BatchTimeoutError, match="3 times no batch within 0.3 s, last from algo-1/0"):
+    with pytest.raises(BatchTimeoutError, match="no batch arrived within 0.3 s in 3 attempts, last from algo-1/0"):
         list(reader)
 
 
@@ -244,4 +248,4 @@ def test_closing_cancels_calls_in_progress(read: Callable[..., Any]) -> None:
     while endpoint.num_fetches == 0:
         pass
     reader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hetero-lane")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hetero-fetcher")]

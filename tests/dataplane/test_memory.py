@@ -40,6 +40,7 @@ TRAINER = '''
     import numpy as np
     import psutil
 
+    from hetero.batches.indexed import IndexedWork
     from hetero.batches.request import BatchRequest
     from hetero.control.directory import Directory, EndpointRecord
     from hetero.control.security import load_token
@@ -51,7 +52,7 @@ TRAINER = '''
     spec = DatasetSpec(*given["spec"])
     directory = Directory([EndpointRecord(**record) for record in given["records"]])
     requests = [
-        BatchRequest(spec=spec, indices=np.array(indices), seed=3, epoch=1, position=position, step=position)
+        BatchRequest(spec=spec, work=IndexedWork(np.array(indices)), seed=3, epoch=1, position=position, step=position)
         for position, indices in enumerate(given["indices"])
     ]
     fleet = Fleet(directory, load_token(given["token"]), job_id="test-job")
@@ -65,7 +66,7 @@ TRAINER = '''
                 "rss": process.memory_info().rss,
                 "held": window._held_bytes if window else 0,
                 "waiting": len(window.outcomes) if window else 0,
-                "on_their_way": len(window._attempts) if window else 0,
+                "on_their_way": len(window.attempts) if window else 0,
                 "batches": fleet.stats.batches,
                 "trouble": fleet.stats.retries + fleet.stats.failovers + fleet.stats.endpoint_losses,
             }
@@ -87,7 +88,7 @@ TRAINER = '''
                 del batch
         elif command == "stop":  # while a request is in work
             next(reader)
-            while not any(attempt.call for attempt in tuple(reader._window._attempts)):
+            while not any(attempt.call for attempt in tuple(reader._window.attempts)):
                 time.sleep(0)
             os.kill(os.getpid(), signal.SIGSTOP)
         print(json.dumps({**facts(), "digests": digests}), flush=True)
@@ -118,7 +119,7 @@ class Trainer:
                     "spec": [spec.name, spec.arguments_json],
                     "records": records,
                     "token": str(job.token_path),
-                    "indices": [request.indices.tolist() for request in wanted],
+                    "indices": [request.work.indices.tolist() for request in wanted],
                 }
             )
         )
@@ -282,7 +283,7 @@ def test_window_of_small_batches_is_bounded_by_their_number(job: Any, tools: Any
             assert window.size == 6
             # Beyond its size only where one batch held up others on a busy machine.
             assert window.size <= len(window.outcomes) <= 2 * window.size
-            assert not window._attempts
+            assert not window.attempts
 
 
 @pytest.mark.fault("F5")
@@ -296,7 +297,9 @@ def test_endpoint_that_is_stopped_for_good_is_done_without(
     wanted = tools.requests(tools.spec(sample_s=0.02), 12)
     with Reader(fleet, iter(wanted), prefetch_factor=2) as reader:
         batches = [next(reader)]
-        tools.wait_for(lambda: len(fleet._used) == 2 and all(each.serves(wanted[0].spec) for each in fleet._used))
+        tools.wait_for(
+            lambda: len(fleet.router.used) == 2 and all(each.serves(wanted[0].spec) for each in fleet.router.used)
+        )
         stopped_s = time.monotonic()
         os.kill(first.pids[0], signal.SIGSTOP)
         rest = in_thread(lambda: list(reader))
@@ -309,7 +312,7 @@ def test_endpoint_that_is_stopped_for_good_is_done_without(
     assert fleet.stats.endpoint_losses == 1
     assert fleet.stats.hedges == 0
     os.kill(first.pids[0], signal.SIGCONT)
-    lost = next(connection for connection in fleet._roster if connection.record.host == "algo-1")
+    lost = next(connection for connection in fleet._table if connection.record.host == "algo-1")
     tools.wait_for(lambda: lost.serves(wanted[0].spec))  # and is used again
     with Reader(fleet, iter(wanted)) as reader:
         assert tools.digest(list(reader)) == tools.digest(batches)

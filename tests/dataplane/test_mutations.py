@@ -15,19 +15,20 @@ import pytest
 import servers
 from damage import mutate
 from deliveries import num_descriptors
+from ends import connect
 from seeds import BATCHES, answer, seeds
 from waiting import wait_for
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.endpoint.transport import GREETING, TICKET_BYTES
-from hetero.dataplane.reader.failures import CallFailedError
-from hetero.dataplane.reader.transport import Link
+from hetero.dataplane.reader.endpoint_link import EndpointLink
 from hetero.errors import DatasetError, ProtocolError
+from hetero.wire.faults import CallFailedError
 from hetero.wire.framing import BatchDecoder
-from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.limits import GREETING, PROTOCOL, SESSION_TOKEN_BYTES, Limits
 from hetero.wire.proto import control_pb2
 from hetero.wire.proto import data_pb2 as pb
-from hetero.wire.streams import Stream, connect
+from hetero.wire.transports.interface import Connection
+from hetero.wire.transports.sockets import SocketConnection
 
 import grpc  # isort: skip
 
@@ -98,11 +99,11 @@ def test_launcher_survives_mutated_calls(caplog: pytest.LogCaptureFixture) -> No
 def test_endpoint_survives_mutated_greetings_and_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(7)
     whole = struct.pack("<I", len(REQUEST)) + REQUEST
-    with servers.endpoint(tmp_path) as server, servers.attended(server) as ticket:
+    with servers.endpoint(tmp_path) as server, servers.attended(server) as session_token:
         place = ("127.0.0.1", server.batch_port)
         before = threads(), num_descriptors()
         for number in range(3000):
-            greeting = GREETING + ticket
+            greeting = GREETING + session_token
             said = mutate(greeting, rng) + whole if number % 3 == 0 else greeting + mutate(whole, rng)
             with socket.create_connection(place, 20.0) as connection, contextlib.suppress(OSError):
                 connection.sendall(said)
@@ -112,7 +113,7 @@ def test_endpoint_survives_mutated_greetings_and_requests(tmp_path: Path, caplog
         wait_for(lambda: threads() <= before[0] + 2)
         wait_for(lambda: num_descriptors() <= before[1] + 4)
         with contextlib.closing(connect(*place)) as stream:
-            stream.send_raw(GREETING + ticket)
+            stream.send_raw(GREETING + session_token)
             stream.send(REQUEST)
             message = stream.receive_message(2**20)
         assert message is not None
@@ -139,11 +140,11 @@ class Liar:
             except OSError:
                 return
             # The first connection is made in advance, and waits for its request.
-            threading.Thread(target=self._answer, args=(Stream(connection),), daemon=True).start()
+            threading.Thread(target=self._answer, args=(SocketConnection(connection),), daemon=True).start()
 
-    def _answer(self, stream: Stream) -> None:
+    def _answer(self, stream: Connection) -> None:
         with contextlib.closing(stream), contextlib.suppress(OSError, ProtocolError):
-            stream.receive_into(memoryview(bytearray(len(GREETING) + TICKET_BYTES)))
+            stream.receive_into(memoryview(bytearray(len(GREETING) + SESSION_TOKEN_BYTES)))
             if stream.receive_message(2**20) is not None:
                 stream.send_raw(self.next)
 
@@ -168,7 +169,7 @@ def test_reader_survives_mutated_answers(tmp_path: Path, compression: str | None
         largest = max(largest, nbytes)
         return memoryview(bytearray(nbytes))
 
-    def fetch(link: Link) -> Any:
+    def fetch(link: EndpointLink) -> Any:
         decoder = BatchDecoder(limits, allocate=allocate, compression=compression)
         link.fetch(b"request", decoder, timeout_s=20.0, on_call=lambda call: None)
         return decoder.result()
@@ -181,7 +182,7 @@ def test_reader_survives_mutated_answers(tmp_path: Path, compression: str | None
         patch.setattr("hetero.wire.framing._allocate", allocate)
         record = EndpointRecord(endpoint_id="a/0", host="a", address=server.address, incarnation="first")
         metadata = server.metadata
-        with contextlib.closing(Link(record, metadata, limits)) as link:
+        with contextlib.closing(EndpointLink(record, metadata, limits)) as link:
             link.attend()
             for _ in range(700):
                 liar.next = mutate(rng.choice(given), rng)
@@ -192,7 +193,7 @@ def test_reader_survives_mutated_answers(tmp_path: Path, compression: str | None
                     outcomes[type(error).__name__] += 1
             liar.next = given[0]
             assert fetch(link)["scalar"] == 2
-            assert len(link._streams) <= 1
+            assert len(link._connections) <= 1
     assert largest <= limits.max_batch_bytes
     assert outcomes["ProtocolError"] + outcomes["ChecksumError"] > 150
     assert outcomes["CallFailedError"] > 20

@@ -20,7 +20,7 @@ POISON = 17
 
 def skipping(tools: Any, **arguments: Any) -> list[Any]:
     wanted = tools.requests(tools.spec(**arguments))
-    assert sum(POISON in request.indices for request in wanted) == 1
+    assert sum(POISON in request.work.indices for request in wanted) == 1
     return [replace(request, on_sample_error="skip") for request in wanted]
 
 
@@ -45,19 +45,19 @@ def test_skip_gives_local_bytes_for_any_number_of_endpoints(
     assert summary(told) == SKIPPED
     assert told[0].host in {f"algo-1/{number}" for number in range(num_endpoints)}
     clean = tools.local(job.script, tools.requests(tools.spec()))
-    (turn,) = [number for number, request in enumerate(wanted) if POISON in request.indices]
+    (turn,) = [number for number, request in enumerate(wanted) if POISON in request.work.indices]
     others = [number for number in range(12) if number != turn]
     assert tools.digest([found[n] for n in others]) == tools.digest([clean[n] for n in others])
     indices = found[turn]["index"].tolist()
-    at = wanted[turn].indices.tolist().index(POISON)
+    at = wanted[turn].work.indices.tolist().index(POISON)
     assert indices[at] == indices[(at + 1) % 4]
-    assert sorted({*indices}) == sorted({*wanted[turn].indices.tolist()} - {POISON})
+    assert sorted({*indices}) == sorted({*wanted[turn].work.indices.tolist()} - {POISON})
 
 
 def test_skip_is_told_in_its_turn_and_not_before(job: Any, tools: Any) -> None:
     job.pool(num_endpoints=2)
     wanted = skipping(tools, raise_at=POISON)
-    turn = next(number for number, request in enumerate(wanted) if POISON in request.indices)
+    turn = next(number for number, request in enumerate(wanted) if POISON in request.work.indices)
     told: list[Skips] = []
     fleet = job.fleet()
     fleet.describe(wanted[0].spec)  # or the window would be that of no endpoints, until the first batch is taken
@@ -102,14 +102,14 @@ def test_sample_that_ends_its_process_fails_by_name_under_either_policy(job: Any
     pool = job.pool(num_endpoints=2)
     fleet = job.fleet()
     wanted = skipping(tools, kill_at=POISON)
-    turn = next(number for number, request in enumerate(wanted) if POISON in request.indices)
+    turn = next(number for number, request in enumerate(wanted) if POISON in request.work.indices)
     reader = Reader(fleet, iter(wanted))
     assert len(list(itertools.islice(reader, turn))) == turn
-    text = r"died 3 times .*\b17\b.*on_sample_error='skip' covers exceptions only"
+    text = r"died 3 times .*\b17\b.*on_sample_error='skip' handles exceptions only"
     with pytest.raises(DatasetError, match=text) as caught:
         next(reader)
-    indices = ", ".join(str(index) for index in wanted[turn].indices)
-    assert f"the batch of the indices {indices}: " in str(caught.value)
+    indices = ", ".join(str(index) for index in wanted[turn].work.indices)
+    assert f"the batch with the indices {indices}. " in str(caught.value)
     tools.wait_for(lambda: len(pool.records) == 2)
     assert pool.num_restarts == 3
     with Reader(fleet, iter(tools.requests(tools.spec()))) as healthy:  # the fleet lives on

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.batches.leaves import UnknownTypeError
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
+from hetero.batches.structure.leaves import UnknownTypeError
 from hetero.dataplane.endpoint.service import MAX_DATASETS
 from hetero.dataplane.reader.reader import Reader
 from hetero.errors import DatasetError
@@ -58,7 +59,9 @@ def test_more_data_sets_than_an_endpoint_holds_are_refused_with_advice(job: Any,
     for spec in specs[:-1]:
         assert fleet.describe(spec).num_samples == 100
     with (
-        pytest.raises(DatasetError, match="in build: this endpoint holds 64 data sets already.*register one") as caught,
+        pytest.raises(
+            DatasetError, match="was built: this endpoint already holds 64 data sets.*register one"
+        ) as caught,
         Reader(fleet, iter(tools.requests(specs[-1], num_batches=1))) as reader,
     ):
         next(reader)
@@ -72,12 +75,10 @@ def test_sample_that_raises_is_raised_in_its_turn_with_the_remote_traceback(job:
     job.pool(num_endpoints=2)
     fleet = job.fleet()
     wanted = tools.requests(tools.spec(raise_at=17))
-    turn = next(number for number, request in enumerate(wanted) if 17 in request.indices)
+    turn = next(number for number, request in enumerate(wanted) if 17 in request.work.indices)
     reader = Reader(fleet, iter(wanted))
     assert len(list(itertools.islice(reader, turn))) == turn
-    with pytest.raises(
-        DatasetError, match=r"(?s)algo-1/\d in sample at sample 17: ValueError: sample 17 is broken.*__getitem__"
-    ):
+    with pytest.raises(DatasetError, match=r"(?s)algo-1/\d at sample 17: ValueError: sample 17 is broken.*__getitem__"):
         next(reader)
     assert fleet.stats.retries == 0
 
@@ -85,7 +86,7 @@ def test_sample_that_raises_is_raised_in_its_turn_with_the_remote_traceback(job:
 @pytest.mark.attack("A12")
 def test_index_out_of_range_names_index_and_length(job: Any, tools: Any) -> None:
     job.pool()
-    request = BatchRequest(spec=tools.spec(), indices=np.array([3, 100]), seed=0, epoch=0, position=0)
+    request = BatchRequest(spec=tools.spec(), work=IndexedWork(np.array([3, 100])), seed=0, epoch=0, position=0)
     with pytest.raises(DatasetError, match="index 100 is out of range: the data set has 100 samples"):
         next(Reader(job.fleet(), iter([request])))
 
@@ -107,8 +108,8 @@ def test_unregistered_data_set_names_those_there_are(job: Any, tools: Any) -> No
 
 def test_unsendable_batch_names_the_path_and_type(job: Any, tools: Any) -> None:
     job.pool()
-    request = BatchRequest(spec=tools.spec("unsendable"), indices=np.array([1]), seed=0, epoch=0, position=0)
-    with pytest.raises(DatasetError, match=r"(?s)in encode.*handle.*object"):
+    request = BatchRequest(spec=tools.spec("unsendable"), work=IndexedWork(np.array([1])), seed=0, epoch=0, position=0)
+    with pytest.raises(DatasetError, match=r"(?s)while the batch was encoded.*handle.*object"):
         next(Reader(job.fleet(), iter([request])))
 
 
@@ -117,7 +118,7 @@ def test_batch_over_the_limit_is_an_error_before_anything_is_sent(job: Any, tool
     job.pool(max_batch_bytes=20_000)
     # 4 samples of 1,000 doubles, and before them 4 indices of 8 bytes. The lower of the two sides' limits counts.
     for fleet, limit in ((job.fleet(limits=Limits(max_batch_bytes=10_000)), 10_000), (job.fleet(), 20_000)):
-        message = rf"in encode.*batch\['noise'\]: 32000 bytes, but only {limit - 32} are left of the {limit} "
+        message = rf"was encoded.*batch\['noise'\]: 32000 bytes, but only {limit - 32} are left of the {limit} "
         with pytest.raises(DatasetError, match=message + ".*smaller batches or raise --max-batch-bytes"):
             next(Reader(fleet, iter(tools.requests(tools.spec(width=1000)))))
 
@@ -126,7 +127,7 @@ def test_batch_over_the_limit_is_an_error_before_anything_is_sent(job: Any, tool
 def test_poisonous_sample_fails_by_name_after_three_deaths(job: Any, tools: Any) -> None:
     pool = job.pool(num_endpoints=2)
     wanted = tools.requests(tools.spec(kill_at=17))
-    turn = next(number for number, request in enumerate(wanted) if 17 in request.indices)
+    turn = next(number for number, request in enumerate(wanted) if 17 in request.work.indices)
     fleet = job.fleet()
     reader = Reader(fleet, iter(wanted))
     assert len(list(itertools.islice(reader, turn))) == turn

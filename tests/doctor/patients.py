@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.config import LaunchOptions
-from hetero.doctor import Finding, Level, Surroundings, look_around
+from hetero.doctor import Diagnosis, Level, Snapshot, take_snapshot
 
 DOCTOR = [sys.executable, "-m", "hetero.cli", "doctor", "--json"]
 TIMEOUT_S = 60.0
@@ -32,20 +32,20 @@ def write_cluster(folder: Path, addresses: Mapping[str, str], *, kind: str = "ml
     return {"HETERO_HOSTS_FILE": str(folder / "hosts")}
 
 
-def here(folder: Path, environ: Mapping[str, str] | None = None, **options: Any) -> Surroundings:
+def here(folder: Path, environ: Mapping[str, str] | None = None, **options: Any) -> Snapshot:
     """Return this machine as seen with some options; its ``/opt/ml`` is a folder of the test's."""
     environ = {"SAGEMAKER_BASE_DIR": str(folder / "ml"), **(environ or {})}
-    return look_around(LaunchOptions(script="-", **options), environ)
+    return take_snapshot(LaunchOptions(script="-", **options), environ)
 
 
-def in_cluster(folder: Path, addresses: Mapping[str, str], **options: Any) -> Surroundings:
+def in_cluster(folder: Path, addresses: Mapping[str, str], **options: Any) -> Snapshot:
     """Return this machine as the first host of a cluster."""
     environ = write_cluster(folder, addresses)
     return here(folder, environ, cluster_file=str(folder / "cluster.json"), host=next(iter(addresses)), **options)
 
 
-def levels(findings: Sequence[Finding]) -> list[Level]:
-    return [finding.level for finding in findings]
+def levels(diagnoses: Sequence[Diagnosis]) -> list[Level]:
+    return [diagnosis.level for diagnosis in diagnoses]
 
 
 def run_doctor(
@@ -65,11 +65,11 @@ def run_doctor(
     )
     assert done.stdout, done.stderr
     found: dict[str, list[dict[str, Any]]] = {}
-    for finding in json.loads(done.stdout)["findings"]:
-        found.setdefault(finding["subject"], []).append(finding)
+    for diagnosis in json.loads(done.stdout)["findings"]:
+        found.setdefault(diagnosis["subject"], []).append(diagnosis)
     return done.returncode, found
 
 
-def worst(findings: Sequence[Mapping[str, Any]]) -> str:
+def worst(diagnoses: Sequence[Mapping[str, Any]]) -> str:
     """Return the gravest level of what the command found."""
-    return max((finding["level"] for finding in findings), key=["ok", "warning", "error"].index)
+    return max((diagnosis["level"] for diagnosis in diagnoses), key=["ok", "warning", "error"].index)

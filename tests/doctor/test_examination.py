@@ -12,9 +12,9 @@ import pytest
 from patients import here, run_doctor, worst, write_cluster
 
 from hetero import cli, doctor
-from hetero.doctor import Finding, Level, Surroundings, examination
+from hetero.doctor import Diagnosis, Level, Snapshot, examination
 from hetero.doctor.examination import SUBJECTS
-from hetero.doctor.waiting import gather
+from hetero.doctor.parallel import gather
 
 Capture = pytest.CaptureFixture[str]
 
@@ -22,9 +22,9 @@ Capture = pytest.CaptureFixture[str]
 def test_without_a_cluster_every_subject_is_examined_and_the_status_is_0(tmp_path: Path) -> None:
     status, found = run_doctor(SAGEMAKER_BASE_DIR=str(tmp_path))
     assert list(found) == list(SUBJECTS)
-    assert {subject: worst(findings) for subject, findings in found.items() if worst(findings) == "error"} == {}
+    assert {subject: worst(diagnoses) for subject, diagnoses in found.items() if worst(diagnoses) == "error"} == {}
     assert status == 0
-    assert "none is described here" in found["cluster"][0]["found"]
+    assert "no cluster is described here" in found["cluster"][0]["found"]
 
 
 def test_on_a_host_whose_peer_has_no_name_the_status_is_1_and_a_line_says_what_to_do(
@@ -40,8 +40,8 @@ def test_on_a_host_whose_peer_has_no_name_the_status_is_1_and_a_line_says_what_t
     (line,) = [line for line in text.splitlines() if line.startswith("error")]
     assert line.split()[:2] == ["error", "names"]
     assert "host 'two' is not in the hosts file" in line
-    assert "to do: on a platform names may appear minutes after the start" in text
-    assert text.splitlines()[-1].startswith("1 errors, ")
+    assert "to do: run this again, because a platform may add names minutes after the start" in text
+    assert text.splitlines()[-1].startswith("1 error, ")
 
 
 def test_with_a_wrong_option_the_status_is_that_of_the_launcher(capsys: Capture) -> None:
@@ -56,20 +56,20 @@ def test_with_a_wrong_option_the_status_is_that_of_the_launcher(capsys: Capture)
 def test_description_of_no_use_is_an_error_and_the_rest_is_examined(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "input/config").mkdir(parents=True)
     (tmp_path / "input/config/resourceconfig.json").write_text(content)
-    findings = doctor.examine(here(tmp_path, {"SAGEMAKER_BASE_DIR": str(tmp_path)}, port=17992))
-    (finding,) = findings["cluster"]
-    assert words in finding.found
-    assert finding.level is Level.ERROR
-    assert list(findings) == list(SUBJECTS)
+    diagnoses = doctor.examine(here(tmp_path, {"SAGEMAKER_BASE_DIR": str(tmp_path)}, port=17992))
+    (diagnosis,) = diagnoses["cluster"]
+    assert words in diagnosis.found
+    assert diagnosis.level is Level.ERROR
+    assert list(diagnoses) == list(SUBJECTS)
 
 
 def test_machine_that_is_no_host_of_the_file_looks_at_all_of_its_hosts(tmp_path: Path) -> None:
     environ = write_cluster(tmp_path, {"one": "127.31.77.2", "two": "127.31.77.3"})
-    surroundings = here(tmp_path, environ, cluster_file=str(tmp_path / "cluster.json"), port=17993)
-    findings = doctor.examine(surroundings)
-    assert findings["cluster"][0].level is Level.WARNING
-    assert findings["names"][0].details["addresses"] == {"one": "127.31.77.2", "two": "127.31.77.3"}
-    assert set(findings["ports"][1].details["matrix"]) == {"one", "two"}  # type: ignore[call-overload]
+    snapshot = here(tmp_path, environ, cluster_file=str(tmp_path / "cluster.json"), port=17993)
+    diagnoses = doctor.examine(snapshot)
+    assert diagnoses["cluster"][0].level is Level.WARNING
+    assert diagnoses["names"][0].details["addresses"] == {"one": "127.31.77.2", "two": "127.31.77.3"}
+    assert set(diagnoses["ports"][1].details["matrix"]) == {"one", "two"}  # type: ignore[call-overload]
 
 
 def test_subject_that_fails_or_hangs_is_an_error_and_holds_up_nothing(
@@ -77,10 +77,10 @@ def test_subject_that_fails_or_hangs_is_an_error_and_holds_up_nothing(
 ) -> None:
     released = threading.Event()
 
-    def fails(_: Surroundings) -> list[Finding]:
+    def fails(_: Snapshot) -> list[Diagnosis]:
         raise RuntimeError("no such thing")
 
-    def hangs(_: Surroundings) -> list[Finding]:
+    def hangs(_: Snapshot) -> list[Diagnosis]:
         released.wait(60)
         return []
 
@@ -88,12 +88,12 @@ def test_subject_that_fails_or_hangs_is_an_error_and_holds_up_nothing(
     monkeypatch.setattr(examination, "SUBJECTS", MappingProxyType(subjects))
     monkeypatch.setattr(examination, "_TIMEOUT_S", 3.0)
     begin_s = time.monotonic()
-    findings = doctor.examine(here(tmp_path))
+    diagnoses = doctor.examine(here(tmp_path))
     took_s = time.monotonic() - begin_s
     released.set()
-    assert findings["fails"][0].found == "the examination failed: RuntimeError: no such thing"
-    assert findings["hangs"][0].found == "the examination did not end within 3 s"
-    assert findings["versions"][0].level is Level.OK
+    assert diagnoses["fails"][0].found == "the examination failed: RuntimeError: no such thing"
+    assert diagnoses["hangs"][0].found == "the examination did not end within 3 s"
+    assert diagnoses["versions"][0].level is Level.OK
     assert took_s < 30
 
 
@@ -117,12 +117,12 @@ def test_gather_returns_what_came_in_time_and_starts_nothing_afterwards() -> Non
 
 
 def test_json_has_what_the_text_has(tmp_path: Path) -> None:
-    finding = Finding(level=Level.WARNING, found="one\n  two\x1b[31m", to_do="three")
-    text = doctor.render_text({"disk": [finding]})
+    diagnosis = Diagnosis(level=Level.WARNING, found="one\n  two\x1b[31m", to_do="three")
+    text = doctor.render_text({"disk": [diagnosis]})
     assert text.splitlines()[0].split() == ["warning", "disk", "one"]
     assert "\x1b" not in text
-    assert "1 warnings" in text
-    document = json.loads(json.dumps(doctor.to_json({"disk": [finding]})))
+    assert "0 errors, 1 warning, 0 ok" in text
+    document = json.loads(json.dumps(doctor.to_json({"disk": [diagnosis]})))
     assert document["findings"] == [
-        {"subject": "disk", "level": "warning", "found": finding.found, "to_do": "three", "details": {}}
+        {"subject": "disk", "level": "warning", "found": diagnosis.found, "to_do": "three", "details": {}}
     ]

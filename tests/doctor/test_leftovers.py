@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from patients import here
 
-from hetero.doctor import Finding, Level
+from hetero.doctor import Diagnosis, Level
 from hetero.doctor.leftovers import examine, find_processes
 from hetero.system.workdir import private_folder
 
@@ -22,12 +22,14 @@ KILLED = (
 READ = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
-def here_only(folder: Path) -> list[Finding]:
+def here_only(folder: Path) -> list[Diagnosis]:
     """Return what is found but for processes, which other tests of this machine may have."""
     work = folder / "work"
     work.mkdir(exist_ok=True)
     found = examine(here(folder, {"HETERO_WORK_DIR": str(work)}))
-    return [finding for finding in found if "launcher" not in finding.found and "semaphores" not in finding.found]
+    return [
+        diagnosis for diagnosis in found if "launcher" not in diagnosis.found and "semaphores" not in diagnosis.found
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -37,26 +39,26 @@ def _own_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_folder_of_a_killed_run_is_said_and_left(tmp_path: Path) -> None:
-    assert [finding.level for finding in here_only(tmp_path)] in ([], [Level.OK])
+    assert [diagnosis.level for diagnosis in here_only(tmp_path)] in ([], [Level.OK])
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "work")], check=False).returncode == -9
     (left,) = (tmp_path / "work").iterdir()
-    (finding,) = here_only(tmp_path)
-    assert finding.level is Level.WARNING
-    assert finding.found == f"1 private folders of runs that were killed: {left}"
+    (diagnosis,) = here_only(tmp_path)
+    assert diagnosis.level is Level.WARNING
+    assert diagnosis.found == f"1 private folders of runs that were killed: {left}"
     assert left.exists()
 
 
 def test_folder_in_use_is_not_said(tmp_path: Path) -> None:
     with private_folder("hetero-launch-", parent=str(tmp_path / "tmp")):
-        assert [finding.level for finding in here_only(tmp_path)] in ([], [Level.OK])
+        assert [diagnosis.level for diagnosis in here_only(tmp_path)] in ([], [Level.OK])
 
 
 def test_failure_file_of_an_earlier_run_is_said(tmp_path: Path) -> None:
     (tmp_path / "ml/output").mkdir(parents=True)
     (tmp_path / "ml/output/failure").write_text("HET-30 ...")
-    (finding,) = here_only(tmp_path)
-    assert finding.level is Level.WARNING
-    assert str(tmp_path / "ml/output/failure") in finding.found
+    (diagnosis,) = here_only(tmp_path)
+    assert diagnosis.level is Level.WARNING
+    assert str(tmp_path / "ml/output/failure") in diagnosis.found
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_processes_are_said_with_their_job(tmp_path: Path, stray: list[subproces
     stray.append(start(["-m", "hetero.dataplane.endpoint.endpoint", "3"], "lost-job"))
     stray.append(start(["-m", "hetero.cli", "launch", "train.py"], "running-job"))
     stray.append(start(["-m", "hetero.cli", "report", "runs"], "no-job"))
-    texts = [finding.found for finding in examine(here(tmp_path))]
+    texts = [diagnosis.found for diagnosis in examine(here(tmp_path))]
     assert f"processes without their launcher: {stray[0].pid} of the job lost-job" in texts
     assert f"a launcher runs here: process {stray[1].pid} of the job running-job" in texts
     assert not any("no-job" in text for text in texts)
@@ -108,7 +110,7 @@ def test_endpoint_of_a_living_launcher_is_no_leftover(tmp_path: Path, stray: lis
     assert launcher.stdout.readline() == "up\n"
     (endpoint,) = [each for each in find_processes() if launcher.pid in each.ancestors]
     assert endpoint.kind == "endpoint"
-    assert not any(str(endpoint.pid) in finding.found for finding in examine(here(tmp_path)))
+    assert not any(str(endpoint.pid) in diagnosis.found for diagnosis in examine(here(tmp_path)))
     assert launcher.stdin is not None
     launcher.stdin.close()
     launcher.wait(30)

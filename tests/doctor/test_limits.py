@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from patients import here, levels, run_doctor, worst, write_cluster
 
-from hetero.doctor import Level, cpus, disk
+from hetero.doctor import Level, disk, limits
 from hetero.launch.placement import needed_descriptors
 
 
@@ -20,10 +20,10 @@ from hetero.launch.placement import needed_descriptors
 def test_few_descriptors_are_said(limit: int, level: str, words: str) -> None:
     script = f'ulimit -n {limit}; exec "$@"'
     status, found = run_doctor(before=["bash", "-c", script, "-"])
-    (finding,) = found["descriptors"]
-    assert (finding["level"], status) == (level, int(level == "error"))
-    assert words in finding["found"]
-    assert finding["details"]["needed"] == needed_descriptors(1)
+    (diagnosis,) = found["descriptors"]
+    assert (diagnosis["level"], status) == (level, int(level == "error"))
+    assert words in diagnosis["found"]
+    assert diagnosis["details"]["needed"] == needed_descriptors(1)
 
 
 @pytest.mark.netns
@@ -55,18 +55,18 @@ def test_folder_for_temporary_files_that_keeps_nothing_private_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    (finding,) = disk.examine(here(tmp_path))
-    assert finding.level is Level.ERROR
-    assert "no private folder can be made" in finding.found
+    (diagnosis,) = disk.examine(here(tmp_path))
+    assert diagnosis.level is Level.ERROR
+    assert "cannot make a private folder" in diagnosis.found
 
 
 def test_quota_below_the_cores_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "cpu_quota", lambda: 0.5)
-    first, second = cpus.examine(here(tmp_path))
+    monkeypatch.setattr(limits, "cpu_quota", lambda: 0.5)
+    first, second = limits.examine_cpus(here(tmp_path))
     assert "0.5 by the quota of the control group" in first.found
     assert second.level is Level.WARNING
-    monkeypatch.setattr(cpus, "cpu_quota", lambda: 4096.0)
-    assert levels(cpus.examine(here(tmp_path))) == [Level.OK]
+    monkeypatch.setattr(limits, "cpu_quota", lambda: 4096.0)
+    assert levels(limits.examine_cpus(here(tmp_path))) == [Level.OK]
 
 
 def test_fewer_cpus_than_the_type_has_are_a_warning(tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_fewer_cpus_than_the_type_has_are_a_warning(tmp_path: Path) -> None:
     assert found["cpus"][1]["found"] == "1 CPUs are usable here, and ml.c5.9xlarge has 36 vCPUs"
     _, found = run_doctor(*flags, HETERO_SIMULATED="1", **environment)
     assert worst(found["cpus"][:1]) == "ok"
-    assert not any("vCPUs" in finding["found"] for finding in found["cpus"])
+    assert not any("vCPUs" in diagnosis["found"] for diagnosis in found["cpus"])

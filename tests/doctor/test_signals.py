@@ -31,9 +31,9 @@ def process(pid: int, command: str, **facts: bool) -> ProcessFacts:
 LAUNCHER = process(40, "python -m hetero.cli launch train.py")
 CHAINS = [
     ([process(1, "python /opt/launcher.py")], Level.OK, "is process 1"),
-    ([process(1, "tini -- hetero launch"), LAUNCHER], Level.OK, "is handed on"),
-    ([process(1, "/sbin/docker-init -- sh"), LAUNCHER], Level.OK, "is handed on"),
-    ([process(1, "/usr/lib/systemd/systemd"), process(9, "bash"), LAUNCHER], Level.OK, "a machine's"),
+    ([process(1, "tini -- hetero launch"), LAUNCHER], Level.OK, "is forwarded"),
+    ([process(1, "/sbin/docker-init -- sh"), LAUNCHER], Level.OK, "is forwarded"),
+    ([process(1, "/usr/lib/systemd/systemd"), process(9, "bash"), LAUNCHER], Level.OK, "so this is a whole machine"),
     ([process(30, "bash"), LAUNCHER], Level.OK, "beside process 1"),
     ([process(1, "sh -c run", catches=False), LAUNCHER], Level.WARNING, "process 1 (sh) has no handler"),
     ([process(1, "tini -- x"), process(7, "bash run.sh"), LAUNCHER], Level.WARNING, "process 7 (bash) is a shell"),
@@ -42,7 +42,7 @@ CHAINS = [
         Level.WARNING,
         "process 1 (train) is the platform's toolkit",
     ),
-    ([process(1, "supervise"), LAUNCHER], Level.WARNING, "whether process 1 (supervise) hands it on is not known"),
+    ([process(1, "supervise"), LAUNCHER], Level.WARNING, "it is not known whether process 1 (supervise) forwards it"),
     ([process(1, "supervise", ignores=True), LAUNCHER], Level.WARNING, "process 1 (supervise) ignores it"),
     ([process(1, "tini"), process(5, "python x", blocks=True)], Level.ERROR, "SIGTERM is blocked in process 5"),
 ]
@@ -50,15 +50,15 @@ CHAINS = [
 
 @pytest.mark.parametrize(("chain", "level", "words"), CHAINS, ids=[words for _, _, words in CHAINS])
 def test_way_from_process_1_is_judged(chain: list[ProcessFacts], level: Level, words: str) -> None:
-    (finding,) = judge(chain, is_launcher=True, is_job=True)
-    assert finding.level is level
-    assert words in finding.found
-    assert bool(finding.to_do) is (level is not Level.OK)
+    (diagnosis,) = judge(chain, is_launcher=True, is_job=True)
+    assert diagnosis.level is level
+    assert words in diagnosis.found
+    assert bool(diagnosis.to_do) is (level is not Level.OK)
 
 
 def test_way_does_not_matter_without_a_job() -> None:
-    (finding,) = judge([process(1, "sh"), LAUNCHER], is_launcher=False, is_job=False)
-    assert finding.level is Level.OK
+    (diagnosis,) = judge([process(1, "sh"), LAUNCHER], is_launcher=False, is_job=False)
+    assert diagnosis.level is Level.OK
 
 
 def test_own_ancestry_ends_with_this_process() -> None:
@@ -80,23 +80,23 @@ def doctor_in_container(folder: Path, *shell: str) -> list[dict[str, Any]]:
 
 @pytest.mark.netns
 def test_command_as_process_1_gets_signals_directly(tmp_path: Path) -> None:
-    (finding,) = doctor_in_container(tmp_path)
-    assert finding["level"] == "ok"
-    assert "is process 1: SIGTERM comes to it directly" in finding["found"]
+    (diagnosis,) = doctor_in_container(tmp_path)
+    assert diagnosis["level"] == "ok"
+    assert "is process 1 and receives SIGTERM directly" in diagnosis["found"]
 
 
 @pytest.mark.netns
 def test_command_below_a_shell_is_not_told(tmp_path: Path) -> None:
-    (finding,) = doctor_in_container(tmp_path, "sh", "-c", '"$@"; exit $?', "-")
-    assert finding["level"] == "warning"
-    assert "process 1 (sh) has no handler for it, and the kernel drops it" in finding["found"]
-    assert "make the launcher process 1" in finding["to_do"]
+    (diagnosis,) = doctor_in_container(tmp_path, "sh", "-c", '"$@"; exit $?', "-")
+    assert diagnosis["level"] == "warning"
+    assert "process 1 (sh) has no handler for it, and the kernel drops it" in diagnosis["found"]
+    assert "make the launcher process 1" in diagnosis["to_do"]
 
 
 @pytest.mark.netns
 def test_command_that_a_shell_was_replaced_by_is_told(tmp_path: Path) -> None:
-    (finding,) = doctor_in_container(tmp_path, "sh", "-c", 'exec "$@"', "-")
-    assert finding["level"] == "ok"
+    (diagnosis,) = doctor_in_container(tmp_path, "sh", "-c", 'exec "$@"', "-")
+    assert diagnosis["level"] == "ok"
 
 
 @pytest.mark.netns
@@ -129,9 +129,9 @@ def test_command_below_the_toolkit_of_the_stock_images_is_not_told(tmp_path: Pat
     )
     assert (tmp_path / "found.json").is_file(), done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())["findings"]
-    (finding,) = [each for each in found if each["subject"] == "signals"]
-    assert finding["level"] == "warning"
-    assert "is the platform's toolkit, which hands no signals on" in finding["found"]
+    (diagnosis,) = [each for each in found if each["subject"] == "signals"]
+    assert diagnosis["level"] == "warning"
+    assert "is the platform's toolkit, which forwards no signals" in diagnosis["found"]
 
 
 @pytest.mark.parametrize("has_launcher", [False, True], ids=["alone", "beside a launcher"])

@@ -27,18 +27,18 @@ def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_token_matters_only_where_there_is_a_job(tmp_path: Path) -> None:
     assert levels(examine_token(here(tmp_path))) == [Level.OK]
     assert levels(examine_token(in_cluster(tmp_path, {"a": "127.0.0.1"}))) == [Level.WARNING]
-    (finding,) = examine_token(here(tmp_path, require_token=True))
-    assert finding.level is Level.ERROR
-    assert "--require-token demands one" in finding.found
+    (diagnosis,) = examine_token(here(tmp_path, require_token=True))
+    assert diagnosis.level is Level.ERROR
+    assert "--require-token demands one" in diagnosis.found
 
 
 def test_token_is_said_to_be_in_its_file_and_is_never_shown(tmp_path: Path, token_file: Path) -> None:
-    surroundings = here(tmp_path, {"HETERO_TOKEN_FILE": str(token_file)}, port=17995)
-    (finding,) = examine_token(surroundings)
-    assert finding.level is Level.OK
-    assert str(token_file) in finding.found
-    findings = examine(surroundings)
-    assert SECRET not in render_text(findings) + json.dumps(to_json(findings))
+    snapshot = here(tmp_path, {"HETERO_TOKEN_FILE": str(token_file)}, port=17995)
+    (diagnosis,) = examine_token(snapshot)
+    assert diagnosis.level is Level.OK
+    assert str(token_file) in diagnosis.found
+    diagnoses = examine(snapshot)
+    assert SECRET not in render_text(diagnoses) + json.dumps(to_json(diagnoses))
 
 
 def test_token_that_came_with_the_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,12 +46,12 @@ def test_token_that_came_with_the_code_counts(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "ml/code" / STAGED_FOLDER / TOKEN_NAME
     path.write_text(SECRET)
     monkeypatch.chdir(tmp_path)
-    (finding,) = examine_token(here(tmp_path, require_token=True))
-    assert finding.level is Level.OK
-    assert finding.found == f"a token came with the code in {tmp_path / 'ml/code'}"
+    (diagnosis,) = examine_token(here(tmp_path, require_token=True))
+    assert diagnosis.level is Level.OK
+    assert diagnosis.found == f"a token came with the code in {tmp_path / 'ml/code'}"
     path.write_text("no token")
-    (finding,) = examine_token(here(tmp_path))
-    assert finding.level is Level.ERROR
+    (diagnosis,) = examine_token(here(tmp_path))
+    assert diagnosis.level is Level.ERROR
 
 
 @pytest.mark.parametrize("fault", ["open to others", "not there", "empty"])
@@ -62,19 +62,19 @@ def test_token_file_of_no_use_is_an_error_that_does_not_show_it(tmp_path: Path, 
         token_file.unlink()
     else:
         token_file.write_text("")
-    (finding,) = examine_token(here(tmp_path, {"HETERO_TOKEN_FILE": str(token_file)}))
-    assert finding.level is Level.ERROR
-    assert str(token_file) in finding.found
-    assert SECRET not in finding.found + finding.to_do
+    (diagnosis,) = examine_token(here(tmp_path, {"HETERO_TOKEN_FILE": str(token_file)}))
+    assert diagnosis.level is Level.ERROR
+    assert str(token_file) in diagnosis.found
+    assert SECRET not in diagnosis.found + diagnosis.to_do
 
 
 def test_token_elsewhere_is_an_error_that_does_not_show_it(tmp_path: Path) -> None:
     config = tmp_path / "ml/input/config"
     config.mkdir(parents=True)
     (config / "hyperparameters.json").write_text(json.dumps({"hetero_token": SECRET}))
-    findings = examine_token(here(tmp_path, {"HETERO_TOKEN": SECRET}))
-    assert levels(findings) == [Level.OK, Level.ERROR, Level.ERROR]
-    text = " ".join(finding.found + finding.to_do for finding in findings)
+    diagnoses = examine_token(here(tmp_path, {"HETERO_TOKEN": SECRET}))
+    assert levels(diagnoses) == [Level.OK, Level.ERROR, Level.ERROR]
+    text = " ".join(diagnosis.found + diagnosis.to_do for diagnosis in diagnoses)
     assert "the variable HETERO_TOKEN" in text
     assert "the hyperparameter hetero_token" in text
     assert SECRET not in text
@@ -83,13 +83,13 @@ def test_token_elsewhere_is_an_error_that_does_not_show_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(("days", "level"), [(30, Level.OK), (1, Level.WARNING)])
 def test_certificate_is_read_and_its_end_told(tmp_path: Path, days: int, level: Level) -> None:
     make_certificates(tmp_path / "tls", ["a"], days=days, keep_authority_key=False)
-    *_, finding = examine_token(in_cluster(tmp_path, {"a": "127.0.0.1"}, tls_dir=tmp_path / "tls"))
-    assert finding.level is level
-    assert "the certificate of a in" in finding.found
+    *_, diagnosis = examine_token(in_cluster(tmp_path, {"a": "127.0.0.1"}, tls_dir=tmp_path / "tls"))
+    assert diagnosis.level is level
+    assert "the certificate of a in" in diagnosis.found
 
 
 def test_certificate_of_another_host_is_an_error(tmp_path: Path) -> None:
     make_certificates(tmp_path / "tls", ["b"], days=30, keep_authority_key=False)
-    *_, finding = examine_token(in_cluster(tmp_path, {"a": "127.0.0.1"}, tls_dir=tmp_path / "tls"))
-    assert finding.level is Level.ERROR
-    assert "a.pem" in finding.found
+    *_, diagnosis = examine_token(in_cluster(tmp_path, {"a": "127.0.0.1"}, tls_dir=tmp_path / "tls"))
+    assert diagnosis.level is Level.ERROR
+    assert "a.pem" in diagnosis.found

@@ -40,11 +40,11 @@ def test_good_set_and_this_environment_have_no_finding(tmp_path: Path) -> None:
 def test_known_bad_version_is_found_and_its_neighbours_are_not(rule: KnownBad) -> None:
     beside = {rule.with_package: rule.with_at_least} if rule.with_package else {}
     first = rule.at_least if rule.at_least != "0" else "2.2.1"
-    (finding,) = judge({**GOOD, **beside, rule.package: first})
-    assert finding.level is rule.level
-    assert finding.found.startswith(f"{rule.package} {first}")
-    assert finding.to_do
-    assert str(finding.details["source"]).startswith("https://")
+    (diagnosis,) = judge({**GOOD, **beside, rule.package: first})
+    assert diagnosis.level is rule.level
+    assert diagnosis.found.startswith(f"{rule.package} {first}")
+    assert diagnosis.to_do
+    assert str(diagnosis.details["source"]).startswith("https://")
     assert list(judge({**GOOD, **beside, rule.package: rule.below})) == []
 
 
@@ -54,14 +54,14 @@ def test_torch_of_numpy_1_is_fine_beside_numpy_1() -> None:
 
 @pytest.mark.parametrize(("name", "version"), [("grpcio", "1.48.2"), ("numpy", "1.23.5"), ("torch", "2.0.1+cu118")])
 def test_version_below_its_floor_is_an_error(name: str, version: str) -> None:
-    (finding,) = judge({**GOOD, "numpy": "1.26.4", name: version})
-    assert finding.level is Level.ERROR
-    assert f"{name} is {version}; expected" in finding.found
+    (diagnosis,) = judge({**GOOD, "numpy": "1.26.4", name: version})
+    assert diagnosis.level is Level.ERROR
+    assert f"{name} is {version}; expected" in diagnosis.found
 
 
 def test_package_that_is_not_there_is_an_error_only_if_it_is_needed() -> None:
-    (finding,) = judge({name: version for name, version in GOOD.items() if name not in ("xxhash", "torch")})
-    assert finding.found == "xxhash is not installed; hetero needs it"
+    (diagnosis,) = judge({name: version for name, version in GOOD.items() if name not in ("xxhash", "torch")})
+    assert diagnosis.found == "xxhash is not installed; hetero needs it"
 
 
 def test_command_with_a_bad_grpcio_says_so(tmp_path: Path) -> None:

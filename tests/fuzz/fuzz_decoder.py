@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of every parser that a stranger's bytes reach.
+"""Coverage-guided fuzzing of every parser that an unauthenticated peer's bytes reach.
 
 Needs atheris, which the suite does not: ``make fuzz DURATION_S=600`` installs it into an environment of its own.
 Findings are written as ``crash-*`` by libFuzzer; replay one with ``python tests/fuzz/fuzz_decoder.py FILE``. Inputs
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
     with atheris.instrument_imports(include=["hetero"]):
         from targets import run
 
-        import hetero.batches.structure
+        import hetero.batches.structure.conversion
         import hetero.wire.framing  # noqa: F401
 
     atheris.Setup(arguments, lambda data: run(bytes(data)))

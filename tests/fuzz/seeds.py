@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.directory import EndpointRecord
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint, report_to_proto, status_to_proto
 from hetero.errors import ExitCode, SampleFailure
 from hetero.spec import DatasetSpec
-from hetero.wire.framing import EncodedBatch, Refusal, encode_failure, encode_refusal
+from hetero.wire.faults import Fault
+from hetero.wire.framing import EncodedBatch, encode_failure, encode_refusal
 from hetero.wire.limits import PROTOCOL
 from hetero.wire.proto import data_pb2 as pb
 from hetero.wire.requests import spec_to_proto, to_proto
@@ -52,6 +54,7 @@ BATCHES: tuple[Any, ...] = (
     },
 )
 _SPEC = DatasetSpec("photos", '{"root":"/data","split":"train"}')
+_REFUSALS = [fault for fault in Fault if fault.value.is_refusal]
 _FAILURE = SampleFailure(
     dataset="photos", host="algo-1/0", stage="sample", sample_index="17", exception="KeyError", traceback="a\nb\n"
 )
@@ -105,13 +108,15 @@ def _requests() -> list[bytes]:
         {"indices": (None, 2.5, b"b", True, 2**70, ("a", (1, None)), [1, [2.5, "x"]])},
     ]
     common: dict[str, Any] = {"spec": _SPEC, "seed": 17, "epoch": 3, "position": 12}
-    return [to_proto(BatchRequest(**common, **fields)).SerializeToString() for fields in given]
+    works = [IndexedWork(fields.pop("indices"), fields.pop("occurrences", None)) for fields in given]
+    found = [BatchRequest(**common, work=work, **fields) for work, fields in zip(works, given, strict=True)]
+    return [to_proto(request).SerializeToString() for request in found]
 
 
 def seeds() -> list[bytes]:
     """Return valid inputs of `targets.run`, several for each parser."""
     refusals = [struct.pack("<I", len(data)) + data for data in (
-        encode_failure(_FAILURE), *(encode_refusal(refusal, "why not") for refusal in Refusal))]  # fmt: skip
+        encode_failure(_FAILURE), *(encode_refusal(fault, "why not") for fault in _REFUSALS))]  # fmt: skip
     structures = [pb.Answer.FromString(EncodedBatch(batch).message).header.structure for batch in BATCHES]
     messages = (
         pb.AttendRequest(protocol=PROTOCOL),

@@ -1,4 +1,4 @@
-"""What a stranger's bytes reach first, each behind one function that takes any bytes.
+"""The functions that an unauthenticated peer's bytes reach first. Each takes any bytes.
 
 `run` is what the fuzzer calls, what the suite calls with the corpus, and what mutated frames are given to: the first
 byte says which parser gets the rest. Whatever that raises beyond its documented errors is a finding, and so is an
@@ -15,12 +15,13 @@ from unittest import mock
 
 import xxhash
 
-from hetero.batches.leaves import UnknownTypeError
+from hetero.batches.structure.leaves import UnknownTypeError
 from hetero.control.health import _service_name
 from hetero.control.status import report_from_proto, status_from_proto
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire import framing
-from hetero.wire.framing import BatchDecoder, RefusedError
+from hetero.wire.faults import CallFailedError
+from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import control_pb2
@@ -39,7 +40,7 @@ LINK_MESSAGES = (
     pb.DescribeRequest,
     pb.DescribeReply,
 )
-_EXPECTED = (ProtocolError, UnknownTypeError, DatasetError, RefusedError)
+_EXPECTED = (ProtocolError, UnknownTypeError, DatasetError, CallFailedError)
 _LENGTH = struct.Struct("<I")
 
 
@@ -98,9 +99,9 @@ def _request(data: bytes) -> object:
     again = from_proto(parse(pb.FetchRequest, to_proto(request, LIMITS).SerializeToString()), LIMITS)
     # What is accepted means the same to the next one who reads it.
     for field in dataclasses.fields(request):
-        if field.name not in ("indices", "occurrences"):
+        if field.name != "work":
             assert getattr(again, field.name) == getattr(request, field.name)
-    assert repr(list(again.indices)) == repr(list(request.indices))  # NaN is not equal to itself
+    assert repr(list(again.work.labels)) == repr(list(request.work.labels))  # NaN is not equal to itself
     return request
 
 

@@ -38,7 +38,7 @@ def test_audit_of_jobs_with_and_without_data_hosts_says_the_same(start_job: Star
     status, text = audit(plain, remote)
     assert (status, "The same data: 28 batches are equal bit for bit." in text) == (0, True), text
     status, text = audit(plain, other)
-    assert (status, "they part at epoch 0, position 0: the indices differ" in text) == (1, True), text
+    assert (status, "the first difference is at epoch 0, position 0: the indices differ" in text) == (1, True), text
 
 
 def test_audit_of_a_script_without_a_launcher_and_of_jobs_that_failed(start_job: StartJob, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def script(tmp_path: Path) -> Path:
 def test_child_of_a_rank_that_takes_batches_fails_and_says_how_to_start_it(start_job: StartJob, script: Path) -> None:
     job = start_job([data(1), DNN], "--endpoints-per-host", "1", script=script, args=["loaded"])
     assert job.wait() == 30, job.output
-    assert "a process that a rank has started takes batches" in job.output
+    assert "a process that a rank has started requests batches" in job.output
     assert "--nproc-per-node N" in job.output
     assert "child 0 is done" not in job.output
 
@@ -67,8 +67,8 @@ def test_child_of_a_rank_that_waits_for_others_has_said_what_it_is(start_job: St
     job = start_job([DNN], script=script, args=["waiting"])
     assert job.wait() == 0, job.output
     for process in ("SpawnProcess-1", "SpawnProcess-2"):
-        assert f"a rank of the job started this process ({process}) with mp.spawn, and it is not a rank" in job.output
-    assert job.output.count("it is not a rank") == 2  # other processes, such as torch's loader processes, are not meant
+        assert f"a rank of the job started this process ({process}) with mp.spawn. It is not a rank" in job.output
+    assert job.output.count("It is not a rank") == 2  # other processes, such as torch's loader processes, are not meant
 
 
 def test_job_whose_data_hosts_made_nothing_says_so_at_its_end(start_job: StartJob, script: Path) -> None:

@@ -51,7 +51,7 @@ def start_host(start: Start, tmp_path: Path) -> StartHost:
         directory = tmp_path / host
         base = directory / "ml"
         groups = {"data_group": ("ml.c5.xlarge", [data]), "dnn_group": ("ml.p3.2xlarge", trainers)}
-        write_tree(base, host, groups, {"output": str(outputs), **(args or {})})
+        write_opt_ml(base, host, groups, {"output": str(outputs), **(args or {})})
         token_file = directory / "token"
         token_file.touch(mode=0o600)
         token_file.write_text("shared-secret-of-the-job")
@@ -73,7 +73,7 @@ def start_host(start: Start, tmp_path: Path) -> StartHost:
 Groups = Mapping[str, tuple[str, Sequence[str]]]
 
 
-def write_tree(base: Path, host: str, named: Groups, args: Mapping[str, object]) -> None:
+def write_opt_ml(base: Path, host: str, named: Groups, args: Mapping[str, object]) -> None:
     """Write what the platform tells a host; lists of hosts are as it leaves them, in no order."""
     config = base / "input" / "config"
     config.mkdir(parents=True, exist_ok=True)
@@ -125,11 +125,9 @@ def test_torchrun_of_each_group_starts_copies_of_which_one_works(start_host: Sta
     trainer = start_host("algo-9", torchrun(tmp_path, 17811))
     assert (trainer.wait(), data.wait()) == (0, 0), trainer.output + data.output
     check_result(tmp_path)
-    for job, line in ((data, "serving with 1 endpoints"), (trainer, "starting 2 of 2 ranks")):
+    for job, line in ((data, "serving with 1 endpoint"), (trainer, "starting 2 of 2 ranks")):
         assert sum(line in text for text in job.lines) == 1, job.output
-        assert sum("one launcher works for the 2 processes that torchrun" in text for text in job.lines) == 1, (
-            job.output
-        )
+        assert sum("this launcher leads the 2 processes that torchrun" in text for text in job.lines) == 1, job.output
         assert sum(" INFO job job-7: " in text for text in job.lines) == 1, job.output
 
 
@@ -193,7 +191,7 @@ def test_copies_end_when_the_one_that_works_is_killed(start_host: StartHost, tmp
 def test_copies_of_a_second_run_wait_for_their_own_leader(start_host: StartHost, tmp_path: Path) -> None:
     for run in range(2):
         jobs = [start_host("algo-10"), start_host("algo-9", environment=copy_of(1))]
-        jobs[1].wait_line("this copy waits for the launcher")
+        jobs[1].wait_line("another launcher process does the work")
         assert jobs[1].process.poll() is None, f"run {run}: took what the first one has left"
         jobs.append(start_host("algo-9", environment=copy_of(0)))
         assert [job.wait() for job in jobs] == [0, 0, 0], "\n".join(job.output for job in jobs)

@@ -19,9 +19,9 @@ import psutil
 import pytest
 from harness import DNN, MARKER, SLOW, TIME_SCALE, StartJob, StartLauncher, failure, sweep, wait_gone
 
+from hetero import __version__
 from hetero.config import Timings
 from hetero.system.cgroups import memory_use
-from hetero.version import __version__
 
 
 @pytest.mark.fault("F15")
@@ -69,7 +69,7 @@ def test_hosts_with_different_options_end_naming_both_values(
         # Another release, in this one's place: only the interpreters of one host import this.
         site = tmp_path / "site"
         site.mkdir()
-        (site / "sitecustomize.py").write_text(f"import hetero.version\nhetero.version.__version__ = {on_data!r}\n")
+        (site / "sitecustomize.py").write_text(f"import hetero\nhetero.__version__ = {on_data!r}\n")
         environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     else:
         flags = [["--job-restarts", on_trainer], ["--job-restarts", on_data]]
@@ -81,8 +81,8 @@ def test_hosts_with_different_options_end_naming_both_values(
     assert first_line == failure(data).splitlines()[0]
     # Whoever noticed it first says it.
     texts = (
-        f"algo-1 has {name} {on_data}, algo-2 has {on_trainer}:",
-        f"algo-2 has {name} {on_trainer}, algo-1 has {on_data}:",
+        f"algo-1 has {name} {on_data}, algo-2 has {on_trainer};",
+        f"algo-2 has {name} {on_trainer}, algo-1 has {on_data};",
     )
     assert any(text in first_line for text in texts), first_line
 
@@ -160,8 +160,8 @@ def test_hosts_of_two_jobs_at_one_port_say_whose_the_other_is(start_launcher: St
     trainer = start_launcher("algo-2", "--start-timeout", "120", environment={"HETERO_JOB_ID": "job-a"})
     data = start_launcher("algo-1", "--start-timeout", "120", environment={"HETERO_JOB_ID": "job-b"})
     advice = "give each job that runs there another --port"
-    trainer.wait_line(f"this server belongs to job job-b, this host to job job-a: {advice}")
-    data.wait_line(f"this server belongs to job job-a, this host to job job-b: {advice}")
+    trainer.wait_line(f"this server belongs to job job-b, this host belongs to job job-a; {advice}")
+    data.wait_line(f"this server belongs to job job-a, this host belongs to job job-b; {advice}")
     for job in (data, trainer):
         job.process.terminate()
     assert (data.wait(30.0), trainer.wait(30.0)) == (143, 143), data.output + trainer.output

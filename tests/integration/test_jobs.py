@@ -81,8 +81,8 @@ def test_endpoint_killed_at_half_an_epoch_gives_the_same_chain(start_job: StartJ
     args = ["--faults", "sleep_s=0.01", "--epochs", "1", "--num-samples", "1000"]
     job = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
     job.wait_line("step 40")
-    forker = job.find("hetero.dataplane.endpoint.fork_server")[0]
-    forker.children()[0].send_signal(signal.SIGKILL)
+    fork_server = job.find("hetero.dataplane.endpoint.fork_server")[0]
+    fork_server.children()[0].send_signal(signal.SIGKILL)
     assert not any("step 100" in line for line in job.lines), "the machine is too slow: the kill came late"
     calm = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
     assert job.wait() == 0, job.output
@@ -194,7 +194,7 @@ def test_output_folder_of_a_running_simulation_is_refused(start_job: StartJob) -
     assert other.wait() == 2, other.output
     assert folder in other.output
     job.process.send_signal(signal.SIGINT)
-    job.wait_line("stopping; waiting for")
+    job.wait_line("stopping: waiting for")
     job.process.send_signal(signal.SIGINT)
     assert job.wait(20.0) != 0
 
@@ -220,16 +220,16 @@ def test_rank_killed_is_named_and_never_a_success(start_job: StartJob) -> None:
 @pytest.mark.parametrize(
     ("faults", "code", "words"),
     [
-        ("factory", 34, ["the factory fails on purpose", " in build", "Traceback", "chain.py"]),
-        ("raise_at=17", 34, ["sample 17 is broken on purpose", "/0 in sample at sample 17", "Traceback", "chain.py"]),
+        ("factory", 34, ["the factory fails on purpose", " while it was built", "Traceback", "chain.py"]),
+        ("raise_at=17", 34, ["sample 17 is broken on purpose", "/0 at sample 17", "Traceback", "chain.py"]),
         pytest.param(
             "descriptors=1",
             34,
-            ["Too many open files", "(this process may open ", "/0 in sample at sample", "chain.py"],
+            ["Too many open files", "(this process may open ", "/0 at sample", "chain.py"],
             marks=pytest.mark.fault("F29"),
         ),
-        ("unsupported=1", 34, ["['path'][0]", "Path", "/0 in encode"]),
-        ("out_of_range=1", 34, ["101", "out of range", "/0 in sample"]),
+        ("unsupported=1", 34, ["['path'][0]", "Path", "/0 while the batch was encoded"]),
+        ("out_of_range=1", 34, ["101", "out of range", "/0 at sample"]),
         ("not_json", 2, ["num_samples", "Path"]),
         ("by_host=1", 11, ["differ", "102", "103"]),
         ("listing=1", 11, ["differ", "fingerprint"]),
@@ -305,7 +305,7 @@ def test_interrupt_twice_is_gone_at_once(
     job.wait_line("step 1")
     job.interrupt()
     hosts = ", ".join(f"algo-{number + 1}" for number in range(len(groups)))
-    job.wait_line(f"stopping; waiting for {hosts} (again to kill them)")
+    job.wait_line(f"stopping: waiting for {hosts}; a second signal kills them")
     begin_s = time.monotonic()
     job.interrupt()
     assert job.wait(20.0) == 128 + signal.SIGKILL

@@ -52,7 +52,7 @@ def wanted(script: Any) -> list[str]:
         for planned in order.batches(epoch, Shard()):
             request = BatchRequest(
                 spec=spec,
-                indices=planned.indices,
+                work=planned.work,
                 seed=17,
                 epoch=epoch,
                 position=planned.position,

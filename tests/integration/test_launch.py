@@ -34,7 +34,7 @@ def test_data_host_comes_late_and_the_trainer_says_whom_it_waits_for(
 @pytest.mark.fault("F13")
 def test_trainer_host_comes_late_and_the_data_host_serves_it(start_launcher: StartLauncher) -> None:
     data = start_launcher("algo-1", "--start-timeout", "120")
-    data.wait_line("serving with 1 endpoints")
+    data.wait_line("serving with 1 endpoint")
     trainer = start_launcher("algo-2", "--start-timeout", "120")
     assert trainer.wait() == 0, trainer.output
     assert data.wait() == 0, data.output

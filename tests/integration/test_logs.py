@@ -9,7 +9,7 @@ import pytest
 from harness import DNN, TIME_SCALE, Job, StartJob, data
 
 from hetero.metrics.lines import METRIC_NAMES
-from hetero.sagemaker.metrics import METRIC_DEFINITIONS
+from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
 
 PRICES = ["--price-profile", "seed-2022"]
 
@@ -97,8 +97,10 @@ def test_failures_that_are_overcome_leave_no_words_that_start_the_toolkits_log_w
         environment={"HETERO_TIME_SCALE": str(TIME_SCALE)},
     )  # fmt: skip
     job.wait_line("rank 0 epoch 0 step 20")
-    forkers = {host: job.find("hetero.dataplane.endpoint.fork_server", host=host)[0] for host in ("algo-1", "algo-2")}
-    forkers["algo-1"].children()[0].send_signal(signal.SIGKILL)  # an endpoint
+    fork_servers = {
+        host: job.find("hetero.dataplane.endpoint.fork_server", host=host)[0] for host in ("algo-1", "algo-2")
+    }
+    fork_servers["algo-1"].children()[0].send_signal(signal.SIGKILL)  # an endpoint
     job.wait_line("rank 0 epoch 1 step")
     job.find("hetero.cli", "launch", host="algo-2")[0].send_signal(signal.SIGKILL)  # a data host
     job.wait_line("data host algo-2 fell silent")

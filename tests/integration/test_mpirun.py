@@ -89,7 +89,7 @@ def start_mpi(start: Start, tmp_path: Path) -> StartMpi:
 
     def start_job(**args: object) -> Job:
         for host in ADDRESSES:
-            write_tree(tmp_path / host, host, {"output": str(output), **args})
+            write_opt_ml(tmp_path / host, host, {"output": str(output), **args})
         script = JOB.format(
             addresses="\n".join(f"ip addr add {address}/24 dev eth0" for address in ADDRESSES.values()),
             first=TRAINERS[0],
@@ -111,7 +111,7 @@ def start_mpi(start: Start, tmp_path: Path) -> StartMpi:
     return start_job
 
 
-def write_tree(folder: Path, host: str, args: dict[str, object]) -> None:
+def write_opt_ml(folder: Path, host: str, args: dict[str, object]) -> None:
     for name in ("input/config", "output/data"):
         (folder / "ml" / name).mkdir(parents=True)
     (folder / "tmp").mkdir()

@@ -175,7 +175,7 @@ def test_lost_data_host_is_done_without_and_its_processes_are_gone(rehearse: Reh
 
     job = rehearse(**{**LONG, "num-samples": "800", "epochs": "1"})
     job.wait_line("step 10")
-    words = ("hetero.sagemaker.toolkit",) if victim == "process 1" else ("-- launcher.py",)
+    words = ("hetero.sagemaker.rehearsal.toolkit",) if victim == "process 1" else ("-- launcher.py",)
     doomed = [process for process in job.processes() if str(tree(job, "algo-1")) in _base_dir(process)]
     found = [process for process in doomed if " ".join(words) in " ".join(process.cmdline())]
     assert len(found) == 1
@@ -196,7 +196,7 @@ def test_sigterm_ends_at_the_toolkit_and_the_hosts_are_killed_after_the_grace(re
     job = rehearse(environment={"HETERO_TIME_SCALE": "0.05"}, **LONG)
     job.wait_line("step 3")
     job.process.terminate()
-    told = job.wait_lines("SIGTERM ends at process 1", 3)
+    told = job.wait_lines("process 1 has no handler for SIGTERM", 3)
     steps_then = len([line for line in job.lines if " step " in line])
     killing_s, _ = job.wait_lines("6 s after the request to stop: killing algo-1, algo-2, algo-3", 1)[0]
     assert killing_s - told[-1][0] > 5.0
@@ -268,7 +268,7 @@ def test_scripts_of_sdk_3_run_in_the_tree_of_their_host(rehearse: Rehearse, tmp_
     )
     assert job.wait() == 0, job.output
     assert len(facts(job, "rank")) == 1
-    assert "a rehearsal installs nothing" in job.output
+    assert "a rehearsal does not install" in job.output
     assert "would install" in (drivers / "scripts" / "install_requirements.py").read_text(), (
         "the user's own was changed"
     )

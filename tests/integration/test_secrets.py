@@ -79,7 +79,7 @@ def test_token_of_a_simulated_job_is_in_nothing_that_it_says_or_leaves(
     job.wait_line("step 5")
     token = token_of(job)
     seen = check(token, told(job.processes()))
-    assert seen >= 2 * 6  # simulate, two launchers, forker, endpoint, torchrun, rank, where they could be read
+    assert seen >= 2 * 6  # simulate, two launchers, fork server, endpoint, torchrun, rank, where they could be read
     assert job.wait() == code, job.output[-3000:]
     folders = [job.directory, tmp_path]
     assert check(token, left(job, *folders)) > 8

@@ -33,7 +33,7 @@ def test_request_finds_a_rank_waiting_for_lost_data_hosts_and_callbacks_run(star
     trainer.wait_line("waiting for batch", 60.0)
     trainer.process.terminate()
     assert trainer.wait(30.0) == 143, trainer.output
-    assert "ending before it" in trainer.output
+    assert "stopping before that batch" in trainer.output
     assert (trainer.directory / "stopped-0").read_text().isdigit()
 
 
@@ -110,7 +110,7 @@ def test_request_to_every_launcher_at_once_lets_the_ranks_finish(start_launcher:
     measured("shutdown_s", shutdown_s)
     # Promised: 60 s. 50 of them, which scale, are for the ranks.
     assert 2.0 <= shutdown_s < Timings.scaled(TIME_SCALE).stop_grace_s + 10.0
-    assert "ending before it" not in trainer.output
+    assert "stopping before that batch" not in trainer.output
     assert (trainer.directory / "stopped-0").read_text().isdigit()
     assert not (trainer.directory / "stopped-0.partial").exists()
 
@@ -142,7 +142,7 @@ def test_request_to_one_data_host_takes_only_that_one_out(start_job: StartJob) -
     os.kill(launchers(job, "algo-1"), signal.SIGTERM)
     calm = start_job([data(1), DNN], "--endpoints-per-host", "2", args=args)
     assert job.wait() == 0, job.output
-    assert "this host alone was asked to stop" in job.output
+    assert "only this host was asked to stop" in job.output
     assert calm.wait() == 0, calm.output
     assert job.result(0)["chain"] == calm.result(0)["chain"]
 

@@ -54,7 +54,7 @@ def wanted(script: Any, num_samples: int) -> dict[str, Any]:
     order = BuiltInOrder(num_samples=num_samples, batch_size=8, seed=17, shuffle=True)
     for epoch in range(2):
         for planned in order.batches(epoch, Shard()):
-            request = BatchRequest(spec=spec, indices=planned.indices, seed=17, epoch=epoch, position=planned.position)
+            request = BatchRequest(spec=spec, work=planned.work, seed=17, epoch=epoch, position=planned.position)
             with preserved_generators():
                 batch = fetch(built, request)
             found["indices"].append(batch["index"].tolist())
@@ -69,8 +69,8 @@ def test_endpoint_killed_under_tensorflow_loses_and_repeats_nothing(
     args = ["--output", str(tmp_path), "--num-samples", str(NUM_SAMPLES), "--sleep-s", "0.005"]
     job = start_job(groups, "--endpoints-per-host", "1", script=SCRIPT, args=args)
     job.wait_line("step 20")
-    forker = job.find("hetero.dataplane.endpoint.fork_server", host="algo-1")[0]
-    forker.children()[0].send_signal(signal.SIGKILL)
+    fork_server = job.find("hetero.dataplane.endpoint.fork_server", host="algo-1")[0]
+    fork_server.children()[0].send_signal(signal.SIGKILL)
     assert not any("step 100" in line for line in job.lines), "the machine is too slow: the kill came late"
     assert job.wait() == 0, job.output
     result = json.loads((tmp_path / "rank-0.json").read_text())
@@ -176,7 +176,7 @@ def test_data_set_that_raises_while_keras_waits_is_the_cause(start_job: StartJob
     flags = ["--framework", "tensorflow", "--endpoints-per-host", "1"]
     job = start_job([DATA, TRAINER], *flags, script=in_fit, args=["raise"])
     assert job.wait() == 34, job.output
-    assert "in sample at sample 40: ValueError: sample 40 is broken on purpose" in job.failure("algo-2").splitlines()[0]
+    assert "/0 at sample 40: ValueError: sample 40 is broken on purpose" in job.failure("algo-2").splitlines()[0]
 
 
 @pytest.mark.fault("F12")

@@ -175,7 +175,7 @@ def test_dispatcher_without_a_journal_and_worker_that_is_lost_for_good_end_what_
     trial.go_on("halted-0")
     line = job.wait_line("restart 1 of at most 1 of the trainer group", WAIT_S)
     assert "because of HET-31 algo-" in line
-    assert "the dispatcher of tf.data.service was started again and knows nothing of this training" in line
+    assert "the dispatcher of tf.data.service was started again and has lost the datasets of this run" in line
     job.wait_lines("halted-1: rank", 2, WAIT_S)
     leave(job, "algo-2")
     trial.go_on("halted-1")

@@ -13,6 +13,8 @@ from hetero.cluster import Role
 from hetero.config import Timings
 from hetero.control.membership import Member, Membership
 from hetero.control.status import Cause, HostState, HostStatus
+from hetero.launch.data_services import Servers
+from hetero.launch.ranks.ranks import AgentStarter
 
 
 class FailedError(Exception):
@@ -33,7 +35,7 @@ class StubHost:
     generation = 0
     is_first_trainer = False
     pool = None
-    copies: Any = None
+    starter: Any = AgentStarter("torch")
     relay = None
     run_dir = Path()
     timings = Timings()
@@ -49,9 +51,11 @@ class StubHost:
         self.hub = SimpleNamespace(membership=self._membership, port=1)
         self.rank_socket = None
         self.placement = SimpleNamespace(
-            num_endpoints=0, num_ranks=1, framework="torch", data_service="", has_tf_dispatcher=False, tf_workers={}
+            num_endpoints=0, num_ranks=1, num_gpus=0, framework="torch", data_service="", servers=Servers(number=0)
         )
-        self.options = SimpleNamespace(script="script.py", module=False, script_args=(), audit=False)
+        self.options = SimpleNamespace(
+            data_service="grpc", script="script.py", module=False, script_args=(), audit=False, job_restarts=0
+        )
         self.child_environment: dict[str, str] = {}
         self.trainers_came = False
         self.interrupted_s: float | None = None

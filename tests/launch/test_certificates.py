@@ -33,7 +33,7 @@ def test_certs_of_named_hosts_are_there_for_their_owner_alone(
     assert names(folder) == ["10.0.0.7.key", "10.0.0.7.pem", "algo-1.key", "algo-1.pem", "ca.pem"]
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert "certificates of 2 hosts for 3 days" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"wrote certificates of 2 hosts to {folder}; they expire in 3 days\n"
     for host in ("algo-1", "10.0.0.7"):
         assert Tls(folder, host).host == host
 
@@ -69,10 +69,10 @@ def test_certificates_are_strict_and_of_this_host_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--host NAME for each, or --cluster-file FILE"),
-        (["--host", "../x"], "'../x' is no host"),
-        (["--host", "a\nsubjectAltName=DNS:b"], "is no host"),
-        (["--host", "ca"], "'ca' is no host"),
+        ([], "--host NAME for each host, or --cluster-file FILE"),
+        (["--host", "../x"], "'../x' is not a host name"),
+        (["--host", "a\nsubjectAltName=DNS:b"], "is not a host name"),
+        (["--host", "ca"], "'ca' is not a host name"),
         (["--host", "a", "--host", "a"], "given twice"),
         (["--host", "a", "--days", "0"], "--days"),
         (["--host", "a", "--days", "9999"], "expected 1 to 825"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetero import cli, config
+from hetero.cluster import find_platform
 from hetero.launch.entry import command, run
 
 LAUNCHER = Path(__file__).parents[2] / "launchers" / "launcher.py"
@@ -31,7 +32,7 @@ def test_command_hands_hyperparameters_to_the_script_unquoted(tmp_path: Path) ->
         tmp_path, hetero_script='"train.py"', sagemaker_program='"launcher.py"', epochs="3", name='"two words"'
     )
     expected = ["launch", "--", "--epochs", "3", "--name", "two words"]
-    assert command(["--epochs", "3", "--name", "two", "words"], environ) == expected
+    assert command(["--epochs", "3", "--name", "two", "words"], find_platform(environ)) == expected
 
 
 HYPERPARAMETERS = {
@@ -51,14 +52,14 @@ def test_command_says_what_the_real_toolkit_would_say(tmp_path: Path) -> None:
     environ = write_hyperparameters(
         tmp_path, hetero_script='"train.py"', sagemaker_region='"us-east-1"', default_user_module_name='"x"', **encoded
     )
-    assert command([], environ)[2:] == mapping.to_cmd_args(HYPERPARAMETERS)
+    assert command([], find_platform(environ))[2:] == mapping.to_cmd_args(HYPERPARAMETERS)
 
 
 def test_command_says_what_the_drivers_of_version_3_would_say(tmp_path: Path) -> None:
     # Values are as that SDK writes them: texts without quotes, everything else as JSON.
     encoded = {name: value if isinstance(value, str) else json.dumps(value) for name, value in HYPERPARAMETERS.items()}
     environ = write_hyperparameters(tmp_path, hetero_script="train.py", **encoded)
-    found = command([], environ)
+    found = command([], find_platform(environ))
     assert found[:2] == ["launch", "--"]
     assert dict(zip(found[2::2], found[3::2], strict=True)) == {
         "--a": "1",
@@ -80,10 +81,10 @@ def test_command_of_a_platform_resolves_script_and_options(tmp_path: Path, quote
         hetero_roles=f"{quote}blue=data{quote}",
         epochs="3",
     )
-    ours, script_args = config.split_at_script(cli._make_parser(), command([], environ))
+    ours, script_args = config.split_at_script(cli._make_parser(), command([], find_platform(environ)))
     namespace = config.parse(cli._make_parser(), ours)
     namespace.script_args = script_args
-    options = config.resolve_options(namespace, environ, tmp_path)
+    options = config.resolve_options(namespace, environ, find_platform(environ).parameters())
     assert (options.script, options.script_args) == ("train.py", ("--epochs", "3"))
     assert (options.trainer_endpoints, options.roles) == (2, ("blue=data",))
 
@@ -91,12 +92,12 @@ def test_command_of_a_platform_resolves_script_and_options(tmp_path: Path, quote
 @pytest.mark.parametrize("has_file", [False, True])
 def test_command_without_a_script_parameter_takes_the_arguments(tmp_path: Path, has_file: bool) -> None:
     environ = write_hyperparameters(tmp_path, epochs="3") if has_file else {"SAGEMAKER_BASE_DIR": str(tmp_path)}
-    assert command(["train.py", "--", "--lr", "1"], environ) == ["launch", "train.py", "--", "--lr", "1"]
+    assert command(["train.py", "--", "--lr", "1"], find_platform(environ)) == ["launch", "train.py", "--", "--lr", "1"]
 
 
 def test_command_of_a_container_is_told_the_script_by_the_environment(tmp_path: Path) -> None:
     environ = {**write_hyperparameters(tmp_path, epochs="3"), "HETERO_SCRIPT": "train.py"}
-    assert command(["train"], environ) == ["launch", "--", "--epochs", "3"]
+    assert command(["train"], find_platform(environ)) == ["launch", "--", "--epochs", "3"]
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["--epochs", "3"], ["--epochs=3"]])
@@ -168,7 +169,7 @@ def test_launcher_says_in_the_failure_file_that_hetero_is_missing(tmp_path: Path
         timeout=60,
     )
     assert done.returncode == 1
-    assert "there is no hetero in this image" in (tmp_path / "output" / "failure").read_text()
+    assert "the image has no module hetero" in (tmp_path / "output" / "failure").read_text()
 
 
 def test_launcher_in_another_folder_is_hetero_launch(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ import pytest
 
 from hetero.control.status import Cause
 from hetero.errors import ExitCode
-from hetero.launch.failure import MAX_FAILURE_CHARS, failure_text, reserved_space, shown_detail, write_failure
+from hetero.launch.failure import (
+    MAX_FAILURE_CHARS,
+    failure_text,
+    reserved_space,
+    shown_detail,
+    shown_first_line,
+    write_failure,
+)
 
 CAUSE = Cause(host="algo-2", summary="rank 1 failed", detail="trace\n" * 1000, exit_code=ExitCode.SCRIPT_FAILED)
 
@@ -38,15 +45,29 @@ def test_text_says_nothing_twice() -> None:
     ("host", "of_rank", "shown"),
     [
         ("algo-1", False, ["    one", "    two"]),
-        ("algo-1", True, ["    the lines of that rank above say more"]),
-        ("algo-2", True, ["    the log of algo-1 says more"]),
-        ("algo-2", False, ["    the log of algo-1 says more"]),
+        ("algo-1", True, ["    see the lines of that rank above for details"]),
+        ("algo-2", True, ["    see the log of algo-1 for details"]),
+        ("algo-2", False, ["    see the log of algo-1 for details"]),
     ],
 )
 def test_detail_is_in_one_log_of_the_job(host: str, of_rank: bool, shown: list[str]) -> None:
     cause = Cause(host="algo-1", summary="it failed", detail="one\ntwo", of_rank=of_rank)
     assert shown_detail(cause, host) == shown
     assert shown_detail(Cause(host="algo-1", summary="it failed"), host) == []
+
+
+def test_long_exception_text_is_logged_whole_by_the_host_where_it_was_raised_only() -> None:
+    cause = Cause(
+        host="algo-1", summary=f"the training script raised ValueError: {'x' * 700}", exit_code=ExitCode.SCRIPT_FAILED
+    )
+    assert shown_first_line(cause, "algo-1") == cause.first_line
+    assert failure_text(cause) == cause.first_line
+    elsewhere = shown_first_line(cause, "algo-2")
+    assert elsewhere.startswith("HET-30 algo-1: the training script raised ValueError: xxx")
+    assert elsewhere.endswith("xxx... (the log of algo-1 has the whole text)")
+    assert len(elsewhere) < 360
+    short = Cause(host="algo-1", summary="it failed")
+    assert shown_first_line(short, "algo-2") == short.first_line
 
 
 def test_write_makes_the_folder(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,23 +18,27 @@ from hetero.control.status import Cause
 from hetero.errors import ClusterError, ExitCode
 from hetero.launch import host as host_module
 from hetero.launch.addresses import Addresses
-from hetero.launch.host import Host, StoppedEarlyError
+from hetero.launch.host import LaunchedHost, StoppedEarlyError
 from hetero.wire.channels import client_options
 
 _ENDS = """
 import os, sys, threading
 from pathlib import Path
-from hetero.cluster import read_cluster
+from hetero.cluster import find_platform
 from hetero.config import LaunchOptions
 from hetero.launch import host
+from hetero.launch.ranks.ranks import AgentStarter
+starter = AgentStarter("torch")
 folder = Path(sys.argv[1])
 seen = []
 def end_descendants(*, on_poll):
     on_poll()
     seen.append("watchdog" in [thread.name for thread in threading.enumerate()])
 host.end_descendants = end_descendants
-cluster = read_cluster(env={}, cluster_file=str(folder / "cluster.json"), host="127.0.0.1", roles={})
-with host.Host(LaunchOptions(script=__file__, port=17807), cluster, base_dir=folder, environ={}) as this:
+platform = find_platform({}, cluster_file=str(folder / "cluster.json"))
+cluster = platform.read_cluster(host="127.0.0.1")
+options = LaunchOptions(script=__file__, port=17807)
+with host.LaunchedHost(options, cluster, platform=platform, environ={}, starter=starter) as this:
     before = this.watchdog._ticked_s
 assert this.watchdog._ticked_s > before, "standing still is no standstill while descendants end"
 print("watched" if seen == [True] else seen)
@@ -42,22 +47,51 @@ print("watched" if seen == [True] else seen)
 _PROXY = """
 import sys
 from pathlib import Path
-from hetero.cluster import read_cluster
+from hetero.cluster import find_platform
 from hetero.config import LaunchOptions
-from hetero.launch.host import Host
+from hetero.launch.host import LaunchedHost
+from hetero.launch.ranks.ranks import AgentStarter
+starter = AgentStarter("torch")
 folder = Path(sys.argv[1])
-cluster = read_cluster(env={}, cluster_file=str(folder / "cluster.json"), host="127.0.0.1", roles={})
+platform = find_platform({}, cluster_file=str(folder / "cluster.json"))
+cluster = platform.read_cluster(host="127.0.0.1")
 for framework in ("torch", "tensorflow"):
     options = LaunchOptions(script=__file__, port=17807, framework=framework)
-    with Host(options, cluster, base_dir=folder, environ={"http_proxy": "http://proxy:3128"}) as this:
+    environ = {"http_proxy": "http://proxy:3128"}
+    with LaunchedHost(options, cluster, platform=platform, environ=environ, starter=starter) as this:
         print(framework, "no_grpc_proxy" in this.child_environment)
 """
 
+_TOKEN = """
+import logging, sys
+from pathlib import Path
+from hetero.cluster import find_platform
+from hetero.config import LaunchOptions
+from hetero.launch.host import LaunchedHost
+from hetero.launch.ranks.ranks import AgentStarter
+starter = AgentStarter("torch")
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+folder = Path(sys.argv[1])
+(folder / "token").write_text("secret-of-the-job-0123456789")
+(folder / "token").chmod(0o600)
+platform = find_platform({}, cluster_file=str(folder / "cluster.json"))
+cluster = platform.read_cluster(host="127.0.0.1")
+for data_service, environ in (("tf", {"HETERO_TOKEN_FILE": str(folder / "token")}), ("tf", {}),
+                              ("grpc", {"HETERO_TOKEN_FILE": str(folder / "token")})):
+    print(data_service, *environ, flush=True)
+    options = LaunchOptions(script=__file__, port=17807, data_service=data_service)
+    with LaunchedHost(options, cluster, platform=platform, environ=environ, starter=starter):
+        pass
+"""
 
-def run_host(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Run a program with a host of its own, the only one of a cluster."""
-    group = {"instance_group_name": "dnn", "instance_type": "ml.p3.2xlarge", "hosts": ["127.0.0.1"]}
-    (folder / "cluster.json").write_text(json.dumps({"instance_groups": [group]}))
+
+def run_host(folder: Path, text: str, *, group: str = "dnn") -> subprocess.CompletedProcess[str]:
+    """Run a program with a host of its own, in this group of a cluster."""
+    hosts = {"dnn": ["127.0.0.1"]} if group == "dnn" else {"dnn": ["127.0.0.2"], group: ["127.0.0.1", "127.0.0.3"]}
+    groups = [
+        {"instance_group_name": name, "instance_type": "ml.p3.2xlarge", "hosts": each} for name, each in hosts.items()
+    ]
+    (folder / "cluster.json").write_text(json.dumps({"instance_groups": groups}))
     script = folder / "script.py"
     script.write_text(text)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -73,6 +107,13 @@ def test_watchdog_watches_until_the_descendants_are_gone(tmp_path: Path) -> None
 def test_connections_of_tensorflow_take_no_proxy(tmp_path: Path) -> None:
     done = run_host(tmp_path, _PROXY)
     assert done.stdout == "torch False\ntensorflow True\n", done.stderr
+
+
+def test_token_that_does_not_protect_tf_data_service_is_warned_of_once(tmp_path: Path) -> None:
+    done = run_host(tmp_path, _TOKEN, group="data_group")
+    with_token, without_token, grpc = re.split(r"^(?:tf|grpc)\b.*\n", done.stdout, flags=re.MULTILINE)[1:]
+    assert with_token.count("the job's token does not protect tf.data.service") == 1, done.stderr
+    assert "tf.data.service" not in without_token + grpc
 
 
 def test_launcher_of_a_host_is_looked_for_at_an_address_in_brackets_if_it_is_ipv6() -> None:
@@ -121,7 +162,7 @@ def test_host_that_ends_gives_a_peer_that_does_not_understand_it_the_time_to_cal
     hub = SimpleNamespace(membership=lambda: contextlib.nullcontext(membership), wait=wait)
     host = SimpleNamespace(hub=hub, timings=SimpleNamespace(heartbeat_s=2.0), publish=lambda: None)
     monkeypatch.setattr(host_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    Host.farewell(host)  # type: ignore[arg-type]
+    LaunchedHost.farewell(host)  # type: ignore[arg-type]
     assert (now_s[0] >= 104.0) is is_patient
 
 

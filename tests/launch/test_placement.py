@@ -7,36 +7,25 @@ from typing import Any
 import pytest
 from clusters import cluster
 
+from hetero.cluster import ClusterSpec
 from hetero.config import LaunchOptions, Timings
 from hetero.dataplane.pool.pool import PoolOptions
 from hetero.dataplane.pool.tf_pool import ServiceOptions
 from hetero.launch import placement
+from hetero.launch.data_services import HostFacts, endpoints, tf_data
+from hetero.system.cgroups import usable_cpus
 from hetero.wire.limits import Limits
 
 
 def plan(current: str, *, data: int = 1, **options: Any) -> placement.Placement:
     """Return the placement on ``current``."""
-    return placement.plan(LaunchOptions(script="train.py", **options), cluster(current, data=data))
-
-
-@pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SM_NUM_GPUS", "2")
+    return placement.plan(LaunchOptions(script="train.py", **options), cluster(current, data=data), num_gpus=2)
 
 
 def test_data_host_gets_an_endpoint_per_usable_cpu() -> None:
     found = plan("algo-1")
-    assert found.num_endpoints == placement.usable_cpus()
-    assert (found.num_slots, found.num_ranks, found.remote) == (1, 0, True)
-
-
-@pytest.mark.parametrize(("quota", "expected"), [(None, 8), (0.5, 1), (2.0, 2), (3.9, 3), (64.0, 8)])
-def test_usable_cpus_are_those_of_the_affinity_within_the_quota(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
-) -> None:
-    monkeypatch.setattr(placement, "cpu_quota", lambda: quota)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert placement.usable_cpus() == expected
+    assert found.num_endpoints == usable_cpus()
+    assert (found.servers.num_slots, found.num_ranks, found.remote) == (1, 0, True)
 
 
 def test_trainer_host_gets_a_rank_per_gpu_and_no_endpoint() -> None:
@@ -70,24 +59,29 @@ def test_homogeneous_job_with_trainer_endpoints_loads_from_them() -> None:
 
 def test_emulated_vcpus_are_slots_of_one_endpoint() -> None:
     found = plan("algo-1", emulate_sample_s=0.1, emulate_vcpus=36)
-    assert (found.num_endpoints, found.num_slots) == (1, 36)
+    assert (found.num_endpoints, found.servers.num_slots) == (1, 36)
 
 
 def test_emulated_homogeneous_job_loads_through_slots_too() -> None:
     found = plan("algo-9", data=0, emulate_sample_s=0.1, emulate_vcpus=8)
-    assert (found.num_endpoints, found.num_slots, found.remote) == (1, 8, True)
+    assert (found.num_endpoints, found.servers.num_slots, found.remote) == (1, 8, True)
 
 
 def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> None:
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8).num_endpoints == 0
-    assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).num_slots == 4
+    assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).servers.num_slots == 4
 
 
 def test_tf_service_has_its_dispatcher_on_the_first_data_host() -> None:
     first = plan("algo-1", data=2, data_service="tf", tf_workers_per_host=3)
-    assert (first.num_endpoints, first.has_tf_dispatcher, first.data_service, first.remote) == (4, True, "tf", False)
+    assert (first.num_endpoints, first.servers.dispatcher_host, first.data_service, first.remote) == (
+        4,
+        "algo-1",
+        "tf",
+        False,
+    )
     second = plan("algo-2", data=2, data_service="tf", tf_workers_per_host=3)
-    assert (second.num_endpoints, second.has_tf_dispatcher) == (3, False)
+    assert (second.num_endpoints, second.servers.dispatcher_host) == (3, "algo-1")
 
 
 def test_tf_service_has_workers_on_trainer_hosts_if_asked() -> None:
@@ -100,13 +94,17 @@ def test_tf_service_is_nothing_to_a_homogeneous_job() -> None:
     assert (found.num_endpoints, found.data_service, found.remote) == (0, "", False)
 
 
-def pool_options(**options: Any) -> PoolOptions:
-    """Return what a data host's pool is told."""
-    return placement.pool_options(
-        LaunchOptions(script="train.py", **options),
-        plan("algo-1"),
-        host="algo-1",
-        address="127.0.0.1",
+def facts(current: str, hosts: ClusterSpec, **options: Any) -> HostFacts:
+    """Return what the servers of ``current`` get to know."""
+    chosen = LaunchOptions(script="train.py", **options)
+    placed = placement.plan(chosen, hosts, num_gpus=0)
+    return HostFacts(
+        options=chosen,
+        servers=placed.servers,
+        name=current,
+        address="10.0.0.1",
+        address_of=lambda host: None if host == "algo-9" else f"10.0.0.{host.removeprefix('algo-')}",
+        is_trainer=placed.num_ranks > 0,
         token_path=None,
         job_id="job",
         environment={},
@@ -114,39 +112,24 @@ def pool_options(**options: Any) -> PoolOptions:
     )
 
 
+def pool_options(**options: Any) -> PoolOptions:
+    """Return the settings of a data host's pool."""
+    return endpoints.pool_options(facts("algo-1", cluster("algo-1", data=1), **options))
+
+
 def test_endpoints_are_told_how_large_a_batch_may_be() -> None:
-    assert pool_options().max_batch_bytes == Limits().max_batch_bytes
-    assert pool_options(max_batch_bytes=4096).max_batch_bytes == 4096
+    assert pool_options().endpoint.max_batch_bytes == Limits().max_batch_bytes
+    assert pool_options(max_batch_bytes=4096).endpoint.max_batch_bytes == 4096
 
 
 def test_host_of_a_job_waits_for_the_next_restart() -> None:
     assert not pool_options().gives_up
 
 
-class Names:
-    """Addresses of hosts, of which those of ``missing`` are not known yet."""
-
-    def __init__(self, *missing: str) -> None:
-        self._missing = missing
-
-    def known(self, host: str) -> str | None:
-        return None if host in self._missing else f"10.0.0.{host.removeprefix('algo-')}"
-
-
 def service(current: str) -> ServiceOptions:
     """Return what runs on ``current``, with two data hosts and a worker on the trainer host as well."""
-    options = LaunchOptions(script="train.py", data_service="tf", tf_workers_per_host=3, trainer_tf_workers=1)
-    hosts = cluster(current, data=2)
-    return placement.service_options(
-        options,
-        placement.plan(options, hosts),
-        host=current,
-        address="10.0.0.1",
-        addresses=Names("algo-9"),  # type: ignore[arg-type]
-        job_id="job",
-        environment={},
-        timings=Timings(),
-    )
+    options = {"data_service": "tf", "tf_workers_per_host": 3, "trainer_tf_workers": 1}
+    return tf_data.service_options(facts(current, cluster(current, data=2), **options))
 
 
 def test_dispatcher_knows_the_workers_to_come() -> None:

@@ -14,6 +14,9 @@ from hetero.cluster import Role
 from hetero.control.membership import Member
 from hetero.control.status import HostState
 from hetero.launch import roles
+from hetero.launch.data_services import Servers
+from hetero.launch.ranks.mpi_ranks import MpiStarter
+from hetero.launch.ranks.ranks import AgentStarter
 from hetero.launch.roles import serve, train
 
 MEMBERS = (Member(host="trainer", role=Role.TRAINER), Member(host="data", role=Role.DATA))
@@ -52,7 +55,7 @@ def test_trainer_host_waits_for_the_name_of_the_first_one_before_its_ranks_start
 def test_trainer_host_of_tensorflow_waits_for_the_names_of_all() -> None:
     members = tuple(Member(host=name, role=Role.TRAINER) for name in ("first", "second", "third"))
     host = StubHost(members, "second", HostState.WAIT_PEERS, lambda host: setattr(host, "has_addresses", True))
-    host.placement.framework = "tensorflow"
+    host.starter = AgentStarter("tensorflow")
     host.has_addresses = False
     for name in ("first", "third"):
         host.hear(name, HostState.TRAINING)
@@ -70,14 +73,14 @@ def test_data_host_says_for_which_trainer_hosts_it_waits() -> None:
         trainer(HostState.INIT),  # a restart of the group
         trainer(HostState.DONE),
     )
-    assert host.said == ["trainer (never heard of)", "trainer (refused)", "trainer (heard, init)", "", ""]
+    assert host.said == ["trainer (sent nothing yet)", "trainer (refused)", "trainer (heard, init)", "", ""]
 
 
 @pytest.mark.fault("F13")
 def test_data_host_asked_to_stop_says_for_whose_end_it_waits() -> None:
     host = serving(trainer(HostState.TRAINING), interrupt, lambda _: None, trainer(HostState.DONE))
     assert host.said == [
-        "trainer (never heard of)",
+        "trainer (sent nothing yet)",
         "",
         "the job's end on trainer (heard, training)",
         "the job's end on trainer (heard, training)",
@@ -98,7 +101,7 @@ def test_dispatcher_waits_for_the_workers_of_other_data_hosts() -> None:
         host.hear("trainer", HostState.TRAINING if host.num_ticks < 2 else HostState.DONE)
 
     host = StubHost((*MEMBERS, Member(host="second", role=Role.DATA)), "data", HostState.INIT, happen)
-    host.placement.has_tf_dispatcher = True
+    host.placement.servers = Servers(number=1, dispatcher_host=host.name)
     serve(host)  # type: ignore[arg-type]
     assert host.num_ticks == 5
 
@@ -110,26 +113,26 @@ def test_dispatcher_does_not_wait_for_the_workers_of_a_data_host_that_was_lost()
         host.hear("trainer", HostState.DONE)
 
     host = StubHost((*MEMBERS, Member(host="second", role=Role.DATA)), "data", HostState.INIT, happen)
-    host.placement.has_tf_dispatcher = True
+    host.placement.servers = Servers(number=1, dispatcher_host=host.name)
     serve(host)  # type: ignore[arg-type]
     assert host.num_ticks == 1
 
 
-def copies(num_there: int, *, ended: dict[int, int] | None = None) -> Any:
+def processes(num_there: int, *, ended: dict[int, int] | None = None) -> Any:
     """Return two processes of mpirun's, of which some have come."""
     ranks = dict(enumerate(range(num_there)))
     return SimpleNamespace(
-        outer=SimpleNamespace(num_local=2, world_size=2, gives_ranks=True),
+        parent=SimpleNamespace(num_local=2, world_size=2, gives_ranks=True),
         ranks=ranks,
         ended=ended or {},
-        are_there=num_there == 2,
+        is_complete=num_there == 2,
     )
 
 
 def test_data_host_on_which_mpirun_made_ranks_ends_the_job() -> None:
     host = StubHost(MEMBERS, "data", HostState.INIT, lambda _: None)
-    host.copies = copies(2)
-    with pytest.raises(FailedError, match="HET-02 data: mpirun made ranks on a data host"):
+    host.starter = MpiStarter(processes(2))
+    with pytest.raises(FailedError, match="HET-02 data: mpirun started hetero on a data host"):
         serve(host)  # type: ignore[arg-type]
 
 
@@ -138,28 +141,29 @@ def test_trainer_host_without_torch_ends_the_job_and_says_what_starts_ranks_with
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     host = StubHost(MEMBERS, "trainer", HostState.INIT, lambda _: None)
-    with pytest.raises(FailedError, match="HET-02 trainer: torchrun is to start the ranks, but this host has no torch"):
+    with pytest.raises(FailedError, match="HET-02 trainer: torchrun cannot start the ranks, because this host has no"):
         train(host)  # type: ignore[arg-type]
 
 
 def test_ranks_of_mpirun_are_not_to_be_restarted() -> None:
     host = StubHost(MEMBERS, "trainer", HostState.INIT, lambda _: None)
     host.options.job_restarts = 1
-    with pytest.raises(FailedError, match="HET-02 trainer: job_restarts cannot be had with mpirun"):
-        roles._wait_for_copies(host, copies(2))  # type: ignore[arg-type]
+    host.starter = MpiStarter(processes(2))
+    with pytest.raises(FailedError, match="HET-02 trainer: job_restarts does not work with mpirun"):
+        train(host)  # type: ignore[arg-type]
 
 
 def test_trainer_host_waits_for_all_processes_of_mpirun() -> None:
-    found = copies(1)
-    host = StubHost(MEMBERS, "trainer", HostState.INIT, lambda _: setattr(found, "are_there", True))
-    host.options.job_restarts = 0
-    roles._wait_for_copies(host, found)  # type: ignore[arg-type]
-    assert host.said == ["mpirun's processes: 1 of 2 are there"]
+    found = processes(1)
+    host = StubHost(MEMBERS, "trainer", HostState.INIT, lambda _: setattr(found, "is_complete", True))
+    host.starter = MpiStarter(found)
+    roles._wait_for_processes(host)  # type: ignore[arg-type]
+    assert host.said == ["the processes of mpirun: 1 of 2 have connected"]
 
 
 def test_process_of_mpirun_that_ends_before_the_ranks_start_ends_the_job() -> None:
     host = StubHost(MEMBERS, "trainer", HostState.WAIT_PEERS, lambda _: None)
-    host.copies = copies(2, ended={1: -9})
+    host.starter = MpiStarter(processes(2, ended={1: -9}))
     with pytest.raises(FailedError, match="HET-30 trainer: mpirun ended a process of this host"):
         roles._wait_for_peers(host, time.monotonic() + 60)  # type: ignore[arg-type]
 
@@ -167,7 +171,7 @@ def test_process_of_mpirun_that_ends_before_the_ranks_start_ends_the_job() -> No
 def test_ranks_of_mpirun_meet_where_rank_0_is() -> None:
     members = tuple(Member(host=name, role=Role.TRAINER) for name in ("first", "second"))
     host = StubHost(members, "first", HostState.WAIT_PEERS, lambda _: None)
-    host.copies = copies(2)
+    host.starter = MpiStarter(processes(2))
     assert roles._meeting_points(host, {"first": 0, "second": 7}) == [("127.0.0.1", 7)]  # type: ignore[arg-type]
-    with pytest.raises(FailedError, match="HET-02 first: mpirun put rank 0 on none of the trainer hosts"):
+    with pytest.raises(FailedError, match="HET-02 first: mpirun put rank 0 on no trainer host"):
         roles._meeting_points(host, {"first": 0, "second": 0})  # type: ignore[arg-type]

@@ -14,7 +14,9 @@ from hetero.control.rank.session import LAUNCHER_VARIABLE
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
 from hetero.launch import roles
-from hetero.launch.ranks.ranks import RanksOptions
+from hetero.launch.ranks import ranks as ranks_module
+from hetero.launch.ranks.ranks import AgentStarter
+from hetero.launch.ranks.starter import RanksOptions
 
 MEMBERS = (Member(host="algo-2", role=Role.TRAINER), Member(host="algo-3", role=Role.TRAINER))
 
@@ -46,7 +48,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def kill(self) -> None:
             fake.killed += 1
 
-    monkeypatch.setattr(roles, "RankProcesses", Processes)
+    monkeypatch.setattr(ranks_module, "RankProcesses", Processes)
     return fake
 
 
@@ -164,6 +166,7 @@ def test_ranks_are_told_where_they_meet_on_free_ports_of_these_hosts(
 
     host = Telling(MEMBERS, name, HostState.INIT, on_tick)
     host.placement.framework, host.placement.num_ranks = framework, 2
+    host.starter = AgentStarter(framework)
     assert roles._train_generation(host)  # type: ignore[arg-type]
     own_port = published[0]
     assert bool(own_port) is ("own" in ports)

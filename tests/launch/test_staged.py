@@ -19,12 +19,15 @@ SECRET = "staged-secret-0123456789"
 _HOST = """
 import os, sys
 from pathlib import Path
-from hetero.cluster import read_cluster
+from hetero.cluster import find_platform
 from hetero.config import LaunchOptions
-from hetero.launch.host import Host
-cluster = read_cluster(env={}, cluster_file="cluster.json", host="127.0.0.1", roles={})
+from hetero.launch.host import LaunchedHost
+from hetero.launch.ranks.ranks import AgentStarter
+starter = AgentStarter("torch")
+platform = find_platform({}, cluster_file="cluster.json")
+cluster = platform.read_cluster(host="127.0.0.1")
 options = LaunchOptions(script=sys.argv[0], port=17808, require_token=True)
-with Host(options, cluster, base_dir=Path.cwd(), environ={}) as host:
+with LaunchedHost(options, cluster, platform=platform, environ={}, starter=starter) as host:
     print(Path(host.child_environment["HETERO_TOKEN_FILE"]).read_text())
 """
 

@@ -37,7 +37,7 @@ def test_options_name_what_preprocessed(options: dict[str, Any], expected: dict[
     found = run_facts(
         launched,
         hosts,
-        placement.plan(launched, hosts),
+        placement.plan(launched, hosts, num_gpus=0),
         [],
         job_id="job",
         started_epoch_s=0.0,
@@ -63,7 +63,7 @@ def test_batches_of_data_hosts_are_counted_apart(computed: dict[str, int], expec
     events = run_facts(
         launched,
         hosts,
-        placement.plan(launched, hosts),
+        placement.plan(launched, hosts, num_gpus=0),
         statuses,
         job_id="job",
         started_epoch_s=0.0,

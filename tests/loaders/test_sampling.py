@@ -57,7 +57,7 @@ def test_permutation_leaves_global_generators() -> None:
 @given(order=ORDERS, world_size=st.integers(1, 5), epoch=st.integers(0, 9))
 def test_order_every_sample_exactly_once_plus_padding(order: BuiltInOrder, world_size: int, epoch: int) -> None:
     ranks = all_batches(order, world_size, epoch)
-    counts = Counter(index for batches in ranks for batch in batches for index in batch.indices.tolist())
+    counts = Counter(index for batches in ranks for batch in batches for index in batch.work.indices.tolist())
     repeats = sum(counts.values()) - len(counts)
     if order.drop_last:
         assert repeats == 0
@@ -72,9 +72,9 @@ def test_order_lengths_are_what_is_yielded(order: BuiltInOrder, world_size: int)
     ranks = all_batches(order, world_size)
     for rank, batches in enumerate(ranks):
         assert len(batches) == order.num_batches(Shard(rank, world_size))
-        assert sum(len(batch.indices) for batch in batches) == order.num_samples_of(Shard(rank, world_size))
+        assert sum(len(batch.work.indices) for batch in batches) == order.num_samples_of(Shard(rank, world_size))
     if order.padding or order.drop_last:
-        assert len({tuple(len(batch.indices) for batch in batches) for batches in ranks}) == 1
+        assert len({tuple(len(batch.work.indices) for batch in batches) for batches in ranks}) == 1
 
 
 @given(order=ORDERS, world_size=st.integers(1, 5), epoch=st.integers(0, 3), start=st.integers(0, 5))
@@ -90,15 +90,15 @@ def test_whole_batches_dealt_out_to_ranks_are_those_of_torch_and_accelerate(
         shards = [list(BatchSamplerShard(plain, world_size, rank)) for rank in range(world_size)]
         expected = [batch for batches in zip(*shards, strict=True) for batch in batches]
     yielded = list(order.whole_batches(epoch, world_size, start=start))
-    assert [batch.indices.tolist() for batch in yielded] == expected[start * world_size :]
+    assert [batch.work.indices.tolist() for batch in yielded] == expected[start * world_size :]
     assert order.num_whole_batches(world_size) == len(expected)
     assert [(batch.position, batch.rank) for batch in yielded] == [
         divmod(number, world_size) for number in range(start * world_size, len(expected))
     ]
     drawn = Counter[tuple[int, int]]()
     for batch in order.whole_batches(epoch, world_size):
-        repeats = [0] * len(batch.indices) if batch.occurrences is None else batch.occurrences.tolist()
-        drawn.update(zip(batch.indices.tolist(), repeats, strict=True))
+        repeats = [0] * len(batch.work.indices) if batch.work.occurrences is None else batch.work.occurrences.tolist()
+        drawn.update(zip(batch.work.indices.tolist(), repeats, strict=True))
     assert set(drawn.values()) <= {1}
 
 
@@ -107,9 +107,9 @@ def test_whole_batches_have_the_global_batches_of_the_ranks(order: BuiltInOrder,
     def first_times(batches: Iterable[PlannedBatch]) -> dict[int, set[int]]:
         merged: dict[int, set[int]] = {}
         for batch in batches:
-            indices = set(batch.indices.tolist())
-            if batch.occurrences is not None:
-                indices = set(batch.indices[batch.occurrences == 0].tolist())
+            indices = set(batch.work.indices.tolist())
+            if batch.work.occurrences is not None:
+                indices = set(batch.work.indices[batch.work.occurrences == 0].tolist())
             merged.setdefault(batch.position, set()).update(indices)
         return merged
 
@@ -145,15 +145,15 @@ def global_batches(order: BuiltInOrder, world_size: int, start: int = 0) -> list
     merged: dict[int, list[int]] = {}
     for rank in range(world_size):
         for batch in order.batches(1, Shard(rank, world_size), start=start):
-            merged.setdefault(batch.position, []).extend(batch.indices.tolist())
+            merged.setdefault(batch.position, []).extend(batch.work.indices.tolist())
     return [sorted(indices) for _, indices in sorted(merged.items())]
 
 
 def test_order_strided_batches_are_elements_of_the_global_batch() -> None:
     order = BuiltInOrder(num_samples=12, batch_size=3, seed=0)
     rank_0, rank_1 = all_batches(order, 2)
-    assert [batch.indices.tolist() for batch in rank_0] == [[0, 2, 4], [6, 8, 10]]
-    assert [batch.indices.tolist() for batch in rank_1] == [[1, 3, 5], [7, 9, 11]]
+    assert [batch.work.indices.tolist() for batch in rank_0] == [[0, 2, 4], [6, 8, 10]]
+    assert [batch.work.indices.tolist() for batch in rank_1] == [[1, 3, 5], [7, 9, 11]]
     assert [batch.position for batch in rank_1] == [0, 1]
 
 
@@ -170,12 +170,12 @@ def test_order_padding_starts_over_and_counts_as_repeats(
 ) -> None:
     order = BuiltInOrder(num_samples=num_samples, batch_size=4, seed=0)
     ranks = all_batches(order, world_size)
-    assert [[index for batch in batches for index in batch.indices.tolist()] for batches in ranks] == expected
+    assert [[index for batch in batches for index in batch.work.indices.tolist()] for batches in ranks] == expected
     seen: Counter[int] = Counter()
     for place in range(max(map(len, expected))):
         for batches in ranks:
-            occurrences = batches[0].occurrences
-            index = batches[0].indices.tolist()[place]
+            occurrences = batches[0].work.occurrences
+            index = batches[0].work.indices.tolist()[place]
             assert (0 if occurrences is None else occurrences[place]) == seen[index]
             seen[index] += 1
 

@@ -58,7 +58,7 @@ def test_progress_resume_with_set_epoch_of_another_epoch_starts_it(caplog: pytes
     progress.resume(STATE)
     progress.set_epoch(6)
     assert progress.begin()[1] == Start(6)
-    assert "leaves the loaded state" in caplog.text
+    assert "discards the loaded state" in caplog.text
 
 
 def test_progress_tool_that_counts_from_zero_after_resume_means_the_states_epoch() -> None:

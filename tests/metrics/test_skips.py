@@ -51,7 +51,7 @@ def test_skips_beyond_the_bound_are_an_error_that_names_them() -> None:
     error = pickle.loads(pickle.dumps(caught.value))
     assert error.exit_code is ExitCode.DATASET_FAILED
     assert first_line(error) == (
-        "data set 'photos' failed on algo-1/0 in sample at sample 40: ValueError: bad; "
+        "data set 'photos' failed on algo-1/0 at sample 40: ValueError: bad; "
         "loader train skipped 3 samples, max_skips=2 allows no more: 17, 3, 40"
     )
     assert str(error).splitlines()[1:] == [

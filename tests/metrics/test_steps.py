@@ -10,7 +10,7 @@ import pytest
 
 from hetero.errors import ConfigError
 from hetero.metrics import StepSummary, StepTimer, steps
-from hetero.metrics.traffic import Traffic
+from hetero.metrics.steps import Traffic
 
 
 class FakeClock:

@@ -127,7 +127,7 @@ def test_price_flag_malformed_raises(override: str) -> None:
 
 
 def test_profile_unknown_or_of_another_region_raises() -> None:
-    with pytest.raises(ConfigError, match="there is seed-2022"):
+    with pytest.raises(ConfigError, match="expected one of seed-2022"):
         Catalogue.load("2022")
     with pytest.raises(ConfigError, match="prices of us-east-1, but the job runs in eu-west-1"):
         Catalogue.load("seed-2022", region="eu-west-1")

@@ -34,7 +34,9 @@ def test_offer_file_gives_the_prices_of_training_in_one_region() -> None:
 
 
 def test_offer_file_without_the_region_names_those_it_has() -> None:
-    with pytest.raises(ConfigError, match="no price of training in mars-1; it has those of eu-west-1, us-east-1"):
+    with pytest.raises(
+        ConfigError, match="no prices of training in mars-1; give a --region that it has: eu-west-1, us-east-1"
+    ):
         read_offer_file(OFFER, "mars-1")
 
 
@@ -43,7 +45,7 @@ def test_offer_file_without_the_region_names_those_it_has() -> None:
     [
         ("{}", "offerCode is None; expected the offer file of AmazonSageMaker"),
         ('{"offerCode": "AmazonEC2", "products": {}}', "offerCode is 'AmazonEC2'"),
-        ('{"terms": {}, "products": {}}', "terms come before products"),
+        ('{"terms": {}, "products": {}}', "terms before products"),
         ('{"offerCode": "AmazonSageMaker"', "expected ','"),
         ('{"offerCode": "AmazonSageMaker", "products": {"A": 3}, "terms": {"OnDemand": {"A": []}}}', "no region"),
     ],
@@ -151,11 +153,19 @@ def test_file_that_the_user_wrote_becomes_overrides(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("prices.yaml", "hourly_usd: {}", "expected a name that ends in .json"),
-        ("prices.json", '{"region": "eu-west-1", "hourly_usd": {}}', "has prices of eu-west-1, these are of us-east-1"),
+        (
+            "prices.json",
+            '{"region": "eu-west-1", "hourly_usd": {}}',
+            "has prices of eu-west-1, the new ones are of us-east-1",
+        ),
         ("prices.json", '{"hourly_usd": {"ml.x": -1}}', "found -1"),
         ("prices.json", '{"hourly_usd": {}, "overrides": [1]}', "overrides: expected an object"),
         ("prices.json", '{"hourly_usd": {}, "overrides": {"ml.x": "1"}}', "overrides.ml.x: found '1'"),
-        ("prices.json", '{"hourly_usd": {}, "overrides": {"a b": 1}}', "overrides: 'a b' is no instance type"),
+        (
+            "prices.json",
+            '{"hourly_usd": {}, "overrides": {"a b": 1}}',
+            "overrides: found 'a b', expected an instance type",
+        ),
         ("prices.json", '{"hourly_usd": {"ml', "not valid JSON"),
     ],
 )

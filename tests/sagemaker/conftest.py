@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guards import hide_account
 
 _NO_BANNER = "SAGEMAKER_SUPPRESS_V2_WARNING"
 """Version 2 warns once that there is a version 3."""
@@ -29,7 +30,7 @@ with warnings.catch_warnings():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let version 3 of the SDK leave folders with copies of code to the garbage collector, which warns of each."""
     for item in items:
-        if "sagemaker.train" in sys.modules and item.path.parent == Path(__file__).parent:
+        if "sagemaker.train" in sys.modules and item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory"))
             item.add_marker(pytest.mark.usefixtures("_collect_garbage"))
 
@@ -45,15 +46,9 @@ def _collect_garbage() -> Iterator[None]:
 def _no_account(
     _clean_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Hide the machine's AWS configuration, and its metadata service: a test must not have an account."""
+    """Run each test without an AWS account and without the SDK's banner."""
     monkeypatch.setenv(_NO_BANNER, "1")
-    nowhere = tmp_path_factory.mktemp("aws") / "none"
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere))
+    hide_account(monkeypatch, tmp_path_factory.mktemp("aws"))
 
 
 @pytest.fixture

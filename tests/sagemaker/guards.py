@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def hide_account(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Hide the machine's AWS configuration and its metadata service, because a test must not have an account."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "none"))
 
 
 def watch_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:

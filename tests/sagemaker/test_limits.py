@@ -51,7 +51,7 @@ def test_longest_run_is_in_the_words_of_the_model(model: Any) -> None:
     limit = LIMITS["StoppingCondition.MaxRuntimeInSeconds"]
     assert limit.high is not None
     assert f"maximum value is {limit.high // 86400} days" in words
-    assert "default value is 1 day" in words  # what the trap SM-09 says
+    assert "default value is 1 day" in words  # what the rule SM-09 says
 
 
 def test_types_of_the_catalogue_are_those_that_train(model: Any) -> None:
@@ -81,6 +81,6 @@ def test_breach_says_where_and_how_much_and_not_what() -> None:
     TrainingRequest.parse(document)
     text = breaches(document, LIMITS["Environment{}"])
     assert text is not None
-    assert text.startswith("Environment['N0']: 600 characters, at most 512; ")
+    assert text.startswith("Environment['N0']: found 600 characters, expected at most 512; ")
     assert text.endswith(", and 2 more")
     assert "s3cret" not in text

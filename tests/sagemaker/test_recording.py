@@ -151,7 +151,7 @@ def test_local_inputs_get_a_stand_in_and_are_not_uploaded(code_dir: Path, tmp_pa
 def test_offline_session_submits_nothing(code_dir: Path) -> None:
     from botocore.exceptions import ClientError
 
-    with pytest.raises(ClientError, match="CreateTrainingJob needs an account, and this session is offline"):
+    with pytest.raises(ClientError, match="CreateTrainingJob needs an account, but this session is offline"):
         make("Estimator", code_dir, offline_session()).fit(INPUTS, wait=False)
 
 
@@ -163,7 +163,7 @@ def test_what_is_no_estimator_is_an_error() -> None:
 def test_local_mode_is_an_error_that_says_what_to_do(code_dir: Path) -> None:
     estimator = make("Estimator", code_dir, offline_session())
     estimator.sagemaker_session.local_mode = True
-    with pytest.raises(ConfigError, match="hetero.sagemaker.rehearse runs it here"):
+    with pytest.raises(ConfigError, match="hetero.sagemaker.rehearse runs the job on this machine"):
         record(estimator)
 
 
@@ -178,5 +178,5 @@ def test_upload_in_parts_is_refused_before_all_of_it_is_kept(monkeypatch: pytest
 
 def test_code_with_data_in_it_is_refused(code_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetero.sagemaker.recording._MAX_UPLOAD_BYTES", 10)
-    with pytest.raises(ConfigError, match="more than 10 bytes of code; give a source_dir without data"):
+    with pytest.raises(ConfigError, match="more than 10 bytes; expected a source_dir without data"):
         record(make("Estimator", code_dir, offline_session()))

@@ -172,7 +172,7 @@ def test_local_inputs_get_a_stand_in_and_are_not_uploaded(code_dir: Path, tmp_pa
 
 
 def test_offline_session_trains_nothing(code_dir: Path) -> None:
-    with pytest.raises(ClientError, match="CreateTrainingJob needs an account, and this session is offline"):
+    with pytest.raises(ClientError, match="CreateTrainingJob needs an account, but this session is offline"):
         make(code_dir, offline_session()).train(wait=False)
 
 
@@ -181,5 +181,5 @@ def test_local_mode_is_an_error_that_says_what_to_do(code_dir: Path) -> None:
 
     trainer = make(code_dir, offline_session())
     trainer.training_mode = Mode.LOCAL_CONTAINER
-    with pytest.raises(ConfigError, match="hetero.sagemaker.rehearse runs it here"):
+    with pytest.raises(ConfigError, match="hetero.sagemaker.rehearse runs the job on this machine"):
         record(trainer)

@@ -11,7 +11,7 @@ from estimators import channel, clean
 
 from hetero.errors import ConfigError
 from hetero.sagemaker import TrainingRequest, read_request
-from hetero.sagemaker.request import ONLY_GROUP, Channel, InstanceGroup
+from hetero.sagemaker.request import ONLY_GROUP, Channel, RequestGroup
 from hetero.system.documents import MAX_BYTES
 
 
@@ -20,8 +20,8 @@ def test_heterogeneous_request_is_read() -> None:
     assert request.is_heterogeneous
     assert request.name == "train"
     assert request.groups == (
-        InstanceGroup(name="data_group", instance_type="ml.c5.9xlarge", count=2),
-        InstanceGroup(name="dnn_group", instance_type="ml.g5.xlarge", count=1),
+        RequestGroup(name="data_group", instance_type="ml.c5.9xlarge", count=2),
+        RequestGroup(name="dnn_group", instance_type="ml.g5.xlarge", count=1),
     )
     assert request.channels[0] == Channel(
         name="training", mode="FastFile", uri="s3://bucket/training", groups=("data_group",)
@@ -33,7 +33,7 @@ def test_heterogeneous_request_is_read() -> None:
 def test_request_without_groups_has_the_one_that_the_service_makes() -> None:
     request = TrainingRequest.parse({"ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 3}})
     assert not request.is_heterogeneous
-    assert request.groups == (InstanceGroup(name=ONLY_GROUP, instance_type="ml.g5.xlarge", count=3),)
+    assert request.groups == (RequestGroup(name=ONLY_GROUP, instance_type="ml.g5.xlarge", count=3),)
     assert (request.channels, request.hyperparameters, request.environment) == ((), {}, {})
 
 
@@ -73,27 +73,42 @@ def test_description_of_a_job_is_read(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    ([], "is []; expected an object"),
-    ({}, "has no ResourceConfig"),
-    ({"ResourceConfig": []}, "ResourceConfig is []; expected an object"),
-    ({"ResourceConfig": {"InstanceType": "ml.c5.xlarge"}}, "0 hosts; expected a name"),
+    ([], "found [], expected an object"),
+    ({}, "ResourceConfig: missing, expected an object"),
+    ({"ResourceConfig": []}, "ResourceConfig: found [], expected an object"),
+    (
+        {"ResourceConfig": {"InstanceType": "ml.c5.xlarge"}},
+        "ResourceConfig.InstanceCount: missing, expected an int",
+    ),
     (
         {"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": "2"}},
-        "InstanceCount is '2'; expected a who",
+        "ResourceConfig.InstanceCount: found '2', expected an integer",
     ),
-    ({"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": True}}, "InstanceCount is True"),
-    ({"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": -1}}, "-1 hosts"),
-    ({"ResourceConfig": {"InstanceCount": 1}}, "the type ''"),
-    ({"ResourceConfig": {"InstanceGroups": [3]}}, "InstanceGroups[0] is 3; expected an object"),
-    ({"ResourceConfig": {"InstanceGroups": [{}]}}, "InstanceGroups[0] has the name ''"),
-    ({"ResourceConfig": {"InstanceGroups": {"a": 1}}}, "InstanceGroups is {'a': 1}; expected a list"),
-    ({**clean(), "HyperParameters": {"epochs": 3}}, "HyperParameters['epochs'] is 3; expected a text"),
-    ({**clean(), "Environment": ["A"]}, "Environment is ['A']; expected an object"),
-    ({**clean(), "InputDataConfig": {"a": 1}}, "InputDataConfig is {'a': 1}; expected a list"),
-    ({**clean(), "InputDataConfig": [channel("a", 3)]}, "InputDataConfig[0]: a group's name is 3"),  # type: ignore[arg-type]
-    ({**clean(), "InputDataConfig": [channel("a", S3Uri=5)]}, "InputDataConfig[0].DataSource.S3DataSource.S3Uri is 5"),
-    ({**clean(), "AlgorithmSpecification": {"TrainingInputMode": 1}}, "AlgorithmSpecification.TrainingInputMode is 1"),
-    ({**clean(), "TrainingJobName": 1}, "TrainingJobName is 1; expected a text"),
+    ({"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": True}}, "InstanceCount: found True"),
+    ({"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": -1}}, "InstanceCount: found -1"),
+    ({"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 0}}, "found 0, expected a number from 1"),
+    ({"ResourceConfig": {"InstanceType": "", "InstanceCount": 1}}, "found '', expected an instance type"),
+    ({"ResourceConfig": {"InstanceCount": 1}}, "ResourceConfig.InstanceType: missing, expected an instance type"),
+    (
+        {"ResourceConfig": {"InstanceTyp": "ml.c5.xlarge", "InstanceCount": 1}},
+        "ResourceConfig.InstanceType: missing, expected an instance type; 'InstanceTyp' is an unknown key",
+    ),
+    ({"ResourceConfig": {"InstanceGroups": [3]}}, "InstanceGroups[0]: found 3, expected an object"),
+    ({"ResourceConfig": {"InstanceGroups": [{}]}}, "InstanceGroups[0].InstanceGroupName: missing, expected a name"),
+    ({"ResourceConfig": {"InstanceGroups": {"a": 1}}}, "InstanceGroups: found {'a': 1}, expected a list"),
+    ({**clean(), "HyperParameters": {"epochs": 3}}, "HyperParameters.epochs: found 3, expected a string"),
+    ({**clean(), "Environment": ["A"]}, "Environment: found ['A'], expected an object"),
+    ({**clean(), "InputDataConfig": {"a": 1}}, "InputDataConfig: found {'a': 1}, expected a list"),
+    ({**clean(), "InputDataConfig": [channel("a", 3)]}, "S3DataSource.InstanceGroupNames[0]: found 3"),  # type: ignore[arg-type]
+    (
+        {**clean(), "InputDataConfig": [channel("a", S3Uri=5)]},
+        "[0].DataSource.S3DataSource.S3Uri: found 5",
+    ),
+    (
+        {**clean(), "AlgorithmSpecification": {"TrainingInputMode": 1}},
+        "Specification.TrainingInputMode: found 1",
+    ),
+    ({**clean(), "TrainingJobName": 1}, "TrainingJobName: found 1, expected a string"),
 ]
 
 
@@ -108,15 +123,15 @@ def test_malformed_member_is_named(document: Any, words: str) -> None:
 def test_long_value_is_cut_in_the_message() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainingRequest.parse(clean() | {"TrainingJobName": ["x" * 1000]})
-    assert len(str(caught.value)) < 160
+    assert len(str(caught.value).splitlines()[0]) < 160
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"{", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"\xff\xfe\x00", "is not JSON"),
+        (b"{", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b"\xff\xfe\x00", "is not valid JSON"),
         (b" " * MAX_BYTES + b"{}", f"at most {MAX_BYTES} bytes"),
     ],
     ids=["cut off", "nested", "no text", "too large"],

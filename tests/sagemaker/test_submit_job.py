@@ -127,7 +127,7 @@ def test_errors_are_said_and_end_it_unless_they_are_to_be_ignored(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "SM-03 error: " in captured.err
-    assert "not submitted: correct the errors, or say --ignore-errors" in captured.err
+    assert "not submitted, because of errors; correct them, or add --ignore-errors" in captured.err
     request = dry_run(submit_job, capsys, *flags, "--ignore-errors")
     assert len(request["InputDataConfig"]) == 2
 
@@ -185,7 +185,7 @@ def test_job_whose_rehearsal_fails_is_not_submitted(
     assert submit_job.main(flags) == ExitCode.SCRIPT_FAILED
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "not submitted: the rehearsal failed: HET-30" in captured.err
+    assert "not submitted, because the rehearsal failed: HET-30" in captured.err
     assert service.list_training_jobs()["TrainingJobSummaries"] == []
 
 
@@ -223,27 +223,33 @@ def test_interrupt_says_that_the_job_goes_on(
 
     monkeypatch.setattr("hetero.sagemaker.submit", interrupted)
     assert submit_job.main([str(script), *GROUPS, *PYTORCH, "--iam-role", ROLE]) == 130
-    assert "goes on, and is billed, until: aws sagemaker stop-training-job" in capsys.readouterr().err
+    assert "continues and is billed. To stop it, run: aws sagemaker stop-training-job" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "no --group is given"),
-        (["--group", "a=b"], "is not NAME=TYPE:COUNT"),
-        ([*GROUPS], "--iam-role is not given"),
-        ([*GROUPS, "--dry-run"], "--image is" if not IS_VERSION_2 else "neither --framework nor --image is given"),
-        ([*GROUPS, "--dry-run", "--image", IMAGE, "--input", "training"], "--input 'training' is not NAME=VALUE"),
+        ([], "--group is missing"),
+        (["--group", "a=b"], "expected NAME=TYPE:COUNT"),
+        ([*GROUPS], "--iam-role is missing"),
+        ([*GROUPS, "--dry-run"], "--image is" if not IS_VERSION_2 else "--framework and --image are missing"),
+        ([*GROUPS, "--dry-run", "--image", IMAGE, "--input", "training"], "--input 'training': expected NAME=VALUE"),
         ([*GROUPS, "--dry-run", "--image", IMAGE, "--option", "no_such=1"], "no_such"),
-        ([*GROUPS, "--dry-run", "--image", IMAGE, "--option", "script=a.py"], "--option script is no option"),
-        ([*GROUPS, "--dry-run", "--image", IMAGE, "--input-groups", "a=b"], "names the channel 'a', for which there"),
-        ([*GROUPS, "--iam-role", ROLE, "--image", IMAGE, "--input", "a=photos"], "for the rehearsal --data a=DIR"),
+        (
+            [*GROUPS, "--dry-run", "--image", IMAGE, "--option", "script=a.py"],
+            "--option script is not allowed; use SCRIPT",
+        ),
+        (
+            [*GROUPS, "--dry-run", "--image", IMAGE, "--input-groups", "a=b"],
+            "names the unknown channel 'a'; add --input a=URI",
+        ),
+        ([*GROUPS, "--iam-role", ROLE, "--image", IMAGE, "--input", "a=photos"], "For a rehearsal, add --data a=DIR"),
         pytest.param(
             [*GROUPS, "--dry-run", "--framework", "pytorch"],
             "HET-02: ValueError: framework_version",
             marks=needs_version_2,
         ),
-        ([*GROUPS, "--dry-run", "--image", IMAGE, "--", "3"], "'3' after -- is not --name value"),
+        ([*GROUPS, "--dry-run", "--image", IMAGE, "--", "3"], "'3' after --: expected --name value"),
         ([*GROUPS, "--dry-run", "--image", IMAGE, "--", "--flag", "--other", "1"], "'--flag' after --"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hetero.system import cgroups
 from hetero.system.cgroups import MemoryUse, cpu_quota, memory_use
 
 GIB = 2**30
@@ -149,3 +150,12 @@ def test_listing_that_says_nothing_is_no_error(tmp_path: Path, file: str, text: 
     (machine.process / file).write_text(text)
     assert memory_use(machine.process) is None
     assert memory_use(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 8), (0.5, 1), (2.0, 2), (3.9, 3), (64.0, 8)])
+def test_usable_cpus_are_those_of_the_affinity_within_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
+) -> None:
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda: quota)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert cgroups.usable_cpus() == expected

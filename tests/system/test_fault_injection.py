@@ -127,7 +127,7 @@ def test_no_faults_no_word(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_launcher_on_a_platform_refuses_faults(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetero.cluster import parse_cluster
+    from hetero.cluster import find_platform, parse_cluster
     from hetero.config import LaunchOptions
     from hetero.launch.launcher import launch
 
@@ -136,4 +136,8 @@ def test_launcher_on_a_platform_refuses_faults(tmp_path: Any, monkeypatch: pytes
     document = {"current_host": "algo-1", "hosts": ["algo-1"]}
     monkeypatch.setenv(FAULTS_VARIABLE, "send:corrupt")
     with pytest.raises(ConfigError, match="no simulated job: the platform describes its cluster"):
-        launch(LaunchOptions(script=str(script)), parse_cluster(document, source="the platform"), base_dir=tmp_path)
+        launch(
+            LaunchOptions(script=str(script)),
+            parse_cluster(document, source="the platform"),
+            platform=find_platform({}),
+        )

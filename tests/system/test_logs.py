@@ -51,21 +51,6 @@ def test_libraries_are_quiet_below_warning(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.attack("A14")
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a\tb", "a\tb"),
-        ("\x1b[31mred\r\n", r"\x1b[31mred\x0d\x0a"),
-        ("a\x85b\u2028c\u202ed", r"a\x85b\u2028c\u202ed"),
-        ("\udcff", r"\udcff"),
-        ("grün", "grün"),
-    ],
-)
-def test_control_characters_are_escaped(text: str, expected: str) -> None:
-    assert logs.escape_line(text) == expected
-
-
-@pytest.mark.attack("A14")
 def test_forged_line_in_a_message_keeps_the_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup_logging("a", "b", "c")
     logging.getLogger("hetero").error("failed: %s", "x\n[a algo-9 trainer] INFO hetero_metric step_time_ms=0\x1b[2K")

@@ -239,4 +239,4 @@ def test_end_descendants_names_what_cannot_be_killed_and_goes_on(way: str) -> No
         finally:
             os.kill(pid, signal.SIGKILL)
             process.kill()
-    assert f"killed, but not gone after 0 s: process {pid}; going on without them\ngoes on\n" in output
+    assert f"not ended 0 s after SIGKILL: process {pid}; continuing without waiting for them\ngoes on\n" in output

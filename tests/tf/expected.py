@@ -20,7 +20,7 @@ def batches(
     order = BuiltInOrder(num_samples=len(built), batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last)
     found = []
     for planned in order.batches(epoch, Shard()):
-        request = BatchRequest(spec=spec, indices=planned.indices, seed=seed, epoch=epoch, position=planned.position)
+        request = BatchRequest(spec=spec, work=planned.work, seed=seed, epoch=epoch, position=planned.position)
         with preserved_generators():
             found.append(fetch(built, request))
     return found
@@ -31,4 +31,4 @@ def indices(
 ) -> list[list[int]]:
     """Return the indices of an epoch's batches."""
     order = BuiltInOrder(num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle)
-    return [list(map(int, planned.indices)) for planned in order.batches(epoch, shard or Shard())]
+    return [list(map(int, planned.work.labels)) for planned in order.batches(epoch, shard or Shard())]

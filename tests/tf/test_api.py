@@ -29,7 +29,7 @@ def test_import_of_the_package_imports_no_framework() -> None:
 @pytest.mark.parametrize(
     "call", ["from_dataset(DatasetSpec('some'), batch_size=1)", "distribute(None)"], ids=lambda call: call.split("(")[0]
 )
-def test_missing_tensorflow_is_told_in_one_line_that_says_what_to_install(call: str) -> None:
+def test_missing_tensorflow_is_reported_in_one_line_that_names_what_to_install(call: str) -> None:
     code = f"""
 import sys
 sys.modules["tensorflow"] = None
@@ -46,7 +46,7 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("spec", "options", "words"),
     [
-        (range(3), {}, "was given a range, expected what a registered data set returns"),
+        (range(3), {}, "was given a range, expected the result of a registered function"),
         (SPEC, {"batch_size": 0}, "batch_size is 0, expected an integer of at least 1"),
         (SPEC, {"batch_size": "all"}, "batch_size is 'all', expected an integer of at least 1"),
         (SPEC, {"batch_size": None, "on_sample_error": "skip"}, "on_sample_error='skip' with batch_size=None"),
@@ -82,9 +82,9 @@ class Rank:
         ({"max_outstanding_requests": 0}, "max_outstanding_requests is 0, expected an integer of at least 1, or None"),
         ({"max_outstanding_requests": 1.5}, "max_outstanding_requests is 1.5"),
         ({"name": 3}, "name is 3, expected at most 200 printable characters"),
-        ({"coordinated": True, "sharding": "file"}, "coordinated=True with sharding='file'"),
-        ({"coordinated": True, "placement": "local"}, "coordinated=True with placement='local'"),
-        ({}, "Launch with --data-service tf; or use hetero.tf.from_dataset"),
+        ({"coordinated": True, "sharding": "file"}, "coordinated=True does not work with sharding='file'"),
+        ({"coordinated": True, "placement": "local"}, "coordinated=True does not work with placement='local'"),
+        ({}, "Start the job with --data-service tf, use hetero.tf.from_dataset"),
     ],
 )
 def test_distribute_refuses_what_cannot_work(

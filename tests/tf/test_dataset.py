@@ -103,7 +103,7 @@ def test_prefetching_does_not_count(script: Any, job: Any) -> None:
     iterator = iter(ahead)
     found = [next(iterator).numpy().tolist()]
     wait_for(lambda: data._feed.passes._open[0].num_produced >= 5)
-    with pytest.raises(ConfigError, match="nobody said"):
+    with pytest.raises(ConfigError, match="the script does not report"):
         data.state_dict()
     data.mark_taken()
     for _ in range(6):
@@ -156,7 +156,7 @@ def test_several_ranks_that_tensorflow_does_not_know_of_are_warned(
     monkeypatch.setattr(job, "world_size", 2)
     monkeypatch.delenv("TF_CONFIG", raising=False)
     make(script)
-    assert "2 ranks and no TF_CONFIG" in caplog.text
+    assert "the job has 2 ranks and no TF_CONFIG" in caplog.text
     caplog.clear()
     monkeypatch.setenv("TF_CONFIG", "{}")
     make(script)
@@ -190,7 +190,7 @@ def test_two_iterators_do_not_disturb_each_other(script: Any, job: Any) -> None:
     assert (data.state_dict()["epoch"], data.state_dict()["batches"]) == (1, 3)
 
 
-def test_torchs_loader_takes_the_state(script: Any, job: Any) -> None:
+def test_torchs_loader_loads_the_state(script: Any, job: Any) -> None:
     torch_loaders = pytest.importorskip("hetero.torch", exc_type=ImportError)
     data = make(script)
     iterator = iter(data)
@@ -201,7 +201,7 @@ def test_torchs_loader_takes_the_state(script: Any, job: Any) -> None:
     assert [plain(batch) for batch in loader] == epoch_of(script, 0)[3:]
 
 
-def test_dataset_that_raises_is_told_as_it_is_and_no_thread_is_left(script: Any, job: Any) -> None:
+def test_dataset_that_raises_is_reported_as_it_is_and_no_thread_is_left(script: Any, job: Any) -> None:
     threads = threading.active_count()
     data = hetero.tf.from_dataset(script.tf_test_drawn(kind="broken"), batch_size=4, num_workers=1)
     iterator = iter(data)
@@ -271,11 +271,11 @@ def test_loop_inside_of_a_graph_works_and_is_not_counted(script: Any, job: Any) 
         return result
 
     assert int(total()) == sum(range(23))
-    with pytest.raises(ConfigError, match="nobody said"):
+    with pytest.raises(ConfigError, match="the script does not report"):
         data.state_dict()
 
 
-def test_batch_that_keras_takes_by_next_is_not_counted(script: Any, job: Any) -> None:
+def test_batch_that_keras_gets_by_next_is_not_counted(script: Any, job: Any) -> None:
     def look(iterator: Any) -> Any:
         return next(iterator)
 
@@ -285,7 +285,7 @@ def test_batch_that_keras_takes_by_next_is_not_counted(script: Any, job: Any) ->
     data = make(script)
     iterator = iter(data)
     assert plain(in_keras(iterator)) == epoch_of(script, 0)[0]
-    with pytest.raises(ConfigError, match="nobody said"):
+    with pytest.raises(ConfigError, match="the script does not report"):
         data.state_dict()
     del iterator
     gc.collect()
@@ -300,7 +300,7 @@ def test_pass_that_another_way_of_asking_began_is_not_counted_and_leaves_the_nex
     data = make(script)
     iterator = iter(data)
     assert [plain(iterator.get_next()), plain(next(iterator))] == epoch_of(script, 0)[:2]
-    with pytest.raises(ConfigError, match="nobody said"):
+    with pytest.raises(ConfigError, match="the script does not report"):
         data.state_dict()
     data.mark_taken(2)
     data.set_epoch(1)
@@ -318,18 +318,18 @@ def test_cardinality_does_not_end_a_shorter_pass(script: Any, job: Any) -> None:
     assert len(list(data)) == 5
 
 
-def test_job_whose_data_hosts_make_none_of_its_batches_is_told_so(
+def test_job_whose_data_hosts_make_none_of_its_batches_logs_a_warning(
     script: Any, job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(script)
     assert not caplog.messages
     monkeypatch.setattr(job.options, "data_service", "tf")
     make(script, name="train")
-    assert "this host makes the batches of train by itself; without --data-service tf" in caplog.text
+    assert "this host makes the batches of train, because the data hosts run tf.data.service" in caplog.text
 
 
 def test_distribute_refuses_what_data_hosts_make_already(script: Any, job: Any) -> None:
-    with pytest.raises(ConfigError, match="distribute was given what from_dataset returned"):
+    with pytest.raises(ConfigError, match="distribute was given a result of from_dataset"):
         hetero.tf.distribute(make(script).prefetch(2), placement="local")
 
 

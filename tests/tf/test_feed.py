@@ -1,4 +1,4 @@
-"""Passes begun, produced and taken; TensorFlow is played by the test."""
+"""Passes begun, produced and consumed. The test plays TensorFlow."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class PlainReader:
 
     def __init__(self, requests: Iterator[Any]) -> None:
         self._requests = requests
+        self.request: Any = None
         self.is_closed = False
 
     def __iter__(self) -> PlainReader:
@@ -37,7 +38,8 @@ class PlainReader:
 
     def __next__(self) -> list[int]:
         try:
-            return [int(index) for index in next(self._requests).indices]
+            self.request = next(self._requests)
+            return [int(index) for index in self.request.work.indices]
         except BaseException:
             self.close()
             raise
@@ -90,25 +92,25 @@ def epochs(first: int, last: int, num_samples: int = 10, **options: Any) -> list
     ]
 
 
-def take(feed: Feed, iterator: Iterator[Any], count: int) -> list[Any]:
-    """Be a training loop of ``count`` steps without any prefetching."""
+def train(feed: Feed, iterator: Iterator[Any], count: int) -> list[Any]:
+    """Run a training loop of ``count`` steps without prefetching."""
     found = []
     for _ in range(count):
-        feed.begin_step(is_counted=False)
+        feed.begin_step()
         found.append(next(iterator))
-        feed.take()
+        feed.consume(1)
     return found
 
 
-def test_each_pass_is_the_next_epoch_whether_or_not_anybody_counts() -> None:
+def test_each_pass_is_the_next_epoch_with_and_without_reports() -> None:
     feed = PlainFeed()
     assert [*feed.produce(), *feed.produce()] == epochs(0, 1)
     assert (len(feed.readers), feed.num_living_readers()) == (2, 0)
     counted = PlainFeed()
-    assert take(counted, counted.produce(), 5) + take(counted, counted.produce(), 5) == epochs(0, 1)
+    assert train(counted, counted.produce(), 5) + train(counted, counted.produce(), 5) == epochs(0, 1)
 
 
-def test_pass_of_which_nothing_was_taken_did_not_happen() -> None:
+def test_pass_without_consumed_batches_did_not_happen() -> None:
     feed = PlainFeed()
     for _ in range(3):
         looked_at = feed.produce()
@@ -124,16 +126,16 @@ def test_pass_of_which_nothing_was_taken_did_not_happen() -> None:
 def test_pass_that_was_left_after_a_step_is_followed_by_the_next_epoch() -> None:
     feed = PlainFeed()
     iterator = feed.produce()
-    assert take(feed, iterator, 1) == epochs(0, 0)[:1]
+    assert train(feed, iterator, 1) == epochs(0, 0)[:1]
     assert feed.num_living_readers() == 1
     iterator.close()
     assert feed.num_living_readers() == 0
     assert feed.place() == (0, 1)
-    assert take(feed, feed.produce(), 2) == epochs(1, 1)[:2]
+    assert train(feed, feed.produce(), 2) == epochs(1, 1)[:2]
     assert feed.place() == (1, 2)
 
 
-def test_state_is_what_was_taken_however_far_ahead_batches_are_produced() -> None:
+def test_state_is_what_was_consumed_however_far_ahead_batches_are_produced() -> None:
     feed = PlainFeed()
     feed.begin_training()
     passes = [feed.produce(), feed.produce()]
@@ -142,23 +144,23 @@ def test_state_is_what_was_taken_however_far_ahead_batches_are_produced() -> Non
     places = []
     for _ in ahead:
         places.append(feed.place())
-        feed.take()
+        feed.consume(1)
     assert places == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]
     assert feed.place() == (1, 2)
-    feed.take(9)  # there are no more
+    feed.consume(9)  # there are no more
     assert feed.place() == (1, 2)
 
 
-@pytest.mark.parametrize("num_taken", range(11))
-def test_resumed_feed_goes_on_with_the_batch_after_the_last_one_taken(num_taken: int) -> None:
+@pytest.mark.parametrize("num_consumed", range(11))
+def test_resumed_feed_continues_after_the_last_consumed_batch(num_consumed: int) -> None:
     feed = PlainFeed()
     iterator = feed.produce()
-    found = take(feed, iterator, min(num_taken, 5))
-    next(iterator, None)  # asked for, and never taken
-    if num_taken > 5:
+    found = train(feed, iterator, min(num_consumed, 5))
+    next(iterator, None)  # asked for, and never consumed
+    if num_consumed > 5:
         iterator = feed.produce()
-        found += take(feed, iterator, num_taken - 5)
-    feed.passes.is_told = True
+        found += train(feed, iterator, num_consumed - 5)
+    feed.consume(0)
     state = feed.state().to_dict()
     assert len(json.dumps(state)) < 1024
     resumed = PlainFeed()
@@ -166,7 +168,7 @@ def test_resumed_feed_goes_on_with_the_batch_after_the_last_one_taken(num_taken:
     assert resumed.state() == feed.state()
     rest = [*resumed.produce(), *resumed.produce()]
     assert len(rest) > 5
-    assert found + rest == epochs(0, 3)[: num_taken + len(rest)]
+    assert found + rest == epochs(0, 3)[: num_consumed + len(rest)]
 
 
 def test_loaded_state_outlasts_a_look_at_the_first_batch() -> None:
@@ -175,7 +177,7 @@ def test_loaded_state_outlasts_a_look_at_the_first_batch() -> None:
     looked_at = feed.produce()
     next(looked_at)
     looked_at.close()
-    feed.passes.is_told = True
+    feed.consume(0)
     assert feed.place() == (4, 3)
     assert [*feed.produce(), *feed.produce()] == epochs(4, 5)[3:]
 
@@ -183,10 +185,10 @@ def test_loaded_state_outlasts_a_look_at_the_first_batch() -> None:
 def test_chosen_epoch_is_that_of_the_next_pass_and_older_passes_no_longer_count() -> None:
     feed = PlainFeed()
     older = feed.produce()
-    take(feed, older, 2)
+    train(feed, older, 2)
     feed.set_epoch(7)
     assert feed.place() == (7, 0)
-    assert take(feed, older, 1) == epochs(0, 0)[2:3]
+    assert train(feed, older, 1) == epochs(0, 0)[2:3]
     assert feed.place() == (7, 0)
     assert list(feed.produce()) == epochs(7, 7)
     with pytest.raises(ConfigError, match="epoch is -1"):
@@ -196,7 +198,7 @@ def test_chosen_epoch_is_that_of_the_next_pass_and_older_passes_no_longer_count(
 def test_chosen_epoch_that_leaves_out_the_rest_of_a_loaded_one_says_so(caplog: pytest.LogCaptureFixture) -> None:
     state = {**PlainFeed().state().to_dict(), "epoch": 4, "batches": 3}
     for loaded, words in (
-        (state, "leaves out the rest of epoch 4: the loaded state was taken after 3"),
+        (state, "skips the rest of epoch 4, because the loaded state is after 3"),
         ({**state, "batches": 5}, ""),
     ):
         caplog.clear()
@@ -213,74 +215,76 @@ def test_batches_asked_for_before_another_epoch_was_chosen_no_longer_count() -> 
     counted, ahead = feed.produce(), feed.produce()
     assert [next(counted), next(ahead)] == [epochs(0, 0)[0], epochs(1, 1)[0]]
     feed.set_epoch(7)
-    feed.begin_step(is_counted=True)
-    feed.take(found=claim.found)
+    feed.await_batch()
+    assert claim.tf_pass is not None
+    feed.consume_from(claim.tf_pass)
     assert feed.place() == (7, 0)
-    assert take(feed, feed.produce(), 1) == epochs(7, 7)[:1]
+    assert train(feed, feed.produce(), 1) == epochs(7, 7)[:1]
     assert feed.place() == (7, 1)
 
 
-def test_pass_that_its_iterator_counts_is_nobody_elses() -> None:
+def test_pass_that_its_iterator_counts_is_not_reported_by_others() -> None:
     feed, claim = PlainFeed(), Claim()
     feed.passes.expect(claim)
     counted, other = feed.produce(), feed.produce()
     next(counted)
-    assert take(feed, other, 1) == epochs(1, 1)[:1]
+    assert train(feed, other, 1) == epochs(1, 1)[:1]
     assert feed.place() == (1, 1)
-    feed.begin_step(is_counted=True)
-    feed.take(found=claim.found)
-    assert feed.place() == (0, 1)  # of two that live, that of which the first batch was taken last
+    feed.await_batch()
+    assert claim.tf_pass is not None
+    feed.consume_from(claim.tf_pass)
+    assert feed.place() == (0, 1)  # of two passes, the one whose first batch was consumed last
 
 
 def test_training_that_begins_leaves_behind_what_was_begun_before() -> None:
     feed = PlainFeed()
-    list(feed.produce())  # an epoch that nobody counted
+    list(feed.produce())  # an epoch without reports
     looked_at = feed.produce()
     next(looked_at)
     feed.begin_training()
     iterator = feed.produce()
-    assert take(feed, iterator, 2) == epochs(1, 1)[:2]
+    assert train(feed, iterator, 2) == epochs(1, 1)[:2]
     assert feed.place() == (1, 2)
     looked_at.close()  # late
-    assert take(feed, iterator, 3) == epochs(1, 1)[2:]
+    assert train(feed, iterator, 3) == epochs(1, 1)[2:]
     assert list(feed.produce()) == epochs(2, 2)
 
 
-def test_whole_epoch_that_was_only_looked_at_after_a_promise_did_not_happen() -> None:
+def test_whole_epoch_that_was_only_looked_at_after_an_announcement_did_not_happen() -> None:
     feed = PlainFeed()
-    feed.promise_to_take()
+    feed.announce_reports()
     looked_at = [feed.produce(), feed.produce()]
     assert [*looked_at[0], next(looked_at[1])] == epochs(0, 1)[:6]
     feed.begin_training()
     iterator, ahead = feed.produce(), feed.produce()
-    assert take(feed, iterator, 5) == epochs(0, 0)
+    assert train(feed, iterator, 5) == epochs(0, 0)
     assert list(ahead) == epochs(1, 1)  # prefetched, and not trained on
     feed.begin_training()
-    assert take(feed, feed.produce(), 1) == epochs(1, 1)[:1]
+    assert train(feed, feed.produce(), 1) == epochs(1, 1)[:1]
     assert feed.place() == (1, 1)
 
 
-def test_batches_that_were_prefetched_of_a_pass_that_ended_early_are_taken_yet() -> None:
+def test_prefetched_batches_of_a_pass_that_ended_early_are_still_consumed() -> None:
     feed = PlainFeed()
     feed.begin_training()
     first = feed.produce()
     assert [next(first), next(first), next(first)] == epochs(0, 0)[:3]
-    first.close()  # take(3).repeat().prefetch(8)
+    first.close()  # train(3).repeat().prefetch(8)
     second = feed.produce()
     assert next(second) == epochs(1, 1)[0]
     for place in [(0, 1), (0, 2), (0, 3), (1, 1)]:
-        feed.take()
+        feed.consume(1)
         assert feed.place() == place
 
 
-def test_pass_that_had_ended_when_somebody_first_said_what_is_taken_did_happen() -> None:
+def test_pass_that_ended_before_its_first_report_did_happen() -> None:
     feed = PlainFeed()
     ahead = feed.produce()
     assert [next(ahead), next(ahead)] == epochs(0, 0)[:2]
-    ahead.close()  # take(2).prefetch(8)
+    ahead.close()  # train(2).prefetch(8)
     assert feed.place() == (0, 0)
-    feed.mark_taken(1)
-    feed.mark_taken(1)
+    feed.mark_consumed(1)
+    feed.mark_consumed(1)
     assert feed.place() == (0, 2)
     assert list(feed.produce()) == epochs(1, 1)
 
@@ -288,7 +292,7 @@ def test_pass_that_had_ended_when_somebody_first_said_what_is_taken_did_happen()
 def test_what_was_asked_for_ahead_is_left_behind_when_training_ends() -> None:
     feed = PlainFeed()
     feed.begin_training()
-    assert take(feed, feed.produce(), 5) == epochs(0, 0)
+    assert train(feed, feed.produce(), 5) == epochs(0, 0)
     ahead = feed.produce()  # repeat().prefetch(1)
     assert next(ahead) == epochs(1, 1)[0]
     feed.end_training()
@@ -297,26 +301,26 @@ def test_what_was_asked_for_ahead_is_left_behind_when_training_ends() -> None:
     ahead.close()  # late
 
 
-def test_place_that_nobody_counts_is_not_told() -> None:
+def test_place_without_reports_is_an_error() -> None:
     feed = PlainFeed()
     assert feed.place() == (0, 0)
     iterator = feed.produce()
     next(iterator)
-    with pytest.raises(ConfigError, match=r"nobody said(.|\n)*callbacks=\[data.callback\(\)\]"):
+    with pytest.raises(ConfigError, match=r"the script does not report(.|\n)*callbacks=\[data.callback\(\)\]"):
         feed.state()
-    feed.take()
+    feed.consume(1)
     assert feed.place() == (0, 1)
 
 
-def test_passes_that_nobody_counts_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetero.tf.passes._MAX_UNTOLD", 12)
+def test_passes_without_reports_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.tf.passes._MAX_UNREPORTED", 12)
     feed = PlainFeed()  # a validation set, say
     assert [batch for _ in range(20) for batch in feed.produce()] == epochs(0, 19)
     num_remembered, each = 0, feed.passes._latest
     while each is not None:
         num_remembered, each = num_remembered + 1, each.previous
     assert max(num_remembered, len(feed.passes._open)) <= 5
-    with pytest.raises(ConfigError, match="nobody said"):
+    with pytest.raises(ConfigError, match="the script does not report"):
         feed.state()
 
 
@@ -340,7 +344,7 @@ def test_ranks_share_an_epoch_and_a_state(monkeypatch: pytest.MonkeyPatch, paddi
         monkeypatch.setenv("WORLD_SIZE", "2")
         feed = PlainFeed(num_samples=9, padding=padding)
         iterator = feed.produce()
-        batches = take(feed, iterator, feed.num_batches())
+        batches = train(feed, iterator, feed.num_batches())
         assert next(iterator, None) is None
         found += [index for batch in batches for index in batch]
         places.add(feed.place())
@@ -354,12 +358,12 @@ def test_rank_that_has_a_batch_less_than_others_has_their_state_at_the_end(monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     feed = PlainFeed(num_samples=5, batch_size=2, padding=False)  # the second global batch is a sample of rank 0
     of_rank = expected.indices(5, epoch=0, batch_size=2, seed=3, shuffle=True, shard=Shard(1, 2))
-    assert take(feed, feed.produce(), 1) == of_rank[:1]
+    assert train(feed, feed.produce(), 1) == of_rank[:1]
     assert feed.num_batches() == 1
     assert feed.place() == (0, 2)
 
 
-def test_rank_of_which_nothing_is_left_has_the_state_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_batches_left_has_the_state_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     feed = PlainFeed(num_samples=5, batch_size=2, padding=False)
@@ -367,16 +371,16 @@ def test_rank_of_which_nothing_is_left_has_the_state_of_others(monkeypatch: pyte
     assert list(feed.produce()) == []
     assert feed.place() == (0, 2)
     of_rank = expected.indices(5, epoch=1, batch_size=2, seed=3, shuffle=True, shard=Shard(1, 2))
-    assert take(feed, feed.produce(), 1) == of_rank[:1]
+    assert train(feed, feed.produce(), 1) == of_rank[:1]
 
 
-def test_ledger_has_what_was_taken_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_has_what_was_consumed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close_current()
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     feed = PlainFeed()
     feed.begin_training()
     ahead = list(feed.produce())
-    feed.take(3)
+    feed.consume(3)
     close_current()
     monkeypatch.delenv(DIRECTORY_VARIABLE)
     assert len(ahead) == 5
@@ -387,19 +391,19 @@ def test_ledger_has_what_was_taken_and_nothing_else(tmp_path: Path, monkeypatch:
 def test_steps_are_measured_from_the_question_to_the_batch() -> None:
     feed = PlainFeed(num_samples=5)
     iterator = feed.produce()
-    take(feed, iterator, 3)
+    train(feed, iterator, 3)
     feed.pause()
     feed.begin_training()
     ahead = feed.produce()
     list(ahead)  # there before they are asked for
     for _ in range(3):
-        feed.begin_step(is_counted=False)
-        feed.take()
+        feed.begin_step()
+        feed.consume(1)
     summary = feed.timer.summary()
     assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (6, 10, 2)
 
 
-def test_step_waits_until_its_batch_is_produced_and_computes_until_it_is_taken() -> None:
+def test_step_waits_until_its_batch_is_produced_and_computes_until_it_is_consumed() -> None:
     feed = PlainFeed()
     feed.timer.warmup_steps = 0
     iterator = feed.produce()
@@ -408,7 +412,7 @@ def test_step_waits_until_its_batch_is_produced_and_computes_until_it_is_taken()
         time.sleep(0.02)
         next(iterator)
         time.sleep(0.06)
-        feed.take()
+        feed.consume(1)
     summary = feed.timer.summary()
     assert summary.num_steps_measured == 2
     assert summary.data_wait_total_s >= 2 * 0.02
@@ -424,11 +428,11 @@ def test_wait_that_ended_with_a_failure_is_no_step() -> None:
 
     feed.convert = refuse
     feed.begin_training()
-    feed.begin_step(is_counted=False)
+    feed.begin_step()
     with pytest.raises(ConfigError, match="no element"):
         next(feed.produce())
     feed.convert = readable
-    assert next(feed.produce()) == epochs(0, 0)[0]  # by whoever goes on, without the callback
+    assert next(feed.produce()) == epochs(0, 0)[0]  # the script goes on without the callback
     assert feed.timer.summary().num_steps == 0
 
 
@@ -445,7 +449,7 @@ def test_failure_is_kept_for_the_script() -> None:
     assert str(caught.value).startswith("no element")
 
 
-def test_batches_before_one_that_fails_may_be_taken_after_the_failure() -> None:
+def test_batches_before_one_that_fails_may_be_consumed_after_the_failure() -> None:
     feed = PlainFeed(shuffle=False)
 
     def refuse_the_third(batch: list[int]) -> list[int]:
@@ -458,8 +462,8 @@ def test_batches_before_one_that_fails_may_be_taken_after_the_failure() -> None:
     assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
     with pytest.raises(ConfigError, match="no element"):
         next(iterator)
-    feed.take()
-    feed.take()
+    feed.consume(1)
+    feed.consume(1)
     assert feed.place() == (0, 2)
 
 
@@ -467,14 +471,14 @@ def test_end_of_a_pass_waits_for_no_lock() -> None:
     feed = PlainFeed()
     left = feed.produce()
     next(left)
-    with feed.passes.hold():  # in whose midst the collector drops an iterator, and TensorFlow ends its pass elsewhere
+    with feed.passes.hold():  # meanwhile the collector drops an iterator, and TensorFlow ends its pass elsewhere
         ending = threading.Thread(target=left.close, daemon=True)
         ending.start()
         ending.join(30.0)
         assert not ending.is_alive()
     assert feed.num_living_readers() == 0
     assert feed.place() == (0, 0)
-    assert list(feed.produce()) == epochs(0, 0)  # nothing of it was taken: it did not happen
+    assert list(feed.produce()) == epochs(0, 0)  # no batch was consumed, so it did not happen
 
 
 def test_batches_of_processes_of_its_own_are_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:

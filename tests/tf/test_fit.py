@@ -52,12 +52,12 @@ def pairs(num_batches: int, batch_s: float = 0.0) -> Any:
 
 @pytest.mark.parametrize(("batch_s", "train_step_s"), [(0.1, 0.0), (0.0, 0.1)])
 def test_fit_tells_waiting_from_computing(alone: Job | None, batch_s: float, train_step_s: float) -> None:
-    data = hetero.tf.distribute(pairs(8, batch_s))
+    data = hetero.tf.distribute(pairs(13, batch_s))
     begun_s = time.perf_counter()
     model_of(train_step_s).fit(data, verbose=0, shuffle=False, callbacks=[data.callback()])
     took_s = time.perf_counter() - begun_s
     summary = data.step_timer.summary()
-    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (8, 32, 4)
+    assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (13, 52, 4)
     measured = summary.num_steps_measured
     assert 0.9 * 0.1 * (measured - 1) <= summary.total_s <= took_s
     # The first step's compute has the tracing of the model in it.
@@ -133,7 +133,7 @@ def test_batches_that_a_strategy_cuts_for_several_processes_are_several_steps() 
         steps.begin_step()
         if not steps._parts:
             iterator.get_next()  # as a graph does
-        steps.take(1)
+        steps.consume(1)
     summary = data.step_timer.summary()
     assert (summary.num_steps, summary.num_samples, summary.batch_samples) == (5, 5 + 5 + 1, 3)
 

@@ -83,11 +83,11 @@ def test_fit_sees_every_epoch_once_and_in_order(script: Any, job: Any) -> None:
     assert model.seen == indices(0, 3)
 
 
-def test_fit_without_the_callback_goes_on_too_and_the_state_is_not_told(script: Any, job: Any) -> None:
+def test_fit_without_the_callback_works_and_the_state_is_an_error(script: Any, job: Any) -> None:
     data, model = make(script), compiled(Recorder())
     model.fit(data, epochs=2, verbose=0, shuffle=False)
     assert model.seen == indices(0, 1)
-    with pytest.raises(ConfigError, match="nobody said"):
+    with pytest.raises(ConfigError, match="the script does not report"):
         data.state_dict()
 
 

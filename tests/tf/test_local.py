@@ -82,7 +82,7 @@ def test_own_processes_yield_the_same_batches_also_if_one_is_killed(
         time.sleep(0.01)
 
 
-def test_script_that_registers_nothing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_that_registers_nothing_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text("import hetero\n")
     monkeypatch.setattr(local_endpoints, "script_path", lambda: str(script))
@@ -109,7 +109,7 @@ print(_module_name(path), path)
     assert found == [["None", files[0]], ["package.train", files[1]], ["package", files[2]]]
 
 
-def test_session_without_a_script_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_without_a_script_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("__main__.__file__")
     with pytest.raises(ConfigError, match="there is no script"):
         local_endpoints.script_path()

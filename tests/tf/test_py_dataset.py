@@ -98,10 +98,7 @@ def epoch_of(script: Any, epoch: int, shard: Shard | None = None) -> list[Any]:
     found = []
     for planned in order.batches(epoch, shard or Shard()):
         place: dict[str, Any] = {"seed": 11, "epoch": epoch, "position": planned.position}
-        occurrences = planned.occurrences
-        request = BatchRequest(
-            spec=spec, indices=planned.indices, occurrences=occurrences, collate=False, as_is=True, **place
-        )
+        request = BatchRequest(spec=spec, work=planned.work, collate=False, as_is=True, **place)
         with preserved_generators():
             found.append(plain(fetch(built, request)))
     return found

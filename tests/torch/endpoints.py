@@ -13,6 +13,7 @@ from typing import Any
 
 from hetero.control.directory import Directory
 from hetero.control.security import Token, write_token
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.loaders import remote
 
@@ -52,11 +53,13 @@ class ServedJob:
 
     def start(self, num_endpoints: int) -> None:
         options = PoolOptions(
-            host="algo-1",
-            script=str(self.script),
-            num_endpoints=num_endpoints,
-            address="127.0.0.1",
-            job_id=self.job_id,
+            endpoint=EndpointOptions(
+                host="algo-1",
+                script=str(self.script),
+                num_endpoints=num_endpoints,
+                address="127.0.0.1",
+                job_id=self.job_id,
+            ),
             token_path=str(self.token_path),
         )
         self.pool = EndpointPool(options, self.directory.replace, lambda name, text: None)

@@ -20,7 +20,7 @@ import hetero
 from hetero.audit.commands import audit_paths
 from hetero.audit.ledger import DIRECTORY_VARIABLE, close_current
 from hetero.audit.reading import LedgerRecord, read_ledger
-from hetero.batches.purity import digest
+from hetero.batches.purity.comparison import digest
 from hetero.control.rank import session as control
 from hetero.torch import DataLoader
 
@@ -145,7 +145,7 @@ def test_ledgers_part_where_a_sample_differs(folder: Folder) -> None:
     close_current()
     same, text = audit_paths(*paths)
     assert not same
-    assert "they part at epoch 0, position 0: the indices are the same, the content differs" in text
+    assert "the first difference is at epoch 0, position 0: the indices are the same, the content differs" in text
     assert "loader drawing: fingerprint is" in text
     folder.begin("seed")
     list(make(seed=6, name="drawing"))
@@ -154,7 +154,7 @@ def test_ledgers_part_where_a_sample_differs(folder: Folder) -> None:
     close_current()
     parent = paths[0].parent
     same, text = audit_paths(parent / "seed", parent / "shuffled")
-    assert "they part at epoch 0, position 0: the indices differ" in text
+    assert "the first difference is at epoch 0, position 0: the indices differ" in text
 
 
 def test_ledger_of_a_resumed_run_continues_and_equals_the_uninterrupted_one(folder: Folder) -> None:
@@ -273,5 +273,5 @@ def test_ledger_says_that_it_does_not_see_what_a_tools_processes_fetch(
     assert len(list(rebuilt)) == 10
     folder.end()
     assert (
-        "does not see what the processes of a tool's loader fetch; batches of loader drawing are missing" in caplog.text
+        "cannot see what the processes of a tool's loader fetch; batches of loader drawing are missing" in caplog.text
     )

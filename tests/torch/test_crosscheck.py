@@ -129,7 +129,7 @@ def test_other_first_batch_is_an_error_that_says_where(
 ) -> None:
     monkeypatch.setattr(script.Scaled, "scale", 0.5)
     batches = iter(DataLoader(script.scaled(), batch_size=4))
-    with pytest.raises(DatasetMismatchError, match="makes another batch in the rank than on data hosts") as raised:
+    with pytest.raises(DatasetMismatchError, match="makes different batches in the rank and on data hosts") as raised:
         next(batches)
     text = str(raised.value)
     assert raised.value.exit_code is ExitCode.DISAGREEMENT
@@ -190,7 +190,7 @@ def test_difference_that_the_host_may_explain_is_a_warning(
     with caplog.at_level(logging.INFO):
         assert len(list(DataLoader(factory(), batch_size=4))) == 3
     (message,) = messages(caplog)
-    assert "makes another batch in the rank" in message
+    assert "makes different batches in the rank" in message
     assert ("cpu_capability is ABACUS here" if doubt == "environment" else "worker_init_fn is called") in message
 
 

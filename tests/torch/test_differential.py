@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 import hetero
-from hetero.batches import structure
+from hetero.batches.structure import conversion as structure
 from hetero.control.rank import session as control
 from hetero.errors import DatasetError
 from hetero.loaders import pipeline

@@ -55,13 +55,13 @@ def test_loader_workers_yield_the_same_bytes_and_leave_the_trainers_generators()
 def test_loader_of_no_samples_has_nothing_to_shuffle_and_says_so_where_it_goes_in_order(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"data set loader_test_noisy\(.*\) has no samples; expected them"):
+    with pytest.raises(ConfigError, match=r"data set loader_test_noisy\(.*\) has no samples\n  Check that"):
         list(DataLoader(loader_test_noisy(num_samples=0), batch_size=2, shuffle=True))
     loader = DataLoader(loader_test_noisy(num_samples=0), batch_size=2, name="validation")
     for _ in range(2):
         assert list(loader) == []
     (warning,) = caplog.messages
-    assert warning.endswith("where it looks for its data: loader validation has no batches")
+    assert warning.endswith("has no samples, so loader validation has no batches")
 
 
 def test_loader_spec_and_object_yield_the_same() -> None:

@@ -101,7 +101,7 @@ def test_loader_in_a_child_of_a_rank_raises_at_its_first_batch(monkeypatch: pyte
     monkeypatch.setenv("HETERO_LAUNCHER", "127.0.0.1:17170")
     loader = DataLoader(loader_test_noisy(4), batch_size=2)
     assert len(loader) == 2
-    with pytest.raises(ConfigError, match="a process that a rank has started takes batches"):
+    with pytest.raises(ConfigError, match="a process that a rank has started requests batches"):
         next(iter(loader))
     assert len(list(torch.utils.data.DataLoader(range(4), num_workers=1))) == 4
 

@@ -135,7 +135,7 @@ def test_loader_set_epoch_after_load_state_warns(caplog: pytest.LogCaptureFixtur
     loader.load_state_dict({**loader.state_dict(), "epoch": 4, "batches": 2})
     with caplog.at_level(logging.WARNING):
         loader.set_epoch(0)
-    assert "leaves the loaded state" in caplog.text
+    assert "discards the loaded state" in caplog.text
 
 
 def test_loader_break_then_iter_is_the_next_epoch() -> None:

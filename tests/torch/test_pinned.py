@@ -18,7 +18,7 @@ from endpoints import ServedJob, imported_script
 from loaders import rebuilt_by_tool
 
 import hetero
-from hetero.batches.leaves import Leaf, _owner, restore
+from hetero.batches.structure.leaves import Leaf, _owner, restore
 from hetero.control.rank import session as control
 from hetero.loaders import pipeline
 from hetero.torch import DataLoader, loader

@@ -14,7 +14,7 @@ import torch
 from endpoints import ServedJob, imported_script
 
 import hetero
-from hetero.batches.purity import compare
+from hetero.batches.purity.comparison import compare
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError, DatasetError
 from hetero.loaders import pipeline

@@ -200,10 +200,10 @@ def test_restart_does_not_silently_begin_again(placement: Placement, caplog: pyt
     begun.load_state_dict(state)
     for _ in range(2):
         next(iterator)
-    assert caplog.text.count("had begun before load_state_dict") == 1
+    assert caplog.text.count("began before load_state_dict") == 1
     assert contents(begun) == epochs[1][4:]
     placement.make(state).set_epoch(0)
-    assert "set_epoch(0) leaves the loaded state, which is at epoch 1" in caplog.text
+    assert "set_epoch(0) discards the loaded state, which is at epoch 1" in caplog.text
 
 
 def test_resume_with_the_next_epoch_named_says_what_it_leaves_out(
@@ -213,7 +213,7 @@ def test_resume_with_the_next_epoch_named_says_what_it_leaves_out(
     take(4, first)
     middle = first.state_dict()
     for state, words in (
-        (middle, "leaves out the rest of epoch 0: the loaded state was taken after 4 batches of it"),
+        (middle, "skips the rest of epoch 0, because the loaded state is after 4 batches"),
         ({**middle, "batches": NUM_BATCHES}, ""),
     ):
         caplog.clear()

@@ -7,21 +7,23 @@ import contextlib
 import functools
 import os
 import shutil
-import socket
 import ssl
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from hetero.wire.certificates import _Maker, make_certificates
-from hetero.wire.streams import Stream, connect, listen
 from hetero.wire.tls import Tls, TlsSession
-from hetero.wire.tls_streams import TlsStream
+from hetero.wire.transports.interface import Connection
+from hetero.wire.transports.tls import TlsTransport
 
+Connect = Callable[..., Connection]
+"""As `hetero.wire.transports.interface.Transport.connect`."""
 HOSTS = ("algo-1", "algo-2", "data", "trainer", "intruder")
 
 
@@ -68,60 +70,19 @@ def unchecked() -> Iterator[None]:
         yield
 
 
-def without_certificate(name: str) -> Callable[[socket.socket], Stream]:
-    """Return what makes connections to a host that trust the job's authority and show nothing."""
+def without_certificate(name: str) -> Connect:
+    """Return what connects to a host, trusts the job's authority and shows nothing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cafile=folder("job") / "ca.pem")
-    return lambda given: TlsStream(given, TlsSession(context, name=name))
+    return opener_of(context, name)
 
 
-def opener(client: Tls, name: str) -> Callable[[socket.socket], Stream]:
+def opener(client: Tls, name: str) -> Connect:
     """Return what makes connections of a host to another."""
-    return lambda given: TlsStream(given, client.client_session(name))
+    return functools.partial(TlsTransport(client).connect, host=name)
 
 
-def accept(listener: socket.socket, server: Tls) -> Stream:
-    """Accept a connection and complete its handshake; `hetero.dataplane.endpoint.transport` does it without blocking.
-
-    Raises:
-        TlsError: It failed; the other side was told why.
-    """
-    given, _ = listener.accept()
-    session = server.server_session()
-    given.settimeout(30.0)
-    try:
-        is_open = False
-        while not is_open:
-            data = given.recv(2**14)
-            if not data:
-                raise ConnectionResetError("the client left during the handshake")
-            session.take(data)
-            try:
-                is_open = session.shake_hands()
-            finally:
-                given.sendall(session.outgoing())
-    except BaseException:
-        given.close()
-        raise
-    return TlsStream(given, session)
-
-
-@contextlib.contextmanager
-def opened(kind: str) -> Iterator[tuple[Stream, Stream]]:
-    """Give both ends of a connection: in ``plaintext`` or under ``tls``."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen("127.0.0.1"))
-        place = listener.getsockname()[:2]
-        if kind == "plaintext":
-            first = stack.enter_context(contextlib.closing(connect(*place)))
-            second = Stream(listener.accept()[0])
-        else:
-            server, client = tls(host="algo-1"), tls(host="algo-2")
-            accepted: list[Stream] = []
-            thread = threading.Thread(target=lambda: accepted.append(accept(listener, server)), daemon=True)
-            thread.start()
-            first = stack.enter_context(contextlib.closing(connect(*place, make=opener(client, "algo-1"))))
-            thread.join(30)
-            (second,) = accepted
-        stack.enter_context(contextlib.closing(second))
-        yield first, second
+def opener_of(context: ssl.SSLContext, name: str) -> Connect:
+    """Return what makes connections to a host with a context of OpenSSL."""
+    client = SimpleNamespace(client_session=lambda name: TlsSession(context, name=name))
+    return functools.partial(TlsTransport(cast("Tls", client)).connect, host=name)

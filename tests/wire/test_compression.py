@@ -15,7 +15,7 @@ from damage import mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.batches.purity import compare
+from hetero.batches.purity.comparison import compare
 from hetero.errors import ConfigError, ProtocolError
 from hetero.wire import compression, framing
 from hetero.wire.compression import COMPRESSIONS, ChecksumError, compress_leaf, load_codec
@@ -195,8 +195,14 @@ HEADERS: dict[str, tuple[Callable[[pb.BatchHeader], object], str]] = {
     "no blocks": (lambda header: header.ClearField("block_bytes"), "has 0 compressed blocks, its leaves make 1"),
     "one block too many": (lambda header: header.block_bytes.append(0), "has 2 compressed blocks"),
     "10^5 blocks": (lambda header: header.block_bytes.extend([1] * 10**5), "100001 compressed blocks"),
-    "block as long as what it gives": (lambda header: header.block_bytes.__setitem__(0, 5000), "5000 bytes, it is to"),
-    "block longer than what it gives": (lambda header: header.block_bytes.__setitem__(0, 2**32 - 1), "it is to give"),
+    "block as long as what it gives": (
+        lambda header: header.block_bytes.__setitem__(0, 5000),
+        "expected less than its 5000",
+    ),
+    "block longer than what it gives": (
+        lambda header: header.block_bytes.__setitem__(0, 2**32 - 1),
+        "expected less than",
+    ),
     "block longer than it is": (lambda header: header.block_bytes.__setitem__(0, 4999), "ended early: 5000 of 5000"),
     "block shorter than it is": (lambda header: header.block_bytes.__setitem__(0, 9), "damaged: its 9 bytes do not"),
     "block of one byte": (lambda header: header.block_bytes.__setitem__(0, 1), "damaged: its 1 bytes do not"),
@@ -214,7 +220,7 @@ def test_decoder_wrong_sizes_are_a_protocol_error(name: str, case: str) -> None:
 
 @pytest.mark.parametrize(("sent", "asked"), [("lz4", "zstd"), ("zstd", "lz4"), ("lz4", None), ("zstd", None)])
 def test_decoder_codec_that_was_not_asked_for_is_refused(sent: str, asked: str | None) -> None:
-    with pytest.raises(ProtocolError, match=f"compressed with {sent}, {asked} was asked for"):
+    with pytest.raises(ProtocolError, match=f"compressed with {sent}, but {asked} was requested"):
         decode(encode(ramp(5000), sent), asked)
 
 

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from hetero.batches.purity import compare
-from hetero.batches.structure import UnsupportedBatchError
+from hetero.batches.purity.comparison import compare
+from hetero.batches.structure.conversion import UnsupportedBatchError
 from hetero.errors import DatasetError, ProtocolError, SampleFailure
 from hetero.wire.compression import ChecksumError
-from hetero.wire.framing import BatchDecoder, EncodedBatch, Refusal, RefusedError, encode_failure, encode_refusal
+from hetero.wire.faults import CallFailedError, Fault
+from hetero.wire.framing import BatchDecoder, EncodedBatch, encode_failure, encode_refusal
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
@@ -176,11 +177,11 @@ def test_decoder_header_facts_are_known() -> None:
         decoder.result()
 
 
-@pytest.mark.parametrize("refusal", Refusal)
-def test_refusal_is_raised_with_its_details_on_one_line(refusal: Refusal) -> None:
-    with pytest.raises(RefusedError, match="come back later") as caught:
+@pytest.mark.parametrize("refusal", [fault for fault in Fault if fault.value.is_refusal])
+def test_refusal_is_raised_with_its_details_on_one_line(refusal: Fault) -> None:
+    with pytest.raises(CallFailedError, match="come back later") as caught:
         BatchDecoder().take_message(encode_refusal(refusal, "come back\nlater" + "!" * 1000))
-    assert caught.value.refusal is refusal
+    assert caught.value.fault is refusal
     assert len(caught.value.details) <= 500
 
 
@@ -216,7 +217,7 @@ def test_failure_with_control_characters_cannot_forge_a_log_line() -> None:
     [
         (EncodedBatch(np.zeros(0), request=b"one").message, None),
         (encode_failure(FAILURE, request=b"one"), DatasetError),
-        (encode_refusal(Refusal.MALFORMED, "no", request=b"one"), RefusedError),
+        (encode_refusal(Fault.MALFORMED, "no", request=b"one"), CallFailedError),
     ],
     ids=["batch", "failure", "refusal"],
 )
@@ -224,5 +225,5 @@ def test_answer_to_another_request_does_not_pass(message: bytes, raised: type[Ex
     with contextlib.nullcontext() if raised is None else pytest.raises(raised):
         BatchDecoder(request=b"one").take_message(message)
     for other in (b"ane", b"one ", b""):
-        with pytest.raises(ChecksumError, match="not to this request"):
+        with pytest.raises(ChecksumError, match="belongs to another request"):
             BatchDecoder(request=other).take_message(message)

@@ -20,11 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import BATCHES
 
-from hetero.batches.leaves import UnknownTypeError
+from hetero.batches.structure.leaves import UnknownTypeError
 from hetero.errors import DatasetError, ProtocolError
 from hetero.wire import framing
 from hetero.wire.compression import ChecksumError
-from hetero.wire.framing import BatchDecoder, EncodedBatch, RefusedError
+from hetero.wire.faults import CallFailedError
+from hetero.wire.framing import BatchDecoder, EncodedBatch
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
 
@@ -121,8 +122,8 @@ def nested_set(depth: int) -> pb.Node:
 HUGE = 2**31
 CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "empty message": (lambda: (b"", b""), "neither batch nor failure"),
-    "no message": (lambda: (b"\x80\x04K\x01.", b""), "no Answer message"),
-    "header cut": (lambda: changed(lambda message, payload: (message[:-3], payload)), "no Answer message"),
+    "no message": (lambda: (b"\x80\x04K\x01.", b""), "not a valid Answer message"),
+    "header cut": (lambda: changed(lambda message, payload: (message[:-3], payload)), "not a valid Answer message"),
     "header only": (lambda: changed(lambda message, _: (message, b"")), "ended early"),
     "payload cut": (lambda: changed(lambda message, payload: (message, payload[:-1])), "ended early: 1 of"),
     "payload shifted": (lambda: changed(lambda message, payload: (message, payload[1:] + b"1")), "damaged"),
@@ -150,8 +151,8 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
         ),
         "exceeds 4096",
     ),
-    "no structure": (lambda: signed(b""), "no known kind"),
-    "structure of noise": (lambda: signed(b"\xff\xff\xff"), "no Structure message"),
+    "no structure": (lambda: signed(b""), "has an unknown kind"),
+    "structure of noise": (lambda: signed(b"\xff\xff\xff"), "not a valid Structure message"),
     "another protocol": (lambda: signed(b"", protocol=7), f"protocol 7, this side {PROTOCOL}"),
     "no protocol": (lambda: (b"\x0a\x00", b""), "protocol 0"),
     "shape bomb": (lambda: of_leaf(shape=[HUGE, HUGE]), "exceeds 4096"),
@@ -250,8 +251,8 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "leaf not mentioned": (lambda: of_root(node_list(pb.Node(leaf=0)), 2), "1 of its 2"),
     "leaf that is not there": (lambda: of_root(pb.Node(leaf=0)), "1 of its 0"),
     "leaf out of order": (lambda: of_root(node_list(pb.Node(leaf=1), pb.Node(leaf=0)), 2), "expected 0"),
-    "none that is not": (lambda: of_root(pb.Node(none=False)), "not being one"),
-    "node of no kind": (lambda: of_root(node_list(pb.Node())), "no known kind"),
+    "none that is not": (lambda: of_root(pb.Node(none=False)), "has the value false"),
+    "node of no kind": (lambda: of_root(node_list(pb.Node())), "has an unknown kind"),
     "text too long for a header": (lambda: of_root(pb.Node(text="x" * 257)), "exceeds 256"),
     "key too long": (
         lambda: of_root(pb.Node(mapping=pb.Mapping(keys=[pb.Node(text="x" * 257)], values=[pb.Node(none=True)]))),
@@ -305,8 +306,8 @@ CASES: dict[str, tuple[Callable[[], Answer], str]] = {
     "field without value": (lambda: of_root(pb.Node(record=pb.Record(qualified_name="A", fields=["x"]))), "match"),
     "9 levels": (lambda: nested(9), "deeper than 8"),
     "40 levels": (lambda: nested(40), "deeper than 8"),
-    "60 levels": (lambda: nested(60), "no Structure message|deeper than 8"),
-    "10^4 levels": (lambda: nested(10**4), "no Structure message"),
+    "60 levels": (lambda: nested(60), "not a valid Structure message|deeper than 8"),
+    "10^4 levels": (lambda: nested(10**4), "not a valid Structure message"),
     "10^5 leaves": (lambda: signed(b"\x12\x00" * 10**5), "100000 leaves"),
     "half a million leaves": (lambda: signed(b"\x12\x00" * (2**19 - 20)), "leaves"),
     "10^5 nodes": (lambda: of_root(node_list(*[pb.Node(none=True)] * 10**5)), "more than 16384"),
@@ -335,7 +336,7 @@ def test_decoder_absurd_strides_of_long_text_are_refused() -> None:
 def test_decoder_sizes_that_disagree_are_refused_before_allocation() -> None:
     answer = pb.Answer.FromString(of_leaf(b"1234")[0])
     answer.header.payload_bytes = 5
-    with pytest.raises(ProtocolError, match="have 4 bytes, its header says 5"):
+    with pytest.raises(ProtocolError, match="have 4 bytes, but its header says 5"):
         BatchDecoder(LIMITS).take_message(answer.SerializeToString())
 
 
@@ -402,9 +403,9 @@ def test_decoder_mutated_answers_raise_nothing_but_protocol_errors() -> None:
             hostile[at] = mutate(hostile[at], rng)
         try:
             decode((hostile[0], hostile[1]))
-            # What follows the payload is found by the connection, see `hetero.dataplane.reader.transport`.
+            # What follows the payload is found by the connection, see `hetero.dataplane.reader.endpoint_link`.
             outcomes["longer" if len(hostile[1]) > len(payload) else "batch"] += 1
-        except (ProtocolError, DatasetError, RefusedError) as error:
+        except (ProtocolError, DatasetError, CallFailedError) as error:
             outcomes[type(error).__name__] += 1
     # Facts beside the batch, such as the queue length, are not covered by the checksum.
     assert outcomes["batch"] < 800
@@ -438,5 +439,5 @@ def test_decoder_mutated_and_signed_batches_raise_nothing_undocumented() -> None
     payload=st.binary(max_size=64),
 )
 def test_decoder_noise_raises_nothing_but_protocol_errors(message: bytes, payload: bytes) -> None:
-    with pytest.raises((ProtocolError, DatasetError, RefusedError)):
+    with pytest.raises((ProtocolError, DatasetError, CallFailedError)):
         decode((message, payload))

@@ -15,6 +15,7 @@ ROUND_TRIP = """
 import google.protobuf
 import numpy as np
 from google.protobuf.internal import api_implementation
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.spec import DatasetSpec
 from hetero.errors import ProtocolError
@@ -37,8 +38,9 @@ result = decoder.result()
 assert repr(result) == repr(batch)
 assert (result["a"][0] == batch["a"][0]).all()
 
-request = BatchRequest(spec=DatasetSpec("a"), indices=(1, "b", (2, 3)), seed=-1, epoch=2, position=3)
-assert from_proto(data_pb2.FetchRequest.FromString(to_proto(request).SerializeToString())).indices == request.indices
+request = BatchRequest(spec=DatasetSpec("a"), work=IndexedWork((1, "b", (2, 3))), seed=-1, epoch=2, position=3)
+sent = data_pb2.FetchRequest.FromString(to_proto(request).SerializeToString())
+assert from_proto(sent).work.indices == request.work.indices
 
 def field(tag, data):
     size, length = len(data), b""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.errors import ConfigError, ProtocolError
 from hetero.spec import DatasetSpec
@@ -30,8 +31,9 @@ KEYS = st.recursive(
 )
 
 
-def request(**fields: Any) -> BatchRequest:
-    return BatchRequest(**{"spec": SPEC, "indices": np.arange(4), "seed": 0, "epoch": 0, "position": 0, **fields})
+def request(*, indices: Any = range(4), occurrences: Any = None, **fields: Any) -> BatchRequest:
+    work = IndexedWork(np.array(indices) if isinstance(indices, range) else indices, occurrences)
+    return BatchRequest(**{"spec": SPEC, "work": work, "seed": 0, "epoch": 0, "position": 0, **fields})
 
 
 def message(**fields: Any) -> pb.FetchRequest:
@@ -93,17 +95,17 @@ def test_request_round_trip_is_the_same(
         "on_sample_error",
     ):
         assert getattr(got, name) == getattr(sent, name)
-    assert type(got.indices) is type(sent.indices)
-    assert repr(list(got.indices)) == repr(list(sent.indices))  # types included
+    assert type(got.work.indices) is type(sent.work.indices)
+    assert repr(list(got.work.indices)) == repr(list(sent.work.indices))  # types included
     zeros = [0] * len(indices)
-    assert list(zeros if got.occurrences is None else got.occurrences) == (drawn or zeros)
-    if isinstance(got.indices, np.ndarray):
-        assert got.indices.dtype == np.int64
+    assert list(zeros if got.work.occurrences is None else got.work.occurrences) == (drawn or zeros)
+    if isinstance(got.work.indices, np.ndarray):
+        assert got.work.indices.dtype == np.int64
 
 
 def test_request_longest_integer_round_trips_and_can_be_shown() -> None:
     longest = (1 << 8191) - 1
-    assert from_proto(to_proto(request(indices=(longest,)))).indices == (longest,)
+    assert from_proto(to_proto(request(indices=(longest,)))).work.indices == (longest,)
     assert len(str(longest)) == 2466
 
 
@@ -144,11 +146,11 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"protocol": 9}, f"of protocol 9, this endpoint speaks {PROTOCOL}"),
-        ({"protocol": 0}, "of protocol 0"),
-        ({"dataset": None}, "names no data set"),
-        ({"dataset": pb.DatasetSpec(name="../etc")}, "names no data set"),
-        ({"dataset": pb.DatasetSpec(name="a", arguments_json="x" * 70_000)}, "names no data set"),
+        ({"protocol": 9}, f"has protocol 9, this endpoint has protocol {PROTOCOL}"),
+        ({"protocol": 0}, "has protocol 0"),
+        ({"dataset": None}, "has no valid data set"),
+        ({"dataset": pb.DatasetSpec(name="../etc")}, "has no valid data set"),
+        ({"dataset": pb.DatasetSpec(name="a", arguments_json="x" * 70_000)}, "has no valid data set"),
         ({"indices": [], "collate": False}, "without collation has 0"),
         ({"keys": [pb.Key(integer=1)]}, "1 indices and 1 keys"),
         ({"indices": [1] * 11}, "11 indices"),
@@ -167,7 +169,7 @@ def test_to_proto_beyond_a_limit_is_a_config_error(fields: dict[str, Any], text:
         ({"indices": [1, 2], "collate": False}, "without collation has 2"),
         ({"compression": 9}, "unknown compression 9"),
         ({"on_sample_error": 2}, "unknown policy 2"),
-        ({"on_sample_error": 1, "collate": False}, "no other sample that could stand in"),
+        ({"on_sample_error": 1, "collate": False}, "cannot skip: no other sample"),
     ],
 )
 def test_from_proto_malformed_request_is_a_protocol_error(fields: dict[str, Any], text: str) -> None:
@@ -192,7 +194,7 @@ def test_request_for_a_million_samples_fits() -> None:
     data = serialize(most)
     assert 2**23 < len(data) < MAX_FETCH_BYTES
     got = from_proto(parse_request(data))
-    assert np.array_equal(got.indices, most.indices)
+    assert np.array_equal(got.work.indices, most.work.indices)
     with pytest.raises(
         ConfigError, match=r"a batch of 1048577 samples cannot come from a data host, at most 1048576 can\n"
     ):
@@ -200,7 +202,7 @@ def test_request_for_a_million_samples_fits() -> None:
 
 
 def test_request_with_many_keys_is_refused_by_who_sends_it() -> None:
-    with pytest.raises(ConfigError, match="the indices of batch 0 take .* bytes, at most 1048576 can be asked for"):
+    with pytest.raises(ConfigError, match="the indices of batch 0 take .* bytes, at most 1048576 are allowed"):
         serialize(request(indices=("x" * 1000,) * 2000))
 
 

@@ -95,7 +95,7 @@ def test_answer_with_other_skips_than_were_sent_is_damaged() -> None:
         (encode_skips(skips_of([("", "x" * 161)])), 3, "too long or not printable"),
         (encode_skips(skips_of([("a\nhetero_metric x=0", "")])), 3, "too long or not printable"),
         (encode_skips(skips_of([("", "\x1b[31m")])), 3, "too long or not printable"),
-        (b"\x80\x04\x95 a pickle", 3, "no Skips message"),
+        (b"\x80\x04\x95 a pickle", 3, "not a valid Skips message"),
         (bytes(MAX_SKIPS_BYTES + 1), 3, f"take {MAX_SKIPS_BYTES + 1} bytes"),
     ],
 )

@@ -29,10 +29,10 @@ def own(tmp_path: Path) -> Path:
     ("spoil", "words"),
     [
         (lambda path: path.unlink(), "No such file"),
-        (lambda path: path.write_bytes(b""), "holds no PEM"),
-        (lambda path: path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n"), "can be used"),
+        (lambda path: path.write_bytes(b""), "is not a PEM file"),
+        (lambda path: path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n"), "be used"),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
-        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "holds no PEM"),
+        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "is not a PEM file"),
     ],
     ids=["missing", "empty", "nonsense", "folder", "fifo"],
 )
@@ -69,7 +69,7 @@ def test_file_of_another_user_is_refused(own: Path, name: str, monkeypatch: pyte
         return os.stat_result((*facts[:4], owners.get(facts.st_ino, facts.st_uid), *facts[5:]))
 
     monkeypatch.setattr(os, "fstat", foreign)
-    with pytest.raises(AuthenticationError, match="belongs to user 4711, not to this one or to root"):
+    with pytest.raises(AuthenticationError, match="belongs to user 4711: expected this user or root"):
         Tls(own, "algo-1")
 
 
@@ -79,7 +79,7 @@ def test_key_with_a_password_is_refused_without_asking(own: Path) -> None:
     key.rename(plain)
     subprocess.run(["openssl", "ec", "-in", plain, "-aes128", "-passout", "pass:x", "-out", key], check=True)
     key.chmod(0o600)
-    with pytest.raises(AuthenticationError, match="no pair that can be used"):
+    with pytest.raises(AuthenticationError, match="cannot be used as a pair"):
         Tls(own, "algo-1")
 
 
@@ -95,7 +95,7 @@ def test_own_certificate_that_the_others_would_refuse_is_refused_at_the_start(ow
     with pytest.raises(AuthenticationError, match="another authority signed it"):
         Tls(own, "algo-1")
     shutil.copy(folder("job") / "algo-1.pem", own)
-    with pytest.raises(AuthenticationError, match="no pair that can be used"):
+    with pytest.raises(AuthenticationError, match="cannot be used as a pair"):
         Tls(own, "algo-1")
 
 

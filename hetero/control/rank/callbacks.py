@@ -20,8 +20,8 @@ _FULL_BYTES = 2**20
 _LOCAL = frozenset(
     {"bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "vfat", "xfs", "zfs"}
 )
-"""Kinds of file systems whose free space can be queried. Others (Lustre, NFS, Ceph, anything on FUSE) may be on servers
-that are gone, and a query may then block forever."""
+"""Kinds of file systems whose free space can be queried. A query of others (Lustre, NFS, Ceph, anything on FUSE) may
+block forever if their servers are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class CallbackFailure:
     """Why a callback failed."""
 
     summary: str
-    """One line."""
+    """The reason in one line."""
     detail: str
     """Traceback."""
 
@@ -60,7 +60,7 @@ def _describe_disks(error: BaseException) -> str:
     """Return the free space of the disks if the error reports a full disk, otherwise an empty text."""
     if not (isinstance(error, OSError) and error.errno in _FULL):
         return ""
-    if isinstance(error.filename, str | bytes):  # from open(), because the error of write() names no file
+    if isinstance(error.filename, str | bytes):  # the error is from open(), because one from write() names no file
         paths = [str(Path(os.fsdecode(error.filename)).absolute().parent)]
     else:
         paths = [path for path in _disks() if (_free_bytes(path) or 0) < _FULL_BYTES]

@@ -15,11 +15,10 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 from hetero.control import security
 from hetero.control.directory import BATCHES, Directory
-from hetero.control.facts import SessionOptions, Timer
 from hetero.control.host_socket import ADDRESS_PREFIX
 from hetero.control.launcher_link import open_link
 from hetero.control.rank.callbacks import CallbackFailure, run_callbacks
@@ -28,13 +27,14 @@ from hetero.control.status import (
     MAX_LOADERS,
     Cause,
     RankReport,
+    SessionOptions,
     StopPoint,
     endpoint_from_proto,
     report_to_proto,
     stop_from_proto,
 )
-from hetero.control.survival import Survival
 from hetero.errors import ExitCode, HeteroError
+from hetero.system.logs import LoggedErrors
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
 
@@ -54,14 +54,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 LAUNCHER_VARIABLE = "HETERO_LAUNCHER"
-"""Environment: address of this host's launcher, see `hetero.control.launcher_link.open_link`."""
+"""Environment variable with the address of this host's launcher. See `hetero.control.launcher_link.open_link`."""
 HOST_VARIABLE = "HETERO_LAUNCHER_HOST"
-"""Environment: name of this host, which its certificate contains."""
+"""Environment variable with the name of this host, which its certificate contains."""
 TLS_VARIABLE = "HETERO_TLS_DIR"
-"""Environment: folder with the certificates. It is the option ``tls_dir`` as the launcher has resolved it."""
+"""Environment variable with the certificates' folder. The launcher sets it from its option ``tls_dir``."""
 
 RESTART_VARIABLE = "HETERO_RESTART_COUNT"
-"""Environment of a rank: number of restarts of the trainer group so far, 0 at first."""
+"""Environment variable with the number of restarts of the trainer group so far, 0 at first."""
 
 _REPORT_INTERVAL_S = 1.0
 _DECISION_TIMEOUT_S = 20.0
@@ -70,6 +70,21 @@ _EXIT_SIGTERM = 143
 _session: RankSession | None = None
 _terminated = threading.Event()
 _callbacks: list[Callable[[], object]] = []
+
+
+class Timer(Protocol):
+    """The part of a loader's step timer (`hetero.metrics.StepTimer`) that a session reads."""
+
+    @property
+    def name(self) -> str:
+        """The loader's name. Several loaders may have the same name."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step has begun but its batch has not arrived."""
+
+    def summary(self) -> Any:
+        """Return a record that has a method ``to_json``."""
 
 
 class RankSession:
@@ -85,12 +100,12 @@ class RankSession:
         token: The job's token.
         job_id: Id of the job, sent with every call.
         tls: TLS settings of this host. None for a job in plaintext.
-        stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with 0, see
-            `hetero.launch.ranks.rank`. If a callback failed, the process leaves a note for the launcher. If it cannot
-            leave the note, it ends with 30.
+        stopped: Whether this rank ended its work because the job was asked to stop. Its process then ends with status
+            0, see `hetero.launch.ranks.rank`. If a callback failed, the process also writes a note for the launcher,
+            or ends with status 30 if the note cannot be written.
         stop_failure: Failure of the first stop callback that failed.
         generation: Restarts of the trainer group before this process.
-        hidden_error: Latest error that a framework passes on to the script as the text of another error.
+        hidden_error: Latest error that a framework shows to the script only as text in another error.
 
     Raises:
         HeteroError: If the launcher cannot be reached or refuses the token.
@@ -125,14 +140,14 @@ class RankSession:
         self._changed = threading.Condition()
         self._failure: Cause | None = None
         self._reporting = threading.Lock()
-        """Allows one report at a time, because a report must not overtake a newer one."""
+        """Allows one report at a time, so that an older report cannot arrive after a newer one."""
         self._steps_started: collections.Counter[str] = collections.Counter()
         self._loader = ""
         self._stop_requested = False
         self._stop_at: StopPoint | None = None
         self._closing = threading.Event()
         self._wake = threading.Event()
-        self._measuring = Survival()
+        self._measuring = LoggedErrors()
         # Register with the launcher, whose reply has the options of this job.
         self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
         reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
@@ -168,7 +183,7 @@ class RankSession:
         self._counters = counters
 
     def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
-        """Report to the launcher why this rank fails, before other hosts can notice its end.
+        """Report to the launcher why this rank fails, before other hosts notice that it has ended.
 
         Args:
             summary: Reason, one line.
@@ -186,10 +201,10 @@ class RankSession:
         self._report()
 
     def check_stop(self, timer: Timer) -> None:
-        """Count a step. End this process if the job is to stop here.
+        """Count the step that begins now, or end this process if the job is to stop before it.
 
         A loader calls this at the start of each ``next()``, which is between two steps. Every rank ends after the same
-        step. At SIGTERM each rank pauses here and reports how many steps of each loader it has started. See
+        step. After SIGTERM each rank pauses here and reports how many steps of each loader it has started. See
         `hetero.control.membership.stop_point` for the decision that follows.
 
         Args:
@@ -203,7 +218,10 @@ class RankSession:
             if self._stop_requested and self._stop_at is None:
                 self._wake.set()
                 if not self._changed.wait_for(lambda: self._stop_at is not None, _DECISION_TIMEOUT_S):
-                    logger.warning("no decision where to stop within %.0f s: stopping here", _DECISION_TIMEOUT_S)
+                    logger.warning(
+                        "received no decision where to stop within %.0f s; stopping before this step",
+                        _DECISION_TIMEOUT_S,
+                    )
                     self._stop_at = StopPoint(loader="", steps=0)
             if not self._is_reached(loader):
                 self._steps_started[loader] += 1
@@ -226,10 +244,10 @@ class RankSession:
             self.end()
 
     def must_end_wait(self, is_starved: bool) -> bool:
-        """Return whether `check_wait` would end the process. For threads other than the script's."""
+        """Return whether `check_wait` would end the process. Threads other than the script's call this."""
         is_over = self._late_stop.is_wait_over(is_starved=is_starved) and self._stop_at is not None
         if is_over:
-            logger.warning("asked to stop, and the next batch does not come: ending before it")
+            logger.warning("the job was asked to stop and the next batch has not arrived; stopping before that batch")
         return is_over
 
     def take_late_stops(self) -> None:
@@ -261,7 +279,7 @@ class RankSession:
 
     def _end_late(self) -> None:
         if not self.stopped:
-            logger.warning("asked to stop, and no step has ended since: stopping in the midst of it")
+            logger.warning("the job was asked to stop and no step has ended since; stopping in the middle of the step")
             self.end()
 
     def _is_reached(self, loader: str) -> bool:
@@ -273,15 +291,15 @@ class RankSession:
     # Threads
 
     def _watch(self) -> None:
-        survival = Survival()
+        errors = LoggedErrors()
         while not self._closing.is_set():
-            with survival.of("following the launcher's directory"):
+            with errors.during("following the launcher's directory"):
                 try:
                     for update in self._link.watch(pb.WatchRequest(rank=self.rank)):
                         self._apply(update)
                 except HeteroError as error:
                     if not self._closing.is_set():
-                        logger.info("the launcher's directory is gone (%s), asking again", error)
+                        logger.info("lost the connection to the launcher's directory (%s); connecting again", error)
             self._closing.wait(0.5)
 
     def _apply(self, update: pb.RankUpdate) -> None:
@@ -300,14 +318,14 @@ class RankSession:
             self._wake.set()
 
     def _report_regularly(self) -> None:
-        survival = Survival()
+        errors = LoggedErrors()
         while not self._closing.is_set():
             self._wake.wait(_REPORT_INTERVAL_S)
             self._wake.clear()
             if not self._closing.is_set():
-                with survival.of("interrupting this rank"):
+                with errors.during("interrupting this rank"):
                     self._late_stop.interrupt_if_due()
-                with survival.of("reporting to the launcher"):
+                with errors.during("reporting to the launcher"):
                     self._report()
 
     def _report(self, *, finished: bool = False) -> None:
@@ -316,7 +334,7 @@ class RankSession:
 
     def _send_report(self, finished: bool) -> None:
         with self._changed:
-            # From now on check_stop() lets no further step begin until the decision arrives.
+            # If the rank reports a stop vote, check_stop() begins no further step until the decision arrives.
             reported = self._reported()
             report = RankReport(
                 rank=self.rank,
@@ -329,14 +347,14 @@ class RankSession:
                 generation=self.generation,
             )
             timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
-        with self._measuring.of("summing up what this rank measured"):  # send failures and votes even without it
+        with self._measuring.during("summing up what this rank measured"):  # failures and votes are sent in any case
             summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
             counters = {} if self._counters is None else dict(self._counters())
             report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
-        self._link.report(report_to_proto(report))  # may be lost, because the launcher notices a rank's end itself
+        self._link.report(report_to_proto(report))  # may fail, because the launcher notices a rank's end itself
 
     def _reported(self) -> frozenset[str]:
-        """Return the loaders to report: all, or the busiest if there are too many (one per validation, for example)."""
+        """Return the loaders to report: all, or the busiest if there are too many, such as one per validation."""
         names = set(self._loaders.values())
         if len(names) > MAX_LOADERS:
             names = {name for name, _ in self._steps_started.most_common(MAX_LOADERS - 1)} | {self._loader}
@@ -384,12 +402,11 @@ def on_stop(callback: Callable[[], object]) -> Callable[[], object]:
     Callbacks run on each rank between two steps, on all ranks after the same step, in the order of registration. Then
     the script ends by `SystemExit`. The ranks end with status 0 and the job ends with status 143. A rank that does not
     reach the end of a step runs them in the middle of the step, after half of the grace. See
-    `hetero.control.rank.stopping`. In a process that no launcher started, SIGTERM is the request, and the process ends
+    `hetero.control.rank.stopping`. In a process that no launcher started, SIGTERM stops the job, and the process ends
     with status 143.
 
     If a callback raises, or exits with a status other than 0, the stop counts as a failure of the job with status 30,
-    because a checkpoint that could not be written does not exist. Later callbacks, and the callbacks of other ranks,
-    still run.
+    because the checkpoint may be missing. Later callbacks, and the callbacks of other ranks, still run.
 
     Args:
         callback: Called without arguments, on the thread that iterates over a loader.

@@ -13,9 +13,9 @@ from hetero.errors import HeteroError
 __all__ = ["LateStop", "StopError"]
 
 _STARVED_S = 2.0
-"""Time that a stopping rank waits for a batch while no endpoint serves, because an endpoint may be restarting."""
+"""Time that a stopping rank waits for a batch although no endpoint serves, because an endpoint may be restarting."""
 _POLL_BOUND_S = 2.0
-"""A wait for a batch that polls more often than this interval ends without an interrupt."""
+"""A rank that polled `LateStop.is_wait_over` within this time is not interrupted, because its wait ends by itself."""
 _SIGNAL = signal.SIGRTMIN + 8
 """Signal from this process to itself. Scripts and their libraries do not use it."""
 
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class StopError(HeteroError):
-    """The job is to stop, and the thread that found out passes this to the script's thread, which ends the job."""
+    """The job is to stop. The thread that notices passes this error to the script's thread, which ends the job."""
 
 
 class LateStop:
-    """Interrupts this process after half of the grace has passed since the request to stop. Thread-safe.
+    """Interrupts this process when half of the grace after a request to stop has passed. Thread-safe.
 
     A rank normally ends between two steps, when its loader begins the next one. Some ranks do not get there: the script
     uses no loader, a step takes minutes, or the next batch does not come because every data host is gone. A rank that
@@ -78,7 +78,7 @@ class LateStop:
             return now_s - self._requested_s >= patience_s
 
     def interrupt_if_due(self) -> None:
-        """Interrupt the main thread once if its time is over. Call this about once a second."""
+        """Interrupt the main thread once if half of the grace has passed. Call this about once a second."""
         now_s = self._clock()
         with self._lock:
             if not self._may_interrupt or self._requested_s is None or now_s - self._polled_s < _POLL_BOUND_S:

@@ -1,13 +1,13 @@
-"""In an endpoint process: computes and serves batches.
+"""Computes and serves batches. Runs in an endpoint process.
 
     fork_server -> endpoint -> service (gRPC: describe, prepare, admit)
-                            -> transport (TCP: requests in, batches out) -> compute
+                            -> delivery (requests in, batches out) -> compute
 
-fork_server.py   imports the script once and forks endpoints
-script.py        the user's script as a module
+fork_server.py   imports the user's script once and forks endpoints
+script.py        imports the script as a module
+options.py       the settings of an endpoint
 endpoint.py      one endpoint process from start to end
-service.py       its answers to readers
-transport.py     the connections over which it delivers batches
-compute.py       its queue and its compute threads
-faulty.py        calls that fail on purpose, for tests
+service.py       the endpoint's answers to readers
+delivery.py      the connections over which the endpoint delivers batches
+compute.py       the queue and the threads that compute batches
 """

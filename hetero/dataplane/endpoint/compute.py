@@ -1,7 +1,7 @@
-"""The one place of an endpoint that runs the user's code: a priority queue and its threads.
+"""The priority queue of an endpoint, and the only threads that run the code of the user's data sets.
 
-Random generators are global to a process, so real work is done one piece at a time. An endpoint that emulates n vCPUs
-has n slots. Each slot takes a task and does the real work when its turn comes. It then waits until the emulated time
+Only one task runs at a time, because random generators are global to a process. An endpoint that emulates n vCPUs has n
+threads, one per slot. Each thread takes a task, runs it when no other task runs, and then waits until the emulated time
 has passed since it took the task.
 """
 
@@ -24,10 +24,10 @@ class Task:
     """A piece of work in the queue. Thread-safe.
 
     Args:
-        work: Called with this task on the compute thread. It polls `is_cancelled`.
+        work: Called with this task on a compute thread. It calls `is_cancelled` often.
         emulated_s: Seconds that the task occupies its slot, or 0 to free the slot when the work is done.
-        is_abandoned: Returns whether the requester has left. Called at most once in a few milliseconds, first a few
-            milliseconds after the task was queued. May make a system call.
+        is_abandoned: Returns whether the requester has left. It may make a system call, so it is called at most every
+            5 ms, and not in the first 5 ms.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class Task:
         self._work = work
         self.emulated_s = emulated_s
         self._is_abandoned = is_abandoned
-        self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # the requester was there just now
+        self._ask_at_s = time.monotonic() + _ASK_INTERVAL_S  # the requester has only just sent the task
         self._cancelled = threading.Event()
         self._finished = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
 
     def cancel(self) -> None:
-        """Give up the result. The task leaves the queue, or stops where it polls. Idempotent."""
+        """Cancel the task. If it runs, it stops at its next call of `is_cancelled`. Idempotent."""
         self._cancelled.set()
 
     def is_cancelled(self) -> bool:
-        """Return whether the result was given up. Cheap enough to be called for every sample."""
+        """Return whether the task was cancelled or abandoned. Cheap enough to be called for every sample."""
         if self._is_abandoned is not None and not self._cancelled.is_set():
             now_s = time.monotonic()
             if now_s >= self._ask_at_s:
@@ -58,7 +58,7 @@ class Task:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether the result is known to be given up. Does not call ``is_abandoned``, unlike `is_cancelled`."""
+        """Whether the task is known to be cancelled. Unlike `is_cancelled`, this does not call ``is_abandoned``."""
         return self._cancelled.is_set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -66,13 +66,13 @@ class Task:
         return self._finished.wait(timeout_s)
 
     def result(self) -> Any:
-        """Return what the work returned, or raise what it raised. Only after `wait` has returned True."""
+        """Return what ``work`` returned, or raise what it raised. Call this only after `wait` has returned True."""
         if self._error is not None:
             raise self._error
         return self._value
 
     def run(self) -> None:
-        """Do the work and keep its result or exception."""
+        """Call ``work`` and keep its result or exception."""
         try:
             self._value = self._work(self)
         except BaseException as error:  # noqa: BLE001 - a data set that calls sys.exit() must not end the thread
@@ -105,7 +105,7 @@ class Compute:
         self._real_work = threading.Lock()
         self._fault = faults_at("compute")
         self.num_overruns = 0
-        """Emulated tasks whose real work took longer than the emulated time. The wait for its turn counts as work."""
+        """Emulated tasks that took longer than their emulated time. Waiting for other tasks counts as task time."""
         self._threads = [
             threading.Thread(target=self._serve, name=f"compute-{slot}", daemon=True) for slot in range(num_slots)
         ]
@@ -136,7 +136,7 @@ class Compute:
 
     @property
     def num_queued(self) -> int:
-        """Tasks waiting or in progress. Clients see this number as the load."""
+        """Tasks that wait or run. Readers get this number as the endpoint's load."""
         with self._changed:
             return len(self._queue) + len(self._running)
 
@@ -162,10 +162,10 @@ class Compute:
                 self._running.discard(task)
                 self.num_overruns += overran
             task.finish()
-            del task  # frees its result, which this thread must not hold while it waits
+            del task  # otherwise its result would stay in memory until this thread takes another task
 
     def _run(self, task: Task) -> bool:
-        """Run one task in its slot. Return whether its real work overran the emulated time."""
+        """Run one task, and wait until its emulated time has passed. Return whether the task took longer than that."""
         taken_s = self._clock()
         if not task.is_cancelled():
             with self._real_work:

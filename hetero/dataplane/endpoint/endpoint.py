@@ -1,8 +1,8 @@
-"""One preprocessing process: a gRPC server and a `Delivery`, each on its own port, and compute threads.
+"""One endpoint process: a gRPC server and a `Delivery`, each on its own port, and compute threads.
 
-`hetero.dataplane.endpoint.fork_server` starts it. Usually it is forked from a process that has imported the script.
-Where forking is not safe, it is a fresh process that imports the script here. On SIGTERM it accepts no more requests,
-finishes those in progress within the grace, and ends.
+`hetero.dataplane.endpoint.fork_server` imports the script and forks this process. If forking is not safe, it starts a
+fresh process, which imports the script itself. On SIGTERM the process refuses new requests, finishes those in progress
+within the grace period, and ends.
 """
 
 from __future__ import annotations
@@ -26,66 +26,45 @@ from typing import Any
 from hetero.control.health import HEALTH_POLICIES, Health
 from hetero.control.security import ServerInterceptor, token_from_environment
 from hetero.dataplane.endpoint.compute import Compute
-from hetero.dataplane.endpoint.faulty import faulty_calls
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.endpoint.script import load_script
-from hetero.dataplane.endpoint.service import DATA_POLICIES, DataService
-from hetero.dataplane.statistics import EndpointStatistics
+from hetero.dataplane.endpoint.service import DATA_POLICIES, DataServicer
 from hetero.errors import ChildFailure, ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import SignalWaiter, allow_descriptors, die_with_parent, limit_threads
 from hetero.wire import channels
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
+from hetero.wire.transports import choose_transport
 
 import grpc  # isort: skip
 
-__all__ = ["EndpointOptions", "main", "run_endpoint"]
+__all__ = ["Endpoint", "EndpointStatistics", "main", "run_endpoint"]
 
 _REPORT_INTERVAL_S = 1.0
 _EVENT_TIMEOUT_S = 5.0
 _MAX_CALLS = 1024
-"""Bound of concurrent gRPC calls. Each call holds a thread. A rank's Attend call holds one while the rank attends."""
+"""Largest number of concurrent gRPC calls. Each needs a thread. A rank's Attend call lasts while the rank reads."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointOptions:
-    """The settings of an endpoint."""
+class EndpointStatistics:
+    """Counters of one endpoint process since its start."""
 
-    host: str
-    index: int
-    """Number of this endpoint on its host, from 0."""
-    num_endpoints: int
-    """Number of endpoints on this host."""
-    address: str
-    """This host's numeric address."""
-    incarnation: str
-    job_id: str
-    tls_dir: str | None = None
-    """Folder with this host's certificate, None for plaintext."""
-    num_slots: int = 1
-    sample_time_s: float = 0.0
-    max_batch_bytes: int = Limits().max_batch_bytes
-    grace_s: float = 5.0
-    """Seconds for requests in progress when the endpoint is asked to end."""
-    script: str = ""
-    is_module: bool = False
-    script_args: tuple[str, ...] = ()
-    log_level: str = "INFO"
-
-    @property
-    def name(self) -> str:
-        """Id in the directory, for example ``algo-1/0``."""
-        return f"{self.host}/{self.index}"
+    num_batches: int = 0
+    num_overruns: int = 0
+    """Emulated batches whose real work took longer than the emulated time."""
+    auth_failures: int = 0
 
 
 class Endpoint:
-    """The servers of an endpoint and what they need. Context manager.
+    """The servers and compute threads of an endpoint. Context manager.
 
     Args:
         options: The endpoint's settings.
-        on_build: Called with False when the building of a data set begins, and with True when it has ended.
+        on_build: Called with False when the build of a data set begins, and with True when it has ended.
 
     Raises:
         AuthenticationError: The token file or the certificate cannot be used.
@@ -95,13 +74,12 @@ class Endpoint:
     def __init__(self, options: EndpointOptions, on_build: Callable[[bool], None] = lambda has_ended: None) -> None:
         token = token_from_environment(os.environ)
         tls = None if options.tls_dir is None else Tls(Path(options.tls_dir), options.host)
-        # Each request in progress holds a batch. All ranks together have about two requests per slot in flight.
-        # Requests beyond this bound are refused as `Refusal.BUSY`, because readers would not see requests that wait in
-        # a queue.
+        # Each request in progress holds a batch in memory. All ranks together have about two requests per slot in
+        # flight. Further requests are refused as `Fault.BUSY`, because readers would not see that they are queued.
         max_requests = 64 + 4 * options.num_slots
         self._options = options
         self._compute = Compute(options.num_slots)
-        self._service = DataService(
+        self._service = DataServicer(
             self._compute,
             address=options.address,
             max_requests=max_requests,
@@ -110,8 +88,8 @@ class Endpoint:
             num_workers=options.num_endpoints,
             sample_time_s=options.sample_time_s,
             limits=Limits(max_batch_bytes=options.max_batch_bytes),
+            transport=choose_transport(tls),
             on_build=on_build,
-            tls=tls,
         )
         self._health = Health(["hetero.data"])
         self._access = ServerInterceptor(
@@ -123,7 +101,7 @@ class Endpoint:
         self._server = grpc.server(
             ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="call"),
             handlers=[self._service.handler(), self._health.handler()],
-            interceptors=[self._access, *faulty_calls()],
+            interceptors=[self._access],
             options=channels.server_options(max_streams=_MAX_CALLS),
             maximum_concurrent_rpcs=_MAX_CALLS,
         )
@@ -145,12 +123,12 @@ class Endpoint:
         self._compute.close()
 
     def statistics(self) -> EndpointStatistics:
-        """Return the counters. Blocks if the service is stuck, so an answer is a sign of life."""
+        """Return the counters. Blocks while the service is stuck, so a result shows that the service is not stuck."""
         self._service.show_life()
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
             num_overruns=self._compute.num_overruns,
-            auth_failures=self._access.auth_failures + self._service.delivery.num_turned_out,
+            auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
         )
 
 
@@ -158,7 +136,7 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
     """Serve until SIGTERM. Blocks the main thread.
 
     Args:
-        options: The endpoint's settings. The script has been imported.
+        options: The endpoint's settings. This process has imported the script already.
         reports: Socket to the pool for ``ready``, ``build``, ``statistics`` and ``failed`` events.
 
     Returns:
@@ -182,14 +160,14 @@ def run_endpoint(options: EndpointOptions, reports: socket.socket) -> int:
         with endpoint:
             report("ready", {"pid": os.getpid(), "port": endpoint.port})
             while signal.SIGTERM not in signals.wait(_REPORT_INTERVAL_S):
-                report("statistics", dataclasses.asdict(endpoint.statistics()))  # also a beat: see `pool.liveness`
+                report("statistics", dataclasses.asdict(endpoint.statistics()))  # the pool takes it as a sign of life
             endpoint.stop(options.grace_s)
             report("statistics", dataclasses.asdict(endpoint.statistics()))
     return int(ExitCode.OK)
 
 
 def send_event(reports: socket.socket, event: str, **facts: object) -> None:
-    """Send one event to the pool. If the pool is gone or does not read, the endpoint goes on serving."""
+    """Send one event to the pool. Drop it if the pool is gone or does not read, because the endpoint still serves."""
     message = json.dumps({"event": event, **facts}).encode()
     deadline_s = time.monotonic() + _EVENT_TIMEOUT_S
     while time.monotonic() < deadline_s:
@@ -198,7 +176,7 @@ def send_event(reports: socket.socket, event: str, **facts: object) -> None:
             return
         except BlockingIOError:
             if event == "statistics":
-                return  # the next one is newer
+                return  # newer statistics follow
             select.select([], [reports], [], _EVENT_TIMEOUT_S)
         except OSError:
             return
@@ -215,12 +193,12 @@ def configure_process(level: str) -> None:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    # Ctrl-C reaches the whole foreground group. The launcher decides what it means.
+    # Ctrl-C signals the whole foreground process group, but only the launcher reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -> None:
-    """End this process. Run none of the parent's exit handlers, and wait for no threads."""
+    """End this process without the parent's exit handlers and without waiting for threads."""
     flush()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -231,10 +209,9 @@ def exit_process(status: int, *, flush: Callable[[], None] = logging.shutdown) -
 
 
 def main() -> None:
-    """Run as a fresh process. stdin has the options as JSON, ``argv[1]`` is the descriptor of the pool's socket."""
-    given = json.load(sys.stdin)
-    die_with_parent(given.pop("parent_pid"))
-    options = EndpointOptions(**{**given, "script_args": tuple(given["script_args"])})
+    """Run an endpoint in a fresh process. Stdin has the options as JSON. ``argv[1]`` is the pool's descriptor."""
+    options, parent_pid = EndpointOptions.from_json(sys.stdin.buffer.read())
+    die_with_parent(parent_pid)
     configure_process(options.log_level)
     keep_freed_memory()
     reports = socket.socket(fileno=int(sys.argv[1]))

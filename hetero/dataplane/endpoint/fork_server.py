@@ -4,9 +4,9 @@ Forked endpoints share the memory of the script and its libraries, and start in 
 makes no gRPC channel, CUDA context or TensorFlow runtime. If the script's import started threads, imported TensorFlow
 or initialised CUDA, endpoints start as fresh processes instead.
 
-`hetero.dataplane.pool.pool` runs it as ``python -m hetero.dataplane.endpoint.fork_server FD``. FD is a packet socket.
-The first packet is the configuration, and commands follow. The fork server and the endpoints send events back over it.
-The fork server ends with the pool, and the endpoints end with the fork server (parent-death signals).
+`hetero.dataplane.pool.pool` runs it as ``python -m hetero.dataplane.endpoint.fork_server FD``. FD is the descriptor of
+a packet socket. The first packet is the configuration, the others are commands. The fork server and the endpoints send
+events back. The fork server ends with the pool, and the endpoints with the fork server (parent-death signals).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import time
 from typing import Any
 
 from hetero.dataplane.endpoint.endpoint import (
-    EndpointOptions,
     configure_process,
     exit_process,
     report_failure,
     run_endpoint,
     send_event,
 )
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.endpoint.script import load_script
 from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
@@ -41,7 +41,7 @@ from hetero.system.process import SignalWaiter, die_with_parent
 __all__ = ["MAX_PACKET_BYTES", "main"]
 
 MAX_PACKET_BYTES = 128 * 1024
-"""Bound of one command or event, below the kernel's bound for one packet."""
+"""Largest size of a command or event. The kernel's limit for one packet is higher."""
 
 _IDLE_S = 5.0
 _DESCRIPTOR = struct.Struct("i")
@@ -56,17 +56,17 @@ class _Child:
         self.index = index
         self.incarnation = incarnation
         self.pid = pid
-        self._process = process  # kept, because only one place may reap it
+        self._process = process  # None if forked. Only this object may reap a fresh process
 
     def poll(self) -> int | None:
-        """Return the exit status as `subprocess` gives it, None while the process lives."""
+        """Return the exit status as `subprocess` does (-N for signal N), None while the process lives."""
         if self._process is not None:
             return self._process.poll()
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
-class _Forker:
+class _ForkServer:
     def __init__(self, pool: socket.socket, base: EndpointOptions, signals: SignalWaiter) -> None:
         self._pool = pool
         self._base = base
@@ -77,10 +77,10 @@ class _Forker:
             logger.info("endpoints start as fresh processes: %s", self._reason)
 
     def serve(self) -> int:
-        """Execute commands until told to stop or until the pool is gone. Return the exit status."""
+        """Execute commands until it is stopped or until the pool is gone. Return the exit status."""
         if not self._reason:
             gc.collect()
-            gc.freeze()  # the children's garbage collector leaves inherited objects untouched, so they stay shared
+            gc.freeze()  # so the children's garbage collector does not touch inherited memory, which stays shared
         send_event(self._pool, "loaded", mode="fresh" if self._reason else "fork")
         while True:
             arrived = self._signals.wait(_IDLE_S, descriptors=(self._pool.fileno(),))
@@ -100,7 +100,7 @@ class _Forker:
 
     def _receive(self) -> tuple[str, dict[str, Any], list[int]] | None:
         try:
-            # Not socket.recv_fds: it accepts flags but ignores them, so it would block until the next command.
+            # Do not use socket.recv_fds. It ignores the flag MSG_DONTWAIT, so it would block until the next command.
             packet, ancillary, _, _ = self._pool.recvmsg(
                 MAX_PACKET_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_DONTWAIT
             )
@@ -124,13 +124,13 @@ class _Forker:
             os.close(output)
 
     def _fork(self, options: EndpointOptions, output: int) -> _Child:
-        forker_pid = os.getpid()
+        server_pid = os.getpid()
         pid = os.fork()
         if pid:
             return _Child(options.index, options.incarnation, pid, None)
         status = int(ExitCode.INTERNAL)
         try:
-            die_with_parent(forker_pid)
+            die_with_parent(server_pid)
             self._signals.abandon()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (1, 2):
@@ -153,7 +153,7 @@ class _Forker:
         )
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(json.dumps({**dataclasses.asdict(options), "parent_pid": os.getpid()}).encode())
+            stdin.write(options.to_json())
         return _Child(options.index, options.incarnation, process.pid, process)
 
     def _reap(self) -> None:
@@ -164,7 +164,7 @@ class _Forker:
                 send_event(self._pool, "exited", index=child.index, incarnation=child.incarnation, status=status)
 
     def _stop(self, grace_s: float) -> int:
-        """End every endpoint: SIGTERM, the grace, SIGKILL. Without a grace, SIGKILL at once."""
+        """Send SIGTERM to every endpoint, and SIGKILL after ``grace_s`` seconds. If that is 0, SIGKILL at once."""
         for child in self._children:
             os.kill(child.pid, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)
         deadline_s = time.monotonic() + grace_s
@@ -195,17 +195,16 @@ def _why_not_fork() -> str:
 def main() -> None:
     """Run the fork server. See the module's docstring."""
     pool = socket.socket(fileno=int(sys.argv[1]))
-    configuration = json.loads(pool.recv(MAX_PACKET_BYTES))
-    die_with_parent(configuration.pop("parent_pid"))
-    base = EndpointOptions(**{**configuration, "script_args": tuple(configuration["script_args"])})
+    base, parent_pid = EndpointOptions.from_json(pool.recv(MAX_PACKET_BYTES))
+    die_with_parent(parent_pid)
     configure_process(base.log_level)
     keep_freed_memory()
     try:
         load_script(base.script, base.script_args, host=base.host, is_module=base.is_module)
-        # The script may have set up logging or signals.
+        # Do this again, because the script may have set up logging or signals.
         configure_process(base.log_level)
         with SignalWaiter((signal.SIGTERM, signal.SIGCHLD)) as signals:
-            status = _Forker(pool, base, signals).serve()
+            status = _ForkServer(pool, base, signals).serve()
     except HeteroError as error:
         report_failure(pool, error)
         status = int(error.exit_code)

@@ -1,4 +1,4 @@
-"""The user's script on a data host. It is imported once, under a name that is not ``__main__``."""
+"""Imports the user's script on a data host, once, and under a name that is not ``__main__``."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from hetero.batches.structure import set_script_module
+from hetero.batches.structure.conversion import set_script_module
 from hetero.datasets import registered
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError
-from hetero.system.scripts import find_script
+from hetero.system.scripts import SCRIPT_MODULE, find_script
 
-__all__ = ["SCRIPT_MODULE", "load_script"]
+__all__ = ["load_script"]
 
-SCRIPT_MODULE = "__hetero_script__"
-"""Name of the script's module on endpoints, because its ``if __name__ == "__main__"`` block must not run there."""
 
 _MAX_TRACEBACK_LINES = 40
 _ADVICE = (
-    "Data hosts only import the script, to learn its data sets: what trains, or reads the command line, belongs "
-    'behind if __name__ == "__main__".'
+    "Data hosts only import the script, to register its data sets. Put code that trains or reads the command line "
+    'under if __name__ == "__main__".'
 )
 
 
 def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: bool = False) -> None:
     """Import the user's script, which registers its data sets.
 
-    The script finds what it would find if it were run: its command line in ``sys.argv`` and its own folder first in
-    ``sys.path``. A module finds the current folder there instead. It also has its package, so relative imports work.
+    ``sys.argv`` and ``sys.path`` are set as for a script that is run: ``sys.path`` begins with the script's folder, or
+    with the current folder for a module. A module also gets its package, so relative imports work.
 
     Args:
         script: Path of the script, or the name of a module.
@@ -43,7 +41,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
         ConfigError: The script does not exist, registers no data set, or registers one wrongly.
         ChildFailedError: The script raises anything else. The error has the end of the traceback.
     """
-    # Set up what the script expects to find when it is run.
+    # Set up the process as if the script were run.
     path = str(find_script(script, is_module=is_module, host=host))
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path.cwd() if is_module else Path(path).resolve().parent)
@@ -74,7 +72,7 @@ def load_script(script: str, arguments: Sequence[str], *, host: str, is_module: 
             "\n  If it calls hetero.tf.distribute: launch with --data-service tf." if "hetero.tf" in sys.modules else ""
         )
         raise ConfigError(
-            f"the script {script!r} registers no data set; data hosts can serve only what a function with "
+            f"the script {script!r} registers no data set. Data hosts serve only data sets that a function with "
             f"@hetero.dataset at the top level of the script builds{hint}"
         )
 

@@ -1,7 +1,8 @@
-"""The answers of an endpoint: Prepare, Describe and Attend over gRPC, batches over separate connections.
+"""Answers the readers of an endpoint: Prepare, Describe and Attend over gRPC, batches over separate connections.
 
-Handler threads parse, wait and send. Only `Compute` runs the user's code. While a handler thread sends one batch,
-`Compute` computes the next. Waits are bounded and check whether the caller has left, which frees the thread.
+Handler threads parse requests, wait for `Compute`, and send answers. Only `Compute` runs the user's code. While a
+handler thread sends one batch, `Compute` computes the next. A thread that waits checks every half second whether the
+caller has left, and then stops waiting.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from google.protobuf.message import Message
 from hetero.batches.build import BuiltDataset
 from hetero.batches.failures import dataset_error
 from hetero.batches.fetch import Description, describe, fetch
-from hetero.batches.globals import GlobalsReader
-from hetero.batches.request import BatchRequest
-from hetero.batches.samples import Cancelled
+from hetero.batches.purity.globals import GlobalsReader
+from hetero.batches.request import BatchRequest, Cancelled
 from hetero.batches.skips import Skips
+from hetero.batches.structure.conversion import check_stacked
 from hetero.control.security import Policy
 from hetero.dataplane.endpoint.compute import Compute, Task
-from hetero.dataplane.endpoint.transport import Delivery
+from hetero.dataplane.endpoint.delivery import Delivery
 from hetero.datasets import build, get_factory
 from hetero.errors import ConfigError, DatasetError, ProtocolError, SampleFailure
 from hetero.spec import DatasetSpec
+from hetero.system.fault_injection import Strike, faults_at
 from hetero.system.process import limit_threads
+from hetero.system.text import one_line
 from hetero.wire import framing, requests  # before grpc: channels sets its environment
 from hetero.wire.compression import is_installed
-from hetero.wire.framing import Refusal
-from hetero.wire.limits import PROTOCOL, Limits
+from hetero.wire.faults import Fault
+from hetero.wire.limits import PROTOCOL, SERVICE, Limits
 from hetero.wire.messages import parse
 from hetero.wire.proto import data_pb2 as pb
-from hetero.wire.tls import Tls
+from hetero.wire.transports.interface import Transport
 
 import grpc  # isort: skip
 
-__all__ = ["DATA_POLICIES", "SERVICE", "DataService"]
-
-SERVICE = "hetero.v1.Data"
+__all__ = ["DATA_POLICIES", "DataServicer"]
 
 DATA_POLICIES: Mapping[str, Policy] = {
     f"/{SERVICE}/Prepare": Policy.TOKEN,
@@ -51,17 +52,17 @@ DATA_POLICIES: Mapping[str, Policy] = {
 }
 
 MAX_DATASETS = 64
-"""Bound of the different specifications that one endpoint keeps built."""
+"""Largest number of data sets that one endpoint keeps."""
 
 _POLL_S = 0.5
-_FIRST = -1  # a priority ahead of all steps
+_FIRST = -1  # runs before all batches, because the priority of a batch is its step, from 0
 _Message = TypeVar("_Message", bound=Message)
 
 logger = logging.getLogger(__name__)
 
 
 class _UnpreparedError(Exception):
-    """The data set is not built here, after a restart for example. The reader prepares it and asks again."""
+    """The data set is not built in this process, for example after a restart. The reader prepares it and asks again."""
 
 
 class _Served:
@@ -71,25 +72,26 @@ class _Served:
         self.build: Task | None = None
         self.built: BuiltDataset | None = None
         self.description: Task | None = None
+        self.num_checked = 0
+        """Largest number of samples in a computed batch. Batches of up to this size need no check in advance."""
         self.globals: dict[str, str] = {}
-        """Digests of the globals that its code reads, taken before any of that code ran here."""
+        """Digests of the globals that the data set's code reads, taken before that code ran in this process."""
 
 
-class DataService:
+class DataServicer:
     """Handlers of the data plane. Thread-safe.
 
     Args:
         compute: Runs the user's code.
         address: Numeric address for the connections that carry batches.
-        max_requests: Bound of the requests in progress at the same time.
+        max_requests: Largest number of requests in progress.
         name: Name of this endpoint, for the user's errors: ``algo-1/0``.
         worker_index: Number of this endpoint on its host, from 0.
         num_workers: Endpoints of this host.
         sample_time_s: Emulated seconds per sample, 0 for real time only.
         limits: Bounds of what is sent and accepted.
-        on_build: Called on the compute thread, with False when the building of a data set begins and with True when it
-            has ended.
-        tls: This host's TLS, None for a job in plaintext.
+        transport: How readers connect for batches.
+        on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
 
     Raises:
         PortError, OSError: As for `Delivery`.
@@ -106,8 +108,8 @@ class DataService:
         num_workers: int,
         sample_time_s: float,
         limits: Limits,
+        transport: Transport,
         on_build: Callable[[bool], None] = lambda has_ended: None,
-        tls: Tls | None = None,
     ) -> None:
         self._compute = compute
         self._name = name
@@ -118,21 +120,25 @@ class DataService:
         self._on_build = on_build
         self._lock = threading.Lock()
         self._served: dict[DatasetSpec, _Served] = {}
-        self.delivery = Delivery(address, self._answer, max_requests=max_requests, tls=tls)
+        self.delivery = Delivery(address, self._answer, max_requests=max_requests, transport=transport)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return the service for ``grpc.server``. Messages stay bytes, so this side handles parsing errors."""
+        """Return the service for ``grpc.server``. Its methods get bytes, so that they handle parsing errors themselves.
+
+        Raises:
+            ConfigError: If `HETERO_FAULTS` is malformed.
+        """
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Prepare": grpc.unary_unary_rpc_method_handler(self._guarded(self._prepare)),
-                "Describe": grpc.unary_unary_rpc_method_handler(self._guarded(self._describe)),
-                "Attend": grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._attend)),
+                "Prepare": grpc.unary_unary_rpc_method_handler(self._guarded(self._prepare, faults_at("Prepare"))),
+                "Describe": grpc.unary_unary_rpc_method_handler(self._guarded(self._describe, faults_at("Describe"))),
+                "Attend": grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._attend, faults_at("Attend"))),
             },
         )
 
     def show_life(self) -> None:
-        """Take and release the lock. Returns only if the service is not stuck."""
+        """Acquire and release the lock. Returns only if the service is not stuck."""
         with self._lock:
             pass
 
@@ -161,8 +167,8 @@ class DataService:
             if served is None:
                 if len(self._served) >= MAX_DATASETS:
                     raise dataset_error(
-                        f"this endpoint holds {MAX_DATASETS} data sets already: every other choice of arguments is one "
-                        "more; register one data set that holds them all, and choose among its samples with a sampler",
+                        f"this endpoint already holds {MAX_DATASETS} data sets, because each choice of arguments makes "
+                        "another one; register one data set with all samples, and choose among them with a sampler",
                         dataset=spec.name,
                         host=self._name,
                         stage="build",
@@ -191,11 +197,7 @@ class DataService:
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.DescribeRequest, data)
-        try:
-            served, built = self._find(requests.spec_from_proto(request.dataset))
-        except _UnpreparedError as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-            raise AssertionError("abort raises") from error
+        served, built = self._find(requests.spec_from_proto(request.dataset))
         with self._lock:
             if served.description is None:
                 served.description = self._compute.submit(_FIRST, lambda _task: describe(built, host=self._name))
@@ -220,21 +222,21 @@ class DataService:
         with self._lock:
             served = self._served.get(spec)
         if served is None or served.built is None:
-            raise _UnpreparedError("the data set is not prepared here")
+            raise _UnpreparedError("the data set is not built here")
         return served, served.built
 
     def _attend(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         _parse(pb.AttendRequest, data)
-        ticket = self.delivery.admit()
+        session_token = self.delivery.admit()
         try:
             ended = threading.Event()
             if not context.add_callback(ended.set):
                 return
-            yield pb.AttendReply(port=self.delivery.port, ticket=ticket).SerializeToString()
+            yield pb.AttendReply(port=self.delivery.port, ticket=session_token).SerializeToString()
             while not ended.wait(_POLL_S) and not self.delivery.is_stopped:
                 pass
         finally:
-            self.delivery.dismiss(ticket)
+            self.delivery.dismiss(session_token)
 
     # Batches
 
@@ -244,22 +246,18 @@ class DataService:
             return self._fetch(data, has_left)
         except DatasetError as error:
             return framing.encode_failure(_record(error), request=data)
-        except _UnpreparedError as error:
-            return framing.encode_refusal(Refusal.UNPREPARED, str(error), request=data)
-        except (ProtocolError, ConfigError) as error:
-            return framing.encode_refusal(Refusal.MALFORMED, _one_line(error), request=data)
         except BaseException as error:  # noqa: BLE001 - a broken answer must not end the connection's thread
-            return framing.encode_refusal(Refusal.BROKEN, self._log_incident(error), request=data)
+            return framing.encode_refusal(*self._explain(error), request=data)
 
     def _fetch(self, data: bytes, has_left: Callable[[], bool]) -> framing.EncodedBatch | None:
         message = requests.parse_request(data)
         request = requests.from_proto(message, self._limits)
-        _, built = self._find(request.spec)
+        served, built = self._find(request.spec)
         limits = self._limits.within(message.max_batch_bytes)
         task = self._compute.submit(
             request.step,
-            functools.partial(self._compute_batch, built, request, data, limits),
-            emulated_s=self._sample_time_s * len(request.indices),
+            functools.partial(self._compute_batch, served, built, request, data, limits),
+            emulated_s=self._sample_time_s * request.work.num_samples,
             is_abandoned=has_left,
         )
         if not _wait(task, has_left):
@@ -274,29 +272,37 @@ class DataService:
         if not isinstance(found, framing.EncodedBatch):
             batch, skips = found
             found = self._encode(batch, request, data, limits, skips, copy=False)
-        # Without the package the batch is sent uncompressed. The answer says this, and the reader warns. Every batch is
-        # the same either way, and a job that runs slower than it could is better than a job that does not run.
+        # If the package is not installed here, the batch is sent uncompressed, and the reader logs a warning. The batch
+        # is the same, and a slower job is better than a job that does not run.
         if request.compression is not None and is_installed(request.compression):
             found.compress(request.compression)
         return found
 
     def _compute_batch(
-        self, built: BuiltDataset, request: BatchRequest, data: bytes, limits: Limits, task: Task
+        self, served: _Served, built: BuiltDataset, request: BatchRequest, data: bytes, limits: Limits, task: Task
     ) -> framing.EncodedBatch | tuple[Any, Skips | None]:
-        """Return the encoded batch. If its memory is new, return the batch and its skips, to be encoded elsewhere."""
-        told: list[Skips] = []
+        """Compute a batch. Return it encoded, or, if its memory is new, return it unencoded together with its skips."""
+        skipped: list[Skips] = []
+        # Refuse a batch over the limit before all of it is computed. Batches of the same or a smaller number of samples
+        # are not checked again here, to save time.
+        num_samples, on_first = request.work.num_samples, None
+        if num_samples > served.num_checked and built.makes_new_memory(collate=request.collate):
+            on_first = functools.partial(self._check_first, num_samples, request, limits)
         try:
-            batch = fetch(built, request, host=self._name, cancelled=task.is_cancelled, on_skips=told.append)
-            skips = told[0] if told else None
-            # A handler thread can encode and send new memory while the next batch is computed. But the user's own code
-            # may return a buffer that it fills again for the next batch.
+            batch = fetch(
+                built, request, host=self._name, cancelled=task.is_cancelled, on_skips=skipped.append, on_first=on_first
+            )
+            served.num_checked = max(served.num_checked, num_samples)
+            skips = skipped[0] if skipped else None
+            # If the batch is in new memory, a handler thread can encode it while the next batch is computed. Otherwise
+            # it may be in a buffer that the user's code fills again for the next batch.
             if built.makes_new_memory(collate=request.collate):
                 return batch, skips
             return self._encode(batch, request, data, limits, skips, copy=True)
         except (DatasetError, Cancelled):
             raise
         except BaseException as error:
-            # For example sys.exit() in a transform. It is the user's failure, and must not end the endpoint.
+            # A transform may call sys.exit(), for example. This is the user's failure, and must not end the endpoint.
             raise dataset_error(error, dataset=request.spec.name, host=self._name, stage="sample") from error
 
     def _encode(
@@ -324,14 +330,25 @@ class DataService:
                 request=data,
             )
         except ConfigError as error:
-            failed = dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
-            raise failed from error
+            raise self._unsendable(error, request) from error
 
-    # The only place that turns this side's exceptions into gRPC statuses
+    def _check_first(self, num_samples: int, request: BatchRequest, limits: Limits, sample: Any) -> None:
+        try:
+            check_stacked(sample, num_samples, limits)
+        except ConfigError as error:
+            raise self._unsendable(error, request) from error
 
-    def _guarded(self, method: Callable[..., bytes]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def _unsendable(self, error: ConfigError, request: BatchRequest) -> DatasetError:
+        return dataset_error(str(error), dataset=request.spec.name, host=self._name, stage="encode")
+
+    # Conversion of exceptions to gRPC statuses, done nowhere else
+
+    def _guarded(
+        self, method: Callable[..., bytes], strike: Strike | None
+    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         def guarded(data: bytes, context: grpc.ServicerContext) -> bytes:
             try:
+                _fail_on_purpose(strike, context)
                 return method(data, context)
             except Exception as error:  # noqa: BLE001
                 self._translate(error, context)
@@ -339,10 +356,11 @@ class DataService:
         return guarded
 
     def _guarded_stream(
-        self, method: Callable[..., Iterator[bytes]]
+        self, method: Callable[..., Iterator[bytes]], strike: Strike | None
     ) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
         def guarded(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
             try:
+                _fail_on_purpose(strike, context)
                 yield from method(data, context)
             except Exception as error:  # noqa: BLE001
                 self._translate(error, context)
@@ -351,17 +369,30 @@ class DataService:
 
     def _translate(self, error: Exception, context: grpc.ServicerContext) -> NoReturn:
         if context.code() is not None or not context.is_active():  # type: ignore[attr-defined]
-            raise error  # it is the abort of a handler, or the caller has left
-        if isinstance(error, ProtocolError | ConfigError):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, _one_line(error))
-        context.abort(grpc.StatusCode.INTERNAL, self._log_incident(error))
+            raise error  # a handler has aborted the call, or the caller has left
+        fault, details = self._explain(error)
+        context.abort(grpc.StatusCode[fault.value.statuses[0]], details)
         raise AssertionError("abort raises")
 
+    def _explain(self, error: BaseException) -> tuple[Fault, str]:
+        """Return the fault and the text that the reader gets for an exception of this process."""
+        if isinstance(error, _UnpreparedError):
+            return Fault.UNPREPARED, str(error)
+        if isinstance(error, ProtocolError | ConfigError):
+            return Fault.MALFORMED, one_line(str(error), 500)
+        return Fault.BROKEN, self._log_incident(error)
+
     def _log_incident(self, error: BaseException) -> str:
-        """Log an unexpected error. Return the text that the other side may see."""
+        """Log an unexpected error. Return a text for the reader, without the error's details."""
         incident = secrets.token_hex(4)
         logger.error("internal error %s", incident, exc_info=error)
         return f"internal error {incident}, see the log of {self._name}"
+
+
+def _fail_on_purpose(strike: Strike | None, context: grpc.ServicerContext) -> None:
+    """Abort the call if a fault for tests strikes it."""
+    if strike is not None and strike() is not None:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "on purpose")
 
 
 def _record(error: DatasetError) -> SampleFailure:
@@ -377,17 +408,13 @@ def _wait(task: Task, has_left: Callable[[], bool]) -> bool:
 
 
 def _parse(kind: type[_Message], data: bytes) -> _Message:
-    """Return the message.
+    """Parse a message and check its protocol version.
 
     Raises:
-        ProtocolError: The bytes are not such a message, or the protocol version differs.
+        ProtocolError: The bytes are not such a message, or the version differs.
     """
     message = parse(kind, data)
     protocol = message.protocol  # type: ignore[attr-defined]
     if protocol != PROTOCOL:
-        raise ProtocolError(f"data plane protocol {protocol} was asked for, this endpoint has {PROTOCOL}")
+        raise ProtocolError(f"the request has data plane protocol {protocol}, this endpoint has {PROTOCOL}")
     return message
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]

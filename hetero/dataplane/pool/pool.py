@@ -1,8 +1,8 @@
 """Starts, watches, restarts and stops a host's endpoints. Runs in the launcher.
 
-This process imports neither torch nor the user's script. `hetero.dataplane.endpoint.fork_server` does that in another
-process. One thread runs everything. It starts the fork server, whose parent-death signal is bound to that thread. It
-reads events and the output of all processes, and restarts crashed processes.
+The launcher imports neither torch nor the user's script. The fork server (`hetero.dataplane.endpoint.fork_server`), a
+child process, imports them. One thread does the pool's work. It starts the fork server, which ends with this thread
+(parent-death signal), reads events and the output of all processes, and restarts crashed processes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetero.control.directory import BATCHES, EndpointRecord
-from hetero.dataplane.pool.liveness import Beats
-from hetero.dataplane.pool.output import Outputs
-from hetero.dataplane.pool.restarts import RestartBudget, backoff_s
-from hetero.dataplane.pool.slot import Slot
-from hetero.dataplane.pool.spawn import Forker, ForkerProcess, PoolOptions, failure_from_event
+from hetero.dataplane.pool.slot import Liveness, RestartBudget, Slot, backoff_s
+from hetero.dataplane.pool.spawn import ForkServer, Outputs, PoolOptions, ProcessStarter, failure_from_event
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError
 from hetero.system.process import describe_exit_status, wait_gone
+from hetero.system.text import counted
 from hetero.wire.channels import join_address
 
 __all__ = ["EndpointPool", "PoolOptions"]
@@ -34,7 +32,7 @@ __all__ = ["EndpointPool", "PoolOptions"]
 _LAST_LINES = 20
 _TICK_S = 0.5
 _RETURN_STABLE_TIMES = 60
-"""One restart is given back after this many ``stable_s`` without a crash, an hour by default."""
+"""A restart is given back after this many times ``stable_s`` without a crash, an hour by default."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +42,8 @@ class EndpointPool:
 
     Args:
         options: The pool's settings.
-        on_change: Called with the endpoints that serve, whenever they change. Called from the pool's thread.
-        on_line: Called with process name and line for everything that the processes print, from the pool's thread.
+        on_change: Called from the pool's thread with the endpoints that serve, whenever they change.
+        on_line: Called from the pool's thread with a process's name and a line that the process printed.
     """
 
     def __init__(
@@ -55,11 +53,12 @@ class EndpointPool:
         on_line: Callable[[str, str], None] | None = None,
     ) -> None:
         self._options = options
+        self._host = options.endpoint.host
         self._on_change = on_change
         self._on_line = on_line or (lambda name, text: logger.info("%s: %s", name, text))
         self._slots = [
-            Slot(index, f"{options.host}/{self._word(index)}", self._make_beats)
-            for index in range(options.num_endpoints)
+            Slot(index, f"{options.endpoint.host}/{self._word(index)}", self._make_liveness)
+            for index in range(options.endpoint.num_endpoints)
         ]
         self._published: tuple[EndpointRecord, ...] = ()
         self._changed = threading.Condition()
@@ -72,16 +71,16 @@ class EndpointPool:
         self._stop_grace_s: float | None = None
         self._wake_read, self._wake_write = -1, -1
         self._thread: threading.Thread | None = None
-        # The fields below are touched by the pool's thread only.
-        self._forker: Forker | None = None
-        self._forker_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._num_forker_crashes = 0
-        self._forker_start_at_s: float | None = 0.0
-        self._forker_awaits_restart = False
+        # Only the pool's thread uses the fields below.
+        self._starter: ProcessStarter | None = None
+        self._starter_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._num_starter_crashes = 0
+        self._starter_start_at_s: float | None = 0.0
+        self._starter_awaits_restart = False
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, self._on_line)
 
-    # The caller's side
+    # For other threads
 
     def start(self) -> None:
         """Start the processes. Does not wait for them: see `wait_ready`."""
@@ -93,10 +92,10 @@ class EndpointPool:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Block until every endpoint serves. Return False if the time is over first.
+        """Block until every endpoint serves, at most ``timeout_s`` seconds. Return whether all serve.
 
         Raises:
-            HeteroError: The `failure`, if the pool has given up.
+            HeteroError: The pool has given up. The error is `failure`.
         """
         with self._changed:
             self._changed.wait_for(
@@ -108,7 +107,7 @@ class EndpointPool:
 
     @property
     def failure(self) -> HeteroError | None:
-        """The reason that the pool has given up, None while it has not."""
+        """The error that made the pool give up, None if it has not given up."""
         with self._changed:
             return self._failure
 
@@ -137,7 +136,7 @@ class EndpointPool:
             return tuple(slot.pid for slot in self._slots if slot.pid)
 
     def statistics(self) -> dict[str, float]:
-        """Return sums of `hetero.dataplane.statistics.EndpointStatistics` over all processes, including ended ones."""
+        """Return sums of the endpoints' `EndpointStatistics` over all processes, including ended ones."""
         total: dict[str, float] = {}
         with self._changed:
             for slot in self._slots:
@@ -158,22 +157,22 @@ class EndpointPool:
         }
 
     def describe(self) -> str:
-        """Return in words what this host is to serve."""
-        return f"{self._options.num_endpoints} endpoints"
+        """Return what this host serves once it is ready, for example ``2 endpoints``."""
+        return counted(self._options.endpoint.num_endpoints, "endpoint")
 
     def follow(self, records: Sequence[EndpointRecord]) -> None:
-        """Record which endpoints serve in the job, on this host and others."""
+        """Receive the endpoints that serve in the job, on all hosts. This class does not need them."""
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Take the endpoints out of the directory, let them finish, and end every process. Blocks. Idempotent.
+        """Remove the endpoints from the directory, let them finish, and end every process. Blocks. Idempotent.
 
         Args:
-            grace_s: Seconds for calls in flight, ``options.grace_s`` by default. 0 kills at once.
+            grace_s: Seconds for calls in flight, ``options.endpoint.grace_s`` by default. 0 kills at once.
         """
         if self._thread is None:
             return
         with self._changed:
-            self._stop_grace_s = self._options.grace_s if grace_s is None else grace_s
+            self._stop_grace_s = self._options.endpoint.grace_s if grace_s is None else grace_s
         self._wake()
         self._thread.join(self._stop_grace_s + 15.0)
 
@@ -185,7 +184,7 @@ class EndpointPool:
         self.stop()
 
     def _wake(self) -> None:
-        with self._changed, contextlib.suppress(BlockingIOError):  # the pipe is full: the thread has yet to read it
+        with self._changed, contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread wakes anyway
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"w")
 
@@ -198,11 +197,11 @@ class EndpointPool:
         return BATCHES
 
     def _may_start(self, slot: Slot) -> bool:
-        """Return whether everything that the slot's process needs is there."""
+        """Return whether the slot's process can start now."""
         return True
 
-    def _make_forker(self, output: int) -> Forker:
-        return ForkerProcess(self._options, output)
+    def _make_starter(self, output: int) -> ProcessStarter:
+        return ForkServer(self._options, output)
 
     # The pool's thread
 
@@ -216,7 +215,7 @@ class EndpointPool:
             logger.exception("the endpoint pool failed")
             self._fail(error if isinstance(error, HeteroError) else HeteroError(f"the endpoint pool failed: {error}"))
         finally:
-            self._drop_forker()
+            self._drop_starter()
             self._outputs.close()
             with self._changed:
                 self._selector.close()
@@ -227,59 +226,61 @@ class EndpointPool:
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for events and handle them."""
-        begin_s = time.monotonic()  # before reading: if this process was suspended, beats have arrived meanwhile
+        # Take the time before reading. If this process is suspended after it has read, the beats that were sent since
+        # are still unread, and must not count as missing.
+        begin_s = time.monotonic()
         for key, _ in self._selector.select(timeout_s):
             if key.data == "wake":
                 os.read(self._wake_read, 64)
-            elif key.data == "forker":
-                if self._forker is not None:
-                    self._take_events(self._forker)
+            elif key.data == "starter":
+                if self._starter is not None:
+                    self._take_events(self._starter)
             else:
                 self._outputs.read(key.data)
         if self._stop_grace_s is None:
             for slot in self._slots:
-                slot.check_beats(begin_s)
-        status = None if self._forker is None else self._forker.poll()
+                slot.check_liveness(begin_s)
+        status = None if self._starter is None else self._starter.poll()
         if status is not None:
-            self._on_forker_exit(status)
+            self._on_starter_exit(status)
 
     def _start_what_is_due(self) -> None:
         now_s = time.monotonic()
-        if self._forker is None:
-            # Start over if a restart has been given back.
-            if self._forker_awaits_restart and self._may_restart():
-                self._forker_awaits_restart, self._forker_start_at_s = False, now_s
-                logger.warning("%s starts over: a restart has been given back", self._options.host)
-            if self._forker_start_at_s is not None and now_s >= self._forker_start_at_s:
-                self._forker_start_at_s = None
-                with self._outputs.open(f"{self._options.host}/script", self._forker_lines) as write_end:
-                    self._forker = self._make_forker(write_end)
-                self._selector.register(self._forker, selectors.EVENT_READ, "forker")
-        elif self._forker.loaded_s is not None:
+        if self._starter is None:
+            # Start the fork server again if a restart has been given back.
+            if self._starter_awaits_restart and self._may_restart():
+                self._starter_awaits_restart, self._starter_start_at_s = False, now_s
+                logger.warning("%s starts its endpoints again, because a restart was given back", self._host)
+            if self._starter_start_at_s is not None and now_s >= self._starter_start_at_s:
+                self._starter_start_at_s = None
+                with self._outputs.open(f"{self._host}/script", self._starter_lines) as write_end:
+                    self._starter = self._make_starter(write_end)
+                self._selector.register(self._starter, selectors.EVENT_READ, "starter")
+        elif self._starter.loaded_s is not None:
             for slot in self._slots:
                 if slot.awaits_restart and self._may_restart():
                     slot.awaits_restart, slot.start_at_s = False, now_s
-                    logger.warning("endpoint %s is started again: a restart has been given back", slot.name)
+                    logger.warning("endpoint %s is started again, because a restart was given back", slot.name)
                 if slot.start_at_s is not None and now_s >= slot.start_at_s and self._may_start(slot):
                     slot.begin(f"{self._launch}-{secrets.token_hex(16)}")
                     with self._outputs.open(slot.name, slot.last_lines) as write_end:
-                        self._forker.start_endpoint(slot.index, slot.incarnation, write_end)
+                        self._starter.start_endpoint(slot.index, slot.incarnation, write_end)
 
-    def _take_events(self, forker: Forker) -> None:
-        for event in forker.events():
+    def _take_events(self, starter: ProcessStarter) -> None:
+        for event in starter.events():
             if event is not None:
-                self._on_event(forker, event)
-            elif self._is_registered(forker):
-                self._selector.unregister(forker)  # it stays readable for ever, and `poll` reports its exit
+                self._on_event(starter, event)
+            elif self._is_registered(starter):
+                self._selector.unregister(starter)  # its descriptor would stay readable, and `poll` reports the exit
 
-    def _is_registered(self, forker: Forker) -> bool:
-        return forker.fileno() in self._selector.get_map()
+    def _is_registered(self, starter: ProcessStarter) -> bool:
+        return starter.fileno() in self._selector.get_map()
 
-    def _on_event(self, forker: Forker, event: dict[str, Any]) -> None:
+    def _on_event(self, starter: ProcessStarter, event: dict[str, Any]) -> None:
         kind = event.pop("event")
         if kind == "loaded":
-            forker.loaded_s = time.monotonic()
-            logger.debug("%s has imported the script, endpoints by %s", self._options.host, event["mode"])
+            starter.loaded_s = time.monotonic()
+            logger.debug("%s has imported the script, endpoints by %s", self._host, event["mode"])
             return
         if kind == "failed":
             self._fail(failure_from_event(event))
@@ -292,16 +293,16 @@ class EndpointPool:
         elif kind == "statistics":
             with self._changed:
                 slot.statistics = {name: event[name] for name in event if name not in ("index", "incarnation")}
-            slot.beats.beat(time.monotonic())
+            slot.liveness.beat(time.monotonic())
         elif kind == "build":
-            slot.beats.build(time.monotonic(), has_ended=event["has_ended"])
+            slot.liveness.build(time.monotonic(), has_ended=event["has_ended"])
         elif kind == "exited":
             self._on_exit(slot, event["status"])
 
     def _on_ready(self, slot: Slot, pid: int, port: int) -> None:
-        options = self._options
+        options = self._options.endpoint
         slot.ready_s = time.monotonic()
-        slot.beats.beat(slot.ready_s)
+        slot.liveness.beat(slot.ready_s)
         with self._changed:
             slot.pid = pid
         slot.record = EndpointRecord(
@@ -322,11 +323,11 @@ class EndpointPool:
         if self._failure is not None or self._stop_grace_s is not None:
             return
         explanation = describe_exit_status(status)
-        if (stuck_for_s := slot.beats.stuck_for_s) is not None:
+        if (stuck_for_s := slot.liveness.stuck_for_s) is not None:
             explanation = f"was stuck for {stuck_for_s:.0f} s and was killed"
             with self._changed:
                 self._num_stuck += 1
-        # No restart is left: give up, or wait for the next one.
+        # If no restart is left, give up or wait for the next one.
         if not self._may_restart():
             is_last = not any(other.is_started or other.start_at_s is not None for other in self._slots)
             if is_last and not self._may_wait():
@@ -345,13 +346,13 @@ class EndpointPool:
         slot.start_at_s = time.monotonic() + wait_s
         logger.warning("endpoint %s %s; starting it again in %.1f s", slot.name, explanation, wait_s)
 
-    def _on_forker_exit(self, status: int) -> None:
-        """Handle the end of the fork server, with which all endpoints here ended. Start over, or give up."""
-        if self._forker is not None:
-            self._take_events(self._forker)  # the last ones
-            if self._is_stable(self._forker.loaded_s):
-                self._num_forker_crashes = 0
-        self._drop_forker()
+    def _on_starter_exit(self, status: int) -> None:
+        """Plan a restart of the fork server, which has ended with all endpoints of this host, or give up."""
+        if self._starter is not None:
+            self._take_events(self._starter)  # the events that it sent before it ended
+            if self._is_stable(self._starter.loaded_s):
+                self._num_starter_crashes = 0
+        self._drop_starter()
         for slot in self._slots:
             self._retire(slot)
             slot.awaits_restart, slot.start_at_s = False, 0.0
@@ -359,20 +360,25 @@ class EndpointPool:
         if self._failure is not None or self._stop_grace_s is not None:
             return
         explanation = describe_exit_status(status)
-        # No restart is left: give up, or wait for the next one.
+        # If no restart is left, give up or wait for the next one.
         if not self._may_restart():
-            name = f"the process that imports {self._options.script!r}"
+            name = f"the process that imports {self._options.endpoint.script!r}"
             if not self._may_wait():
-                self._give_up(name, status, explanation, self._forker_lines)
+                self._give_up(name, status, explanation, self._starter_lines)
             else:
-                self._forker_awaits_restart = True
+                self._starter_awaits_restart = True
                 when = self._budget.next_in_words(time.monotonic())
                 logger.error("%s %s; no restarts are left%s", name, explanation, when)
             return
-        self._num_forker_crashes += 1
-        wait_s = backoff_s(self._num_forker_crashes)
-        self._forker_start_at_s = time.monotonic() + wait_s
-        logger.warning("endpoints of %s: forker %s; starting over in %.1f s", self._options.host, explanation, wait_s)
+        self._num_starter_crashes += 1
+        wait_s = backoff_s(self._num_starter_crashes)
+        self._starter_start_at_s = time.monotonic() + wait_s
+        logger.warning(
+            "endpoints of %s: the fork server %s; starting all again in %.1f s",
+            self._host,
+            explanation,
+            wait_s,
+        )
 
     def _may_restart(self) -> bool:
         if not self._budget.take(time.monotonic()):
@@ -382,7 +388,7 @@ class EndpointPool:
         return True
 
     def _may_wait(self) -> bool:
-        """Return whether this host may be without any endpoint until a restart is given back."""
+        """Return whether this host may wait without endpoints until a restart is given back."""
         return self._has_served and not self._options.gives_up and self._budget.next_s < math.inf
 
     def _is_stable(self, since_s: float | None) -> bool:
@@ -395,8 +401,8 @@ class EndpointPool:
         with self._changed:
             slot.retire()
 
-    def _make_beats(self) -> Beats:
-        return Beats(bound_s=self._options.stuck_s, build_bound_s=self._options.prepare_timeout_s)
+    def _make_liveness(self) -> Liveness:
+        return Liveness(bound_s=self._options.stuck_s, build_bound_s=self._options.prepare_timeout_s)
 
     def _publish(self) -> None:
         records = tuple(slot.record for slot in self._slots if slot.record is not None)
@@ -419,34 +425,34 @@ class EndpointPool:
 
     def _fail(self, error: HeteroError) -> None:
         if self._failure is None:
-            logger.error("the endpoints of %s are given up: %s", self._options.host, error)
+            logger.error("hetero gives up the endpoints of %s: %s", self._host, error)
         with self._changed:
             if self._failure is None:
                 self._failure = error
-            self._forker_awaits_restart = False
-            self._forker_start_at_s = None
+            self._starter_awaits_restart = False
+            self._starter_start_at_s = None
             for slot in self._slots:
                 slot.awaits_restart, slot.start_at_s = False, None
             self._changed.notify_all()
 
     def _shut_down(self, grace_s: float) -> None:
-        self._publish()  # takes the endpoints out of the directory: readers go elsewhere while calls in flight end
-        if self._forker is None:
+        self._publish()  # removes the endpoints from the directory, so that readers send no more requests
+        if self._starter is None:
             return
-        self._forker.stop(grace_s)
+        self._starter.stop(grace_s)
         deadline_s = time.monotonic() + grace_s + 3.0
         while self._is_running() and time.monotonic() < deadline_s:
             self._turn(0.1)
 
     def _is_running(self) -> bool:
-        return self._forker is not None
+        return self._starter is not None
 
-    def _drop_forker(self) -> None:
+    def _drop_starter(self) -> None:
         """End the fork server if it lives, and wait until its children are gone."""
-        if self._forker is None:
+        if self._starter is None:
             return
-        if self._is_registered(self._forker):
-            self._selector.unregister(self._forker)
-        self._forker.end()
-        self._forker = None
+        if self._is_registered(self._starter):
+            self._selector.unregister(self._starter)
+        self._starter.end()
+        self._starter = None
         wait_gone([slot.pid for slot in self._slots if slot.pid], timeout_s=2.0)

@@ -1,34 +1,51 @@
-"""The place of one endpoint in its host's pool. Its process changes with every restart."""
+"""One endpoint of a pool across restarts: its processes, whether they make progress, and when they restart.
+
+`Liveness`, `RestartBudget` and `backoff_s` are pure. Their caller passes the time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
+import math
 import os
 import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hetero.control.directory import EndpointRecord
-from hetero.dataplane.pool.liveness import Beats, Verdict, is_suspended
 
-__all__ = ["Slot"]
+__all__ = ["Action", "Liveness", "RestartBudget", "Slot", "backoff_s", "is_suspended"]
 
+DUMP_S = 1.0
+"""Seconds from the request for a stack dump to the kill."""
 _LAST_LINES = 20
+_FIRST_BACKOFF_S = 0.2
+_MAX_BACKOFF_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Slot:
-    """One endpoint through all its processes. For the pool's thread."""
+    """One endpoint of the pool, which has one process after another. For use by the pool's thread.
+
+    States and transitions:
+
+        planned (``start_at_s``)        --the time has come--> started (`begin`)
+        started (``is_started``)        --the process reports its port--> serving (``record``)
+        started, serving                --the process ends--> `retire`, then planned or waiting
+        waiting (``awaits_restart``)    --a restart is given back--> planned
+    """
 
     index: int
     name: str
-    make_beats: Callable[[], Beats]
-    """Makes the `Beats` of each new process."""
-    beats: Beats = field(init=False)
+    make_liveness: Callable[[], Liveness]
+    """Makes the `Liveness` of each new process."""
+    liveness: Liveness = field(init=False)
     incarnation: str = ""
     pid: int = 0
     record: EndpointRecord | None = None
@@ -37,9 +54,9 @@ class Slot:
     start_at_s: float | None = 0.0
     """Time to start a process. None if there is a process, or if none is planned."""
     awaits_restart: bool = False
-    """Whether its process ended when no restart was left. It gets the next restart that is given back."""
+    """Whether the process ended when no restart was left. The endpoint waits until the budget gives one back."""
     ready_s: float | None = None
-    """Monotonic time when it began to serve, None if it does not serve."""
+    """Monotonic time when the process began to serve, None if there is none or it does not serve yet."""
     num_starts: int = 0
     """Processes started so far."""
     num_crashes: int = 0
@@ -49,7 +66,7 @@ class Slot:
     past_statistics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.beats = self.make_beats()
+        self.liveness = self.make_liveness()
 
     def begin(self, incarnation: str) -> None:
         """Record that a new process is being started."""
@@ -57,7 +74,7 @@ class Slot:
         self.is_started = True
         self.num_starts += 1
         self.incarnation = incarnation
-        self.beats = self.make_beats()
+        self.liveness = self.make_liveness()
 
     def retire(self) -> None:
         """Record that the process has ended."""
@@ -69,25 +86,171 @@ class Slot:
             self.past_statistics[name] = self.past_statistics.get(name, 0) + value
         self.statistics = {}
 
-    def check_beats(self, now_s: float) -> None:
-        """Make a stuck process write its stacks to the log, then kill it. It is restarted like a crashed one.
+    def check_liveness(self, now_s: float) -> None:
+        """Make a stuck process write its stacks to the log, then kill it. The pool restarts it like a crashed one.
 
         Args:
-            now_s: Monotonic seconds, read before the latest beats were.
+            now_s: Monotonic seconds, taken before the latest beats were recorded.
         """
         if not self.pid:
             return
-        suspended = self.beats.is_late(now_s) and is_suspended(self.pid)
-        verdict = self.beats.verdict(now_s, suspended=suspended)
-        age_s = self.beats.age_s(now_s)
-        if verdict is Verdict.SUSPENDED:
-            logger.warning("endpoint %s (process %d) is suspended; it is left so", self.name, self.pid)
-        elif verdict is Verdict.DUMP:
-            logger.error("endpoint %s has been stuck for %.0f s; its stacks, then its end:", self.name, age_s)
+        suspended = self.liveness.is_late(now_s) and is_suspended(self.pid)
+        action = self.liveness.next_action(now_s, suspended=suspended)
+        age_s = self.liveness.age_s(now_s)
+        if action is Action.LOG_SUSPENDED:
+            logger.warning(
+                "endpoint %s (process %d) is suspended. hetero does not kill it. SIGCONT continues it",
+                self.name,
+                self.pid,
+            )
+        elif action is Action.DUMP:
+            logger.error(
+                "endpoint %s has made no progress for %.0f s and is killed after it has printed its stacks:",
+                self.name,
+                age_s,
+            )
             self._signal(signal.SIGUSR1)
-        elif verdict is Verdict.KILL:
+        elif action is Action.KILL:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+
+class Action(enum.Enum):
+    """What to do about an endpoint."""
+
+    NOTHING = enum.auto()
+    LOG_SUSPENDED = enum.auto()
+    """Log that the process has been suspended for longer than the bound."""
+    DUMP = enum.auto()
+    """Make the process write its stacks."""
+    KILL = enum.auto()
+
+
+class Liveness:
+    """Whether one endpoint process makes progress. Distinguishes a stuck process from a busy or a suspended one.
+
+    The process sends a beat every second, for which it needs the interpreter lock and the service's lock. If one of its
+    threads holds either for ever, it sends no beats, even if its connections still work. A suspended process (SIGSTOP)
+    is not killed, because it may be continued, and its readers use other endpoints meanwhile.
+
+    States and transitions:
+
+        not watched --first beat--> alive
+        alive       --SIGSTOP or a debugger--> suspended (logged once after the bound)
+        suspended   --continued, or a beat--> alive, with the whole bound again
+        alive       --no beat for longer than the bound--> dumped (the process writes its stacks)
+        dumped      --after `DUMP_S`--> killed
+
+    Args:
+        bound_s: Seconds without a beat until the process counts as stuck.
+        build_bound_s: The same during the build of a data set, when libraries that load may block the interpreter.
+    """
+
+    def __init__(self, *, bound_s: float, build_bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._build_bound_s = max(bound_s, build_bound_s)
+        self._beat_s: float | None = None
+        self._num_builds = 0
+        self._dumped_s: float | None = None
+        self._is_suspended = False
+        self._was_logged = False
+        self.stuck_for_s: float | None = None
+        """Age of the last beat when the process was found stuck, None if it never was."""
+
+    def beat(self, now_s: float) -> None:
+        """Record a beat. The process is watched from the first beat on."""
+        self._beat_s = now_s
+        self._is_suspended = self._was_logged = False
+
+    def build(self, now_s: float, *, has_ended: bool) -> None:
+        """Record that the build of a data set begins or has ended."""
+        self._num_builds += -1 if has_ended else 1
+        self.beat(now_s)
+
+    def age_s(self, now_s: float) -> float:
+        """Return the seconds since the last beat, 0 before the first."""
+        return 0.0 if self._beat_s is None else now_s - self._beat_s
+
+    def next_action(self, now_s: float, *, suspended: bool) -> Action:
+        """Return what to do now. Call this a few times a second, and do what it returns."""
+        if self._beat_s is None:
+            return Action.NOTHING
+        if self._dumped_s is not None:
+            return Action.KILL if now_s - self._dumped_s >= DUMP_S else Action.NOTHING
+        if suspended:
+            return self._suspended(now_s)
+        if self._is_suspended:  # the process was just continued, and gets the whole bound again
+            self.beat(now_s)
+        if self.age_s(now_s) <= (self._build_bound_s if self._num_builds else self._bound_s):
+            return Action.NOTHING
+        self.stuck_for_s = self.age_s(now_s)
+        self._dumped_s = now_s
+        return Action.DUMP
+
+    def is_late(self, now_s: float) -> bool:
+        """Return whether the last beat is so old that the caller should check whether the process is suspended."""
+        return self._beat_s is not None and self.age_s(now_s) > self._bound_s / 2
+
+    def _suspended(self, now_s: float) -> Action:
+        self._is_suspended = True
+        if self._was_logged or self.age_s(now_s) <= self._bound_s:
+            return Action.NOTHING
+        self._was_logged = True
+        return Action.LOG_SUSPENDED
+
+
+def is_suspended(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped the process, False if the process does not exist."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+class RestartBudget:
+    """The number of restarts that a host may still make.
+
+    Restarts are given back with time. Otherwise one crash a day would end a host after weeks.
+
+    Args:
+        limit: Restarts in a row, >= 0.
+        return_s: Seconds without a restart until one is given back, > 0.
+    """
+
+    def __init__(self, limit: int, return_s: float) -> None:
+        self._limit = limit
+        self._return_s = return_s
+        self._num_used = 0
+        self._latest_s = 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Use one restart. Return whether one was left.
+
+        Args:
+            now_s: Monotonic seconds.
+        """
+        num_returned = int((now_s - self._latest_s) / self._return_s)
+        self._num_used = max(0, self._num_used - num_returned)
+        if self._num_used >= self._limit:
+            return False
+        self._num_used += 1
+        self._latest_s = now_s
+        return True
+
+    @property
+    def next_s(self) -> float:
+        """Monotonic time when the next restart is given back if none is left, infinite if never."""
+        return self._latest_s + self._return_s if self._limit else math.inf
+
+    def next_in_words(self, now_s: float) -> str:
+        """Return the end of a sentence with the time until the next restart is given back, empty if it never is."""
+        return f", the next one in {self.next_s - now_s:.0f} s" if self.next_s < math.inf else ""
+
+
+def backoff_s(num_crashes: int) -> float:
+    """Return the seconds to wait before a restart: 0.2 after the first crash in a row, then twice as many, up to 10."""
+    return min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_crashes - 1))

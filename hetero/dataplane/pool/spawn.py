@@ -1,26 +1,30 @@
-"""The pool's end of a fork server: its start, commands to it, events from it."""
+"""Starts a fork server for the pool, sends it commands, and reads its events and what its processes print."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import selectors
 import site
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from hetero import errors
 from hetero.control.security import TOKEN_FILE_VARIABLE
+from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.errors import ChildFailedError, ChildFailure, ConfigError, HeteroError
+from hetero.system.line_relay import LineSource
 from hetero.system.process import start_child, thread_limits
-from hetero.wire.limits import Limits
 
-__all__ = ["Forker", "ForkerProcess", "PoolOptions", "child_environment", "failure_from_event"]
+__all__ = ["ForkServer", "Outputs", "PoolOptions", "ProcessStarter", "child_environment", "failure_from_event"]
 
 _MAX_PACKET_BYTES = 128 * 1024
 
@@ -31,74 +35,45 @@ logger = logging.getLogger(__name__)
 class PoolOptions:
     """The settings of one host's pool."""
 
-    script: str
-    """Path of the user's script, or the name of a module."""
-    is_module: bool = False
-    """Whether ``script`` is the name of a module."""
-    script_args: tuple[str, ...] = ()
-    """The script's command line after its name."""
-    host: str
-    """Name of this host."""
-    address: str
-    """Numeric address to bind, never all interfaces."""
-    num_endpoints: int
-    """Number of endpoint processes, >= 1."""
-    job_id: str
-    """Id of this job. Endpoints refuse calls for another job."""
+    endpoint: EndpointOptions
+    """The settings of each endpoint."""
     token_path: str | None = None
-    """File that holds the token, or ``/proc/PID/fd/N`` of a memfd, or None for no authentication."""
+    """Path of the file with the token, ``/proc/PID/fd/N`` for a memfd, None for no authentication."""
     in_own_session: bool = True
     """Whether the endpoints run in a separate session, where signals to the caller's process group do not reach them.
 
-    Supervisors signal whole groups, and a launcher ends endpoints after the ranks. It is False for the endpoints of a
-    rank, which are killed with the rank's group.
+    A launcher needs this, because supervisors signal whole groups, and the launcher ends endpoints after the ranks. It
+    is False for the endpoints of a rank, which must be killed with the rank's group.
     """
-    tls_dir: str | None = None
-    """Folder of certificates (see `hetero.wire.tls.Tls`), None for plaintext."""
-    num_slots: int = 1
-    """Emulated vCPUs per endpoint, >= 1."""
-    sample_time_s: float = 0.0
-    """Emulated seconds for one sample on one vCPU, 0 for real time only."""
-    max_batch_bytes: int = Limits().max_batch_bytes
-    """Largest batch that endpoints send, in bytes, >= 1. A request may set a lower bound, but no higher one."""
     endpoint_restarts: int = 10
-    """Restarts of crashed processes on this host before it gives up, >= 0. One is given back per 60 ``stable_s``."""
+    """Restarts of crashed processes before the host gives up, >= 0. One is given back after 60 times ``stable_s``."""
     gives_up: bool = True
     """Whether the host gives up for good when no endpoint and no restart is left.
 
     Otherwise a host that has served waits for the next restart.
     """
-    grace_s: float = 5.0
-    """Seconds for calls in flight when an endpoint is asked to end."""
     stuck_s: float = 15.0
-    """Seconds without a sign of life until an endpoint is killed and started again."""
+    """Seconds without a sign of life until an endpoint is killed and started again, >= 1."""
     prepare_timeout_s: float = 600.0
     """The same while the endpoint builds a data set."""
     stable_s: float = 60.0
-    """Seconds without a crash until a process counts as stable. Its next crash counts as the first one again."""
-    log_level: str = "INFO"
-    """Level of the endpoints' own logging."""
+    """Seconds without a crash until a process counts as stable, > 0. Its next crash counts as the first one again."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables to add to this process's environment."""
+    """Environment variables of the processes, in addition to those of this process."""
 
     def __post_init__(self) -> None:
         for name, value, bound in (
-            ("num_endpoints", self.num_endpoints, 1),
-            ("num_slots", self.num_slots, 1),
-            ("sample_time_s", self.sample_time_s, 0),
-            ("max_batch_bytes", self.max_batch_bytes, 1),
             ("endpoint_restarts", self.endpoint_restarts, 0),
-            ("grace_s", self.grace_s, 0),
             ("stuck_s", self.stuck_s, 1),
         ):
             if value < bound:
-                raise ConfigError(f"{name} is {value}, expected at least {bound}")
+                raise ConfigError(f"{name} is {value}; expected at least {bound}")
         if self.stable_s <= 0:
-            raise ConfigError(f"stable_s is {self.stable_s}, expected more than 0")
+            raise ConfigError(f"stable_s is {self.stable_s}; expected more than 0")
 
 
-class Forker(Protocol):
-    """Starts and ends the processes of a pool. See `ForkerProcess`."""
+class ProcessStarter(Protocol):
+    """Starts and ends the processes of a pool. See `ForkServer`."""
 
     loaded_s: float | None
 
@@ -121,12 +96,12 @@ class Forker(Protocol):
         """Kill the processes that are left."""
 
 
-class ForkerProcess:
-    """One run of `hetero.dataplane.endpoint.fork_server`. For one thread, with which the process ends.
+class ForkServer:
+    """The process of `hetero.dataplane.endpoint.fork_server`. Use it in one thread, because it ends with that thread.
 
     Args:
         options: The pool's settings.
-        output: Descriptor that the process prints to.
+        output: Descriptor to which the process prints.
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:
@@ -142,38 +117,20 @@ class ForkerProcess:
                 start_new_session=options.in_own_session,
             )
         self.loaded_s: float | None = None
-        """Monotonic time when it had imported the script and began to take commands, None before."""
-        configuration = {
-            "host": options.host,
-            "index": -1,
-            "num_endpoints": options.num_endpoints,
-            "address": options.address,
-            "incarnation": "",
-            "job_id": options.job_id,
-            "tls_dir": options.tls_dir,
-            "num_slots": options.num_slots,
-            "sample_time_s": options.sample_time_s,
-            "max_batch_bytes": options.max_batch_bytes,
-            "grace_s": options.grace_s,
-            "script": options.script,
-            "is_module": options.is_module,
-            "script_args": options.script_args,
-            "log_level": options.log_level,
-            "parent_pid": os.getpid(),
-        }
-        self._send(configuration)
+        """Monotonic time when the fork server had imported the script and accepted commands, None before."""
+        self._send(options.endpoint.to_json())
 
     def fileno(self) -> int:
         """Return the descriptor to select for events."""
         return self._socket.fileno()
 
     def start_endpoint(self, index: int, incarnation: str, output: int) -> None:
-        """Ask it to start one endpoint that prints to ``output``."""
-        self._send({"command": "start", "index": index, "incarnation": incarnation}, output)
+        """Make the fork server start one endpoint that prints to ``output``."""
+        self._command(output, command="start", index=index, incarnation=incarnation)
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end its endpoints and itself."""
-        self._send({"command": "stop", "grace_s": grace_s})
+        """Make the fork server end its endpoints and itself."""
+        self._command(command="stop", grace_s=grace_s)
 
     def events(self) -> Iterator[dict[str, Any] | None]:
         """Yield the events that have arrived. Yield None if no more events can come."""
@@ -189,21 +146,80 @@ class ForkerProcess:
                 return
 
     def poll(self) -> int | None:
-        """Return its exit status, None while it lives."""
+        """Return the fork server's exit status, None while it runs."""
         return self._process.poll()
 
     def end(self) -> None:
-        """Kill it if it lives. The kernel kills its endpoints with it."""
+        """Kill the fork server if it runs. The kernel then kills its endpoints."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
         self._socket.close()
 
-    def _send(self, message: Mapping[str, object], *descriptors: int) -> None:
+    def _command(self, *descriptors: int, **message: object) -> None:
+        self._send(json.dumps(message).encode(), *descriptors)
+
+    def _send(self, packet: bytes, *descriptors: int) -> None:
         try:
-            socket.send_fds(self._socket, [json.dumps(message).encode()], list(descriptors))
+            socket.send_fds(self._socket, [packet], list(descriptors))
         except OSError as error:
-            logger.debug("the forker is gone: %s", error)  # `poll` reports its exit
+            logger.debug("the fork server has ended: %s", error)  # `poll` reports its exit
+
+
+class Outputs:
+    """The output of all processes of a pool. For use by the pool's thread.
+
+    Args:
+        selector: Watches the pipes of the processes, each with its `LineSource` as data.
+        on_line: Called with the name of a process and a line of its output.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, on_line: Callable[[str, str], None]) -> None:
+        self._selector = selector
+        self._on_line = on_line
+        self._open: list[LineSource] = []
+
+    @contextlib.contextmanager
+    def open(self, name: str, last_lines: deque[str]) -> Iterator[int]:
+        """Make a pipe for a process's output. Yield the writing end for the process.
+
+        Args:
+            name: Name of the process.
+            last_lines: Gets the lines too, for the error if the process fails.
+        """
+
+        def on_line(source: str, text: str) -> None:
+            last_lines.append(text)
+            self._on_line(source, text)
+
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        source = LineSource(name, read_end, on_line)
+        self._open.append(source)
+        self._selector.register(read_end, selectors.EVENT_READ, source)
+        try:
+            yield write_end
+        finally:
+            os.close(write_end)  # the process has its own copy
+
+    def read(self, source: LineSource, *, max_reads: int = 1) -> None:
+        """Pass a process's new lines to ``on_line``, and close the output at its end. Ignore a closed output."""
+        if source in self._open and not source.read(max_reads):
+            self._close(source)
+
+    def drain(self, name: str) -> None:
+        """Pass the remaining lines of a process that has ended to ``on_line``."""
+        for source in [each for each in self._open if each.name == name]:
+            self.read(source, max_reads=16)
+
+    def close(self) -> None:
+        """Close all outputs."""
+        for source in list(self._open):
+            self._close(source)
+
+    def _close(self, source: LineSource) -> None:
+        self._selector.unregister(source.descriptor)
+        self._open.remove(source)
+        source.close()
 
 
 def child_environment(options: PoolOptions) -> dict[str, str]:
@@ -216,13 +232,13 @@ def child_environment(options: PoolOptions) -> dict[str, str]:
         environment[TOKEN_FILE_VARIABLE] = options.token_path
     package_parent = str(Path(__file__).resolve().parents[3])
     if package_parent not in {*site.getsitepackages(), site.getusersitepackages()}:
-        # hetero runs from a source tree. The processes must find this very package.
+        # hetero is not installed but runs from a source tree, which the processes must find.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), package_parent]))
     return environment
 
 
 def failure_from_event(event: Mapping[str, Any]) -> HeteroError:
-    """Return the failure that a process reported, as the exception that was raised there."""
+    """Return the exception that a process reported as its failure."""
     if event["child"] is not None:
         return ChildFailedError(ChildFailure(**{**event["child"], "last_lines": tuple(event["child"]["last_lines"])}))
     kind = getattr(errors, event["kind"], HeteroError)

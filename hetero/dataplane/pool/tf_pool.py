@@ -1,8 +1,7 @@
 """Starts, watches and restarts a host's servers of tf.data.service (dispatcher, workers), and stops them in order.
 
-Runs in the launcher and imports no TensorFlow. Each server is a separate process: `hetero.dataplane.pool.tf_server`. To
-the rest of the launcher the servers are endpoints of another kind. They have the same readiness, directory, restarts
-and counters.
+Runs in the launcher and does not import TensorFlow. Each server is a process of its own
+(`hetero.dataplane.pool.tf_server`). The rest of the launcher treats the servers as endpoints.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from typing import Any
 from hetero.control.directory import TF_DISPATCHER, TF_WORKER, EndpointRecord
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
 from hetero.dataplane.pool.slot import Slot
-from hetero.dataplane.pool.spawn import Forker, child_environment
+from hetero.dataplane.pool.spawn import ProcessStarter, child_environment
 from hetero.errors import ConfigError
 from hetero.system.process import start_child
+from hetero.system.text import counted
 from hetero.system.workdir import private_folder
 from hetero.wire.channels import join_address
 
@@ -34,44 +34,45 @@ __all__ = ["ServiceOptions", "ServicePool"]
 
 _MAX_EVENT_BYTES = 64 * 1024
 _ANY_PORT = "%port%"
-"""Placeholder for a port. TensorFlow replaces it with the number, or matches any number with it."""
+"""Placeholder for a port. TensorFlow writes a worker's port there. In a list of planned workers it matches any port."""
 _TRAINER_TAG = "COLOCATED"
 """TensorFlow's tag for workers on trainer hosts. Readers with ``target_workers="AUTO"`` skip them."""
-_LAST_BREATH_S = 2.0
-"""Seconds from the end of a server's socket to the end of its process."""
+_EXIT_S = 2.0
+"""Seconds that a server's process has to end after its socket is closed."""
 _DISPATCHER_S = 2.0
-"""Seconds for the dispatcher to end after the workers."""
+"""Seconds that the dispatcher has to end after the workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions(PoolOptions):
-    """The settings of one host's pool of servers. ``num_endpoints`` counts dispatcher and workers together."""
+    """The settings of one host's pool of servers.
 
-    script: str = ""
-    """Not used, because workers get what they compute from the ranks, as a graph."""
+    The servers use only these fields of ``endpoint``: the host, its address, the number of servers including the
+    dispatcher, and the log level. The ranks send the workers what to compute, as a graph.
+    """
+
     has_dispatcher: bool = False
     """Whether the dispatcher runs on this host."""
     is_trainer: bool = False
-    """Whether the workers share this host with ranks. Then they make only datasets that are placed anywhere."""
+    """Whether the workers share this host with ranks. Then they serve only datasets with ``placement="any"``."""
     workers: Mapping[str, int] = field(default_factory=dict)
     """Planned number of workers by host name, for the dispatcher. Static sharding is refused without it."""
     address_of: Callable[[str], str | None] = lambda _: None
-    """Returns the address of such a host, None if not known yet. The dispatcher waits for all. Called by any thread."""
+    """Returns a host's address, None if not known yet. The dispatcher waits for all addresses. Called by any thread."""
     work_dir: str | None = None
-    """Folder for the dispatcher's journal, from which its successor goes on, or None for no journal."""
+    """Folder for the dispatcher's journal, from which a restarted dispatcher continues. None for no journal."""
 
 
 class ServicePool(EndpointPool):
     """Keeps this host's dispatcher and workers alive. Thread-safe context manager.
 
-    The dispatcher is the first server. Workers start once its address is known. The dispatcher listens on this host, or
-    on another one that `follow` reports. A restarted server gets its old port, so those who know the port find it there
-    again.
+    If the dispatcher runs on this host, it is the first server. If not, `follow` is called with its address. Workers
+    start once that address is known. A restarted server gets its old port, so its clients find it again.
 
     Args:
         options: The pool's settings.
-        on_change: Called with the servers that serve, whenever they change. Called from the pool's thread.
-        on_line: Called with process name and line for everything that the processes print, from the pool's thread.
+        on_change: Called from the pool's thread with the servers that serve, whenever they change.
+        on_line: Called from the pool's thread with a process's name and a line that the process printed.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class ServicePool(EndpointPool):
         }
 
     def describe(self) -> str:
-        """Return in words what this host is to serve."""
+        """Return what this host serves once it is ready, for example ``2 workers of tf.data.service``."""
         words = ["a dispatcher"] if self._service.has_dispatcher else []
-        if nameless := self._nameless():
-            words[0] += f" (once the address of {', '.join(nameless)} is known)"
-        num_workers = self._service.num_endpoints - self._service.has_dispatcher
+        if unresolved := self._unresolved():
+            words[0] += f" (once the address of {', '.join(unresolved)} is known)"
+        num_workers = self._service.endpoint.num_endpoints - self._service.has_dispatcher
         if num_workers:
-            words.append(f"{num_workers} worker{'s' if num_workers > 1 else ''}")
+            words.append(counted(num_workers, "worker"))
         return f"{' and '.join(words)} of tf.data.service"
 
     def follow(self, records: Sequence[EndpointRecord]) -> None:
@@ -119,17 +120,17 @@ class ServicePool(EndpointPool):
     def _kind(self, index: int) -> str:
         return _kind(self._service, index)
 
-    def _nameless(self) -> list[str]:
+    def _unresolved(self) -> list[str]:
         """Return the hosts of workers whose addresses are not known yet."""
         return [host for host in self._service.workers if self._service.address_of(host) is None]
 
     # The pool's thread
 
-    def _make_forker(self, output: int) -> Forker:
+    def _make_starter(self, output: int) -> ProcessStarter:
         return self._servers
 
     def _may_start(self, slot: Slot) -> bool:
-        return not self._nameless() if self._kind(slot.index) == TF_DISPATCHER else bool(self._servers.dispatcher)
+        return not self._unresolved() if self._kind(slot.index) == TF_DISPATCHER else bool(self._servers.dispatcher)
 
     def _start_what_is_due(self) -> None:
         self._servers.end_strays()
@@ -138,7 +139,7 @@ class ServicePool(EndpointPool):
     def _publish(self) -> None:
         for slot in self._slots:
             if slot.record is not None and slot.record.kind == TF_DISPATCHER and self._service.work_dir is not None:
-                # The new dispatcher knows what the one before knew, so it counts as the same incarnation.
+                # A restarted dispatcher continues from the journal, so it counts as the same incarnation.
                 slot.record = dataclasses.replace(slot.record, incarnation=f"{self._launch}-journal")
         super()._publish()
 
@@ -160,17 +161,17 @@ class _Server:
     index: int
     incarnation: str
     dispatcher: str
-    """Address of the dispatcher that it works for, empty for a dispatcher."""
+    """Address of a worker's dispatcher, empty for a dispatcher."""
     process: subprocess.Popen[bytes]
     socket: socket.socket
-    """Packet socket to the process. The pool shuts it down to end the process. It also ends with the process."""
+    """Packet socket to the process. To end the process, the pool shuts the socket down."""
     is_ready: bool = False
 
 
 class _Servers:
-    """Starts and ends the processes. `hetero.dataplane.pool.spawn.ForkerProcess` does the same for endpoints.
+    """Starts and ends the server processes, as `hetero.dataplane.pool.spawn.ForkServer` does for endpoints.
 
-    For the pool's thread, with which the processes end. Any thread may set `dispatcher`.
+    For use by the pool's thread, because the processes end with that thread. Any thread may set `dispatcher`.
     """
 
     def __init__(self, options: ServiceOptions) -> None:
@@ -186,7 +187,7 @@ class _Servers:
         self._stack = contextlib.ExitStack()
         self._end_by_s: float | None = None
         """Monotonic time when the remaining processes are killed, None before `stop`."""
-        self._is_last_told = False
+        self._has_asked_dispatcher = False
 
     def fileno(self) -> int:
         """Return the descriptor to select for events."""
@@ -209,7 +210,7 @@ class _Servers:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=_environment(self._options),
-                start_new_session=True,  # supervisors signal whole groups, but servers end after the ranks
+                start_new_session=True,  # supervisors signal whole groups, but servers must end after the ranks
             )
         self._running[ours.fileno()] = _Server(
             index=index, incarnation=incarnation, dispatcher=dispatcher, process=process, socket=ours
@@ -221,7 +222,7 @@ class _Servers:
             "incarnation": incarnation,
             "port": self._ports.get(index, 0),
             "dispatcher": dispatcher,
-            "worker_address": join_address(self._options.address, _ANY_PORT),
+            "worker_address": join_address(self._options.endpoint.address, _ANY_PORT),
             "worker_addresses": [
                 [join_address(address, _ANY_PORT), number]
                 for host, number in self._options.workers.items()
@@ -236,7 +237,7 @@ class _Servers:
             ours.send(json.dumps(configuration).encode())
 
     def end_strays(self) -> None:
-        """Kill workers whose dispatcher now listens elsewhere. The pool starts them again."""
+        """Kill workers that have an old address of the dispatcher. The pool starts them again."""
         for server in self._running.values():
             if server.dispatcher and server.dispatcher != self.dispatcher:
                 server.process.kill()
@@ -244,7 +245,7 @@ class _Servers:
     def stop(self, grace_s: float) -> None:
         """Ask the workers to end within the grace. `poll` then ends the dispatcher."""
         self._end_by_s = time.monotonic() + grace_s
-        self._tell(TF_WORKER)
+        self._ask_to_end(TF_WORKER)
 
     def events(self) -> Iterator[dict[str, Any] | None]:
         """Yield the events that have arrived."""
@@ -268,10 +269,10 @@ class _Servers:
         if self._running and time.monotonic() >= self._end_by_s:
             for server in self._running.values():
                 server.process.kill()
-        elif self._running and not has_workers and not self._is_last_told:
-            self._is_last_told = True
+        elif self._running and not has_workers and not self._has_asked_dispatcher:
+            self._has_asked_dispatcher = True
             self._end_by_s = max(self._end_by_s, time.monotonic() + _DISPATCHER_S)
-            self._tell(TF_DISPATCHER)
+            self._ask_to_end(TF_DISPATCHER)
         return None if self._running else 0
 
     def end(self) -> None:
@@ -282,22 +283,23 @@ class _Servers:
         self._poller.close()
         self._stack.close()
 
-    def _tell(self, kind: str) -> None:
+    def _ask_to_end(self, kind: str) -> None:
+        """Ask the servers of one kind to end. Kill those that are not ready."""
         for server in self._running.values():
             if _kind(self._options, server.index) != kind:
                 continue
-            if not server.is_ready:  # it may import TensorFlow for more seconds, and has no work to finish
+            if not server.is_ready:  # it may need seconds to import TensorFlow, and has no work to finish
                 server.process.kill()
             with contextlib.suppress(OSError):
                 server.socket.shutdown(socket.SHUT_WR)
 
     def _ended(self, server: _Server) -> dict[str, Any]:
-        """Reap a process whose socket has ended. Return the event."""
+        """Close the socket of a process and reap the process. Return its ``exited`` event."""
         self._poller.unregister(server.socket)
         del self._running[server.socket.fileno()]
         server.socket.close()
         try:
-            status = server.process.wait(_LAST_BREATH_S)
+            status = server.process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             server.process.kill()
             status = server.process.wait()
@@ -315,15 +317,15 @@ class _Servers:
             try:
                 Path(self._options.work_dir).mkdir(parents=True, exist_ok=True)
                 # The folder is private, because the workers run what is in it. Its name contains this machine's name,
-                # because machines that share the file system may not share its locks. The locks show which folder's
-                # owner was killed.
+                # because `private_folder` removes unlocked folders of the same name, and machines that share a file
+                # system may not see each other's locks.
                 folder = private_folder(f"tf-dispatcher-{socket.gethostname()}-", parent=self._options.work_dir)
                 self._journal = self._stack.enter_context(folder)
             except (ConfigError, OSError) as error:
                 raise ConfigError(
-                    f"the dispatcher of tf.data.service cannot have a journal in {self._options.work_dir!r}: "
-                    f"{str(error).splitlines()[0]}; give --tf-work-dir a folder that this user may write to, on a file "
-                    "system that can keep things to one user"
+                    f"cannot make a journal for the dispatcher of tf.data.service in {self._options.work_dir!r}: "
+                    f"{str(error).splitlines()[0]}; give --tf-work-dir a folder that this user can write to, on a file "
+                    "system with file permissions"
                 ) from error
         return str(self._journal)
 
@@ -342,5 +344,5 @@ def _environment(options: ServiceOptions) -> dict[str, str]:
     """Return the processes' environment. It hides accelerators, because they belong to the ranks."""
     environment = child_environment(options)
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if options.log_level == "DEBUG" else "1")
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if options.endpoint.log_level == "DEBUG" else "1")
     return environment

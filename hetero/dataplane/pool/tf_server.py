@@ -1,9 +1,8 @@
 """One server of tf.data.service in a separate process: a dispatcher or a worker.
 
-`hetero.dataplane.pool.tf_pool` runs it as ``python -m hetero.dataplane.pool.tf_server FD``. FD is a packet socket. The
-first packet is the configuration. Then the server sends events: that it is ready and on which port, and a sign of life
-every second. The end of the socket asks the server to end. The process also ends whenever the pool does (parent-death
-signal).
+`hetero.dataplane.pool.tf_pool` runs it as ``python -m hetero.dataplane.pool.tf_server FD``. FD is the descriptor of a
+packet socket. The first packet is the configuration. The server then sends an event with its port or its error, and
+after that a liveness event every second. It ends if the pool closes the socket or ends (parent-death signal).
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from hetero.system.process import die_with_parent
 __all__ = ["main"]
 
 _MAX_PACKET_BYTES = 64 * 1024
-_BEAT_S = 1.0
+_LIVENESS_PERIOD_S = 1.0
+"""Seconds between liveness events."""
 _HEARTBEAT_MS = 2000
 """Milliseconds between a worker's heartbeats to the dispatcher.
 
@@ -46,11 +46,11 @@ def main() -> None:
         _send(pool, event="failed", child=None, kind=type(error).__name__, message=str(error))
         os._exit(error.exit_code)
     _send(pool, event="ready", pid=os.getpid(), port=_port(server), **names)
-    while not _is_told_to_end(pool):
+    while not _must_end(pool):
         _send(pool, event="statistics", **names)
     sys.stderr.flush()
-    # Do not call the server's own stop. It waits for TensorFlow's autotuner, which sleeps for up to a minute, and holds
-    # the interpreter meanwhile. The ranks have ended, or would see a lost connection in either case.
+    # Do not call the server's own stop. It blocks the interpreter while it waits for TensorFlow's autotuner, which
+    # sleeps for up to a minute. Ranks that have not ended would lose their connection in either case.
     os._exit(ExitCode.OK)
 
 
@@ -66,7 +66,7 @@ def _start(configuration: dict[str, Any]) -> Any:
         if error.name != "tensorflow":
             raise
         raise ConfigError(
-            "--data-service tf needs TensorFlow on data hosts, where it is not installed: "
+            "--data-service tf needs TensorFlow on data hosts, but this host does not have it; "
             "pip install 'tensorflow>=2.16'"
         ) from None
     service = tf.data.experimental.service
@@ -99,17 +99,17 @@ def _start(configuration: dict[str, Any]) -> Any:
 
 
 def _port(server: Any) -> int:
-    return int(server._address.rpartition(":")[2])  # TensorFlow gives a worker's port nowhere else
+    return int(server._address.rpartition(":")[2])  # TensorFlow has no public way to get a worker's port
 
 
-def _is_told_to_end(pool: socket.socket) -> bool:
-    """Wait for the time of one beat. Return whether the pool has closed its end."""
-    readable, _, _ = select.select([pool], [], [], _BEAT_S)
+def _must_end(pool: socket.socket) -> bool:
+    """Wait for one liveness period at most. Return whether the pool has closed the socket."""
+    readable, _, _ = select.select([pool], [], [], _LIVENESS_PERIOD_S)
     return bool(readable) and not pool.recv(_MAX_PACKET_BYTES)
 
 
 def _send(pool: socket.socket, **event: object) -> None:
-    with contextlib.suppress(OSError):  # the pool is gone, which `_is_told_to_end` will find
+    with contextlib.suppress(OSError):  # the pool is gone, and `_must_end` will report it
         pool.send(json.dumps(event).encode())
 
 

@@ -1,18 +1,22 @@
-"""In a rank: asks endpoints for batches by index and delivers them in order.
+"""Asks endpoints for batches by index and delivers them in order. Runs in a rank.
 
-    reader -> window -> fleet -> connection -> transport  ~~~ network ~~~>  an endpoint
+    Reader         takes requests from the sampler and returns batches, in the thread of the training script
+      Window       the order: which batches are missing, in progress, or waiting for their turn
+      Fetchers     the threads that request the missing batches
+    Fleet          one per process, shared by its readers: follows the directory and prepares the endpoints
+      Router       chooses the endpoint of a request
+      Connection   one endpoint  ~~~ network ~~~>  the endpoint's process
 
-reader.py             a rank's batches in order
-window.py             the batches in flight, and the threads that fetch them
-attempts.py           one batch in flight, and what a failed attempt means for it
-poison.py             batches whose endpoints died
-hedging.py            when a batch is asked for a second time
-window_growth.py      how far ahead batches are asked for while one is late
-connection_table.py   the endpoints that the directory names, and those that left
-fleet.py              all endpoints as one reader process sees them
-routing.py            which endpoints a rank uses, and which gets the next request
-consistency.py        whether the endpoints hold the same data set
-connection.py         one endpoint, and what is known about it
-transport.py          the open connections to one endpoint
-failures.py           why a call to an endpoint failed
+The fleet's lock guards all of them.
+
+reader.py          a rank's batches in order
+window.py          the batches of one reader that are planned but not delivered yet
+fetchers.py        the threads of a reader, and what they do with each outcome
+attempts.py        one batch in flight, what happens when an attempt fails, and whether the batch kills endpoints
+hedging.py         when a batch is requested a second time
+fleet.py           all endpoints as one reader process sees them
+routing.py         the endpoints that the directory names, and which one gets the next request
+consistency.py     whether the endpoints hold the same data set
+connection.py      one endpoint, and what is known about it
+endpoint_link.py   the open connections to one endpoint
 """

@@ -1,4 +1,4 @@
-"""A reader process's connection to one endpoint, and what its calls mean for its state."""
+"""A reader process's connection to one endpoint: its calls, and how they change what is known about the endpoint."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
 from hetero.control.directory import EndpointRecord
 from hetero.control.security import Token, call_metadata
-from hetero.dataplane.reader.failures import CallFailedError, Fault
-from hetero.dataplane.reader.transport import Call, Link
+from hetero.dataplane.reader.endpoint_link import Call, EndpointLink
 from hetero.errors import DatasetError, ProtocolError
 from hetero.spec import DatasetSpec
+from hetero.system.text import printable
 from hetero.wire import requests
+from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.framing import BatchDecoder
 from hetero.wire.limits import PROTOCOL, Limits
 from hetero.wire.proto import data_pb2 as pb
@@ -29,8 +30,9 @@ __all__ = ["ConnectionState", "EndpointConnection", "Fetched"]
 
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
+_BUSY_S = 0.2
 _DESCRIBE_TIMEOUT_S = 300.0
-_random = random.SystemRandom()  # the global generator is the trainer's, and equally seeded ranks draw alike
+_random = random.SystemRandom()  # the trainer uses the global generator, and may seed all ranks alike
 
 
 class ConnectionState(enum.Enum):
@@ -52,7 +54,7 @@ class Fetched:
 
     batch: Any
     nbytes: int
-    """Bytes held from now on: the payload before compression, and headers."""
+    """Bytes in memory: the payload before compression, and headers."""
     saved_bytes: int = 0
     """The part of ``nbytes`` that compression kept off the network."""
     lacks_compression: bool = False
@@ -69,7 +71,7 @@ class EndpointConnection:
     The fleet's lock guards the fields. `prepare`, `describe` and `fetch` block and are called without the lock.
 
     Args:
-        record: The endpoint.
+        record: The endpoint's entry in the directory.
         token: The job's token.
         job_id: The job's id.
         limits: Bounds of the memory that the endpoint's answers may make this process allocate.
@@ -81,36 +83,37 @@ class EndpointConnection:
     ) -> None:
         self.record = record
         self.state = ConnectionState.CONNECTING
-        self.last_word = "not heard of yet"
+        self.last_message = "no answer yet"
+        """The latest news about the endpoint, for messages."""
         self.prepared: set[DatasetSpec] = set()
-        """Specifications that it serves and whose description agrees with the reference."""
+        """Specifications that the endpoint serves and whose description agrees with the reference."""
         self.preparing: set[DatasetSpec] = set()
         self.unusable: set[DatasetSpec] = set()
-        """Specifications that it cannot build, or whose description differs from the reference."""
+        """Specifications that the endpoint cannot build, or whose description differs from the reference."""
         self.descriptions: dict[DatasetSpec, Description] = {}
         self.num_outstanding = 0
-        """Requests of this process on the endpoint."""
+        """Requests of this process that the endpoint has not answered yet."""
         self.load = 0
-        """The load that it last reported, at ``load_at_s``."""
+        """The load that the endpoint last reported, at ``load_at_s``."""
         self.load_at_s = 0.0
         self.chosen_at = 0
-        """Number of the last choice that chose it."""
+        """Number of the router's last choice that chose this endpoint."""
         self.busy_until_s = 0.0
         self.retry_at_s = 0.0
         self.reserved_by: object | None = None
-        """The request that needs the endpoint alone."""
+        """The request for which the endpoint is reserved, because it must run alone, or None."""
         self.is_retired = False
-        """Whether it left the directory."""
+        """Whether the endpoint left the directory."""
         self.has_died = False
-        """Whether it left the directory while its host stayed. Then the endpoint itself ended."""
+        """Whether the endpoint left the directory while its host stayed, so only the endpoint itself ended."""
         self._num_failures = 0
         self._metadata = call_metadata(token, job_id, incarnation=record.incarnation)
         self._limits = limits
         self._tls = tls
         self._link_lock = threading.Lock()
-        self._link: Link | None = None
+        self._link: EndpointLink | None = None
         self._is_closed = False
-        self._stale: list[Link] = []
+        self._stale: list[EndpointLink] = []
         self._generation = 0
 
     @property
@@ -120,7 +123,7 @@ class EndpointConnection:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Id and incarnation, which tell this endpoint process from its successors."""
+        """Id and incarnation, which distinguish this endpoint process from its successors."""
         return self.record.endpoint_id, self.record.incarnation
 
     def serves(self, spec: DatasetSpec) -> bool:
@@ -128,21 +131,21 @@ class EndpointConnection:
         return self.state is ConnectionState.READY and spec in self.prepared and not self.is_retired
 
     def mark_ready(self) -> None:
-        """Record that the endpoint is prepared. Only a batch shows whether batches arrive: see `delivered`."""
+        """Record that the endpoint is prepared. Earlier failures still count until a batch arrives: see `delivered`."""
         self.state = ConnectionState.READY
         if not self._num_failures:
-            self.last_word = "answered"
+            self.last_message = "answered"
 
     def delivered(self) -> None:
-        """Record that a batch arrived. The next failure counts as a first one again."""
+        """Record that a batch arrived. The next failure counts as the first one again."""
         self._num_failures = 0
-        self.last_word = "answered"
+        self.last_message = "answered"
 
     def mark_down(self, why: str, now_s: float, generation: int | None = None) -> bool:
         """Record a failed call. Try again after a random back-off, which grows until a batch is delivered.
 
         Args:
-            why: The new last word.
+            why: The reason, for ``last_message``.
             now_s: Monotonic seconds.
             generation: Generation of the link whose call failed. The failure of an older link is ignored.
 
@@ -153,7 +156,7 @@ class EndpointConnection:
             return False
         was_down, was_ready = self.state is ConnectionState.DOWN, self.state is ConnectionState.READY
         self.state = ConnectionState.DOWN
-        self.last_word = why
+        self.last_message = why
         if was_down:
             return False
         self.prepared.clear()
@@ -161,27 +164,53 @@ class EndpointConnection:
         self.reserved_by = None
         bound_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**self._num_failures)
         self._num_failures += 1
-        # Full jitter, because ranks that lost the same host must not come back in step.
+        # Full jitter, because ranks that lost the same host must not all call it at the same time.
         self.retry_at_s = now_s + _random.uniform(0.0, bound_s)
-        self._retire_link()  # it is closed later: closing may wait for calls, which the fleet's lock forbids
+        self._retire_link()  # closed later: the caller holds the fleet's lock, and closing may wait for calls
         return was_ready
+
+    def mark_connecting(self) -> None:
+        """Record that the endpoint is called again after its back-off."""
+        if self.state is ConnectionState.DOWN:
+            self.state = ConnectionState.CONNECTING
+
+    def mark_busy(self, why: str, now_s: float) -> None:
+        """Record that the endpoint rejected a request because it has too many. It gets no request for 0.2 s."""
+        self.last_message = why
+        self.busy_until_s = now_s + _BUSY_S
+
+    def mark_unprepared(self, why: str) -> None:
+        """Record that the endpoint has to prepare its data sets again."""
+        self.last_message = why
+        self.prepared.clear()
+        self.descriptions.clear()
+
+    def mark_unusable(self, spec: DatasetSpec, why: str) -> None:
+        """Record that the endpoint must never be used for a data set."""
+        self.last_message = why
+        self.unusable.add(spec)
+
+    def retire(self, *, has_died: bool) -> None:
+        """Record that the endpoint left the directory."""
+        self.is_retired, self.has_died = True, has_died
+        self.reserved_by = None
 
     def mark_foreign(self, why: str) -> None:
         """Record that this incarnation must never be used."""
         self.state = ConnectionState.FOREIGN
-        self.last_word = why
+        self.last_message = why
         self.prepared.clear()
         self.reserved_by = None
 
     @property
     def generation(self) -> int:
-        """Number that grows with every new link."""
+        """Number that grows whenever the link is given up."""
         return self._generation
 
     def disconnect(self) -> None:
         """Close the link for good. Calls in progress and later calls fail. Idempotent. Blocks as `close_stale` does."""
         with self._link_lock:
-            self._is_closed = True  # a preparation that is about to begin must not open a link that stays open
+            self._is_closed = True  # so that a preparation that begins now cannot open a link that stays open
         self._retire_link()
         self.close_stale()
 
@@ -224,7 +253,7 @@ class EndpointConnection:
             fingerprint=reply.fingerprint[:256],
             environment=dict(reply.environment),
             globals=dict(reply.globals),
-            warnings=tuple(requests.printable(text[:1000]) for text in reply.warnings[:100]),
+            warnings=tuple(printable(text[:1000]) for text in reply.warnings[:100]),
         )
 
     def fetch(
@@ -241,18 +270,18 @@ class EndpointConnection:
             request: The batch to compute.
             timeout_s: Bound of the whole call.
             allocate: Allocates memory for leaves, None for ordinary memory.
-            on_call: Called with the call, for other threads to cancel it.
+            on_call: Called with the call, so that other threads can cancel it.
 
         Raises:
             DatasetError: The user's code raised on the endpoint.
             ProtocolError: The answer breaks the protocol or arrived damaged.
             ConfigError: The request is too large.
-            CallFailedError: The call failed. The fault is `Fault.UNSENT` without a link.
+            CallFailedError: The call failed. The fault is `Fault.UNSENT` if there is no link.
             AuthenticationError: As in `prepare`.
         """
         message = requests.serialize(request, self._limits)
         options = {} if allocate is None else {"allocate": allocate}
-        max_skipped = max(0, len(request.indices) - 1) if request.on_sample_error == "skip" else 0
+        max_skipped = max(0, request.work.num_samples - 1) if request.on_sample_error == "skip" else 0
         decoder = BatchDecoder(
             self._limits, compression=request.compression, request=message, max_skipped=max_skipped, **options
         )
@@ -270,16 +299,16 @@ class EndpointConnection:
             skips=skips,
         )
 
-    def _open_link(self) -> Link:
+    def _open_link(self) -> EndpointLink:
         with self._link_lock:
             if self._is_closed:
                 raise CallFailedError(Fault.UNREACHABLE, "the connection was closed")
             if self._link is None:
-                self._link = Link(self.record, self._metadata, self._limits, self._tls)
+                self._link = EndpointLink(self.record, self._metadata, self._limits, self._tls)
             return self._link
 
-    def _present_link(self, otherwise: Fault) -> Link:
-        """Return the link that `prepare` opened, because no other link attends."""
+    def _present_link(self, otherwise: Fault) -> EndpointLink:
+        """Return the link that `prepare` opened, or raise ``otherwise``. Only `prepare` opens links and attends."""
         link = self._link
         if link is None:
             raise CallFailedError(otherwise, "there is no connection to it")
@@ -294,8 +323,8 @@ class EndpointConnection:
 
 
 def _failed(failure: pb.Failure) -> Exception:
-    """Return the exception for a failure of the user's code in an answer to Prepare or Describe."""
+    """Return the exception for an answer to Prepare or Describe that reports a failure of the user's code."""
     try:
         return DatasetError(requests.failure_from_proto(failure))
-    except ProtocolError as error:  # this endpoint's fault only: raised unchanged, it would end all reading
+    except ProtocolError as error:  # only this endpoint is at fault, but a `ProtocolError` would end all reading
         return CallFailedError(Fault.BROKEN, str(error))

@@ -1,8 +1,8 @@
 """Checks that all endpoints hold the same data set. Pure: no threads, no network.
 
-The first endpoint in natural order that can answer gives the reference, so all ranks compare with the same reference.
-If an endpoint that was there when the reference was taken differs, the job fails. If an endpoint that joins later
-differs, it is left out with a warning, because the job can go on without it.
+The reference is the description (length and fingerprint) of the first endpoint in natural order that can answer, so all
+ranks have the same one. The job fails if an endpoint that was present when the reference was chosen differs. If one
+that joined later differs, it is not used, and a warning is logged, because the job can continue without it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hetero.dataplane.reader.connection import ConnectionState, EndpointConnecti
 from hetero.errors import DatasetError, DatasetMismatchError, HeteroError, ProtocolMismatchError
 from hetero.spec import DatasetSpec
 
-__all__ = ["Agreement"]
+__all__ = ["ServedDataset"]
 
 _NUM_SIZES = 128
 
 logger = logging.getLogger(__name__)
 
 
-class Agreement:
-    """What is known about one data set specification across endpoints.
+class ServedDataset:
+    """What this process knows about one data set on all endpoints.
 
     Args:
         spec: The specification.
@@ -34,16 +34,16 @@ class Agreement:
         self.spec = spec
         self.reference: Description | None = None
         self.failure: HeteroError | None = None
-        """The reason that no batch of this data set can be trusted."""
+        """The error to raise if no batch of this data set can be trusted, else None."""
         self.batch_bytes = 64 * 2**20
-        """Largest size of the recent batches. Until a batch was seen it is a guess on the large side."""
+        """Bytes of the largest recent batch. A large guess before the first batch."""
         self._sizes: deque[int] = deque(maxlen=_NUM_SIZES)
         self.was_served = False
         """Whether an endpoint was ever ready for the data set."""
         self.has_settled = False
-        """Whether a caller has waited for the reference already. Later callers need not wait again."""
+        """Whether a caller has already waited for the other endpoints. Later callers need not wait again."""
         self.descriptions: dict[str, Description] = {}
-        """Descriptions that endpoints gave, by endpoint."""
+        """Descriptions by the endpoint's id."""
         self.build_s = 0.0
         """Longest time that an endpoint took to prepare, in seconds."""
         self._reference_name = ""
@@ -51,13 +51,13 @@ class Agreement:
         self._has_warned = False
 
     def update(self, connections: Sequence[EndpointConnection]) -> None:
-        """Take the reference if an endpoint can give it, and compare the endpoints that have described themselves.
+        """Choose the reference if an endpoint can give it, and compare the endpoints that have described themselves.
 
         Args:
             connections: The endpoints in use, in natural order.
         """
         if self.reference is None:
-            self._take_reference(connections)
+            self._choose_reference(connections)
         if self.reference is None:
             return
         for connection in connections:
@@ -77,7 +77,7 @@ class Agreement:
         self.batch_bytes = max(self._sizes)
 
     def is_settled(self, connections: Sequence[EndpointConnection]) -> bool:
-        """Return whether every endpoint that was there at the start is compared, excluded, or unreachable."""
+        """Return whether all endpoints that were there when the reference was chosen are compared or cannot be used."""
         return self.reference is not None and all(
             connection.identity not in self._initial
             or self.spec in connection.prepared | connection.unusable
@@ -95,7 +95,7 @@ class Agreement:
         advice = "install the same version of hetero on all hosts"
         self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
 
-    def _take_reference(self, connections: Sequence[EndpointConnection]) -> None:
+    def _choose_reference(self, connections: Sequence[EndpointConnection]) -> None:
         for connection in connections:
             description = connection.descriptions.get(self.spec)
             if description is not None:
@@ -115,14 +115,13 @@ class Agreement:
             return
         problem = (
             f"data set {self.spec.name!r} differs between hosts: "
-            f"{self._reference_name} has {_outline(expected)}, {connection.record.endpoint_id} has {_outline(found)}; "
-            "check that every data host has all files and lists them in sorted order"
+            f"{self._reference_name} has {_outline(expected)}, {connection.record.endpoint_id} has {_outline(found)}. "
+            "Check that every data host has all files and lists them in sorted order"
         )
         self._exclude(connection, DatasetMismatchError(problem), problem)
 
     def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
-        connection.unusable.add(self.spec)
-        connection.last_word = why
+        connection.mark_unusable(self.spec, why)
         is_late = self.reference is not None and connection.identity not in self._initial
         if is_late:
             logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)

@@ -1,8 +1,8 @@
-"""All endpoints as one reader process sees them. Follows, prepares, compares and chooses them.
+"""All endpoints as one reader process sees them. Follows, prepares and compares them.
 
-One lock guards everything here and in the readers. It is never held during a call, a wait of the user's thread, or the
-user's code. One thread follows the directory and the back-offs. A short-lived thread prepares each endpoint, so one
-slow build does not hold up the others.
+One lock guards everything here and in the readers. No thread holds it during a call, while the user's thread waits, or
+while the user's code runs. One thread follows the directory and the back-offs. Each preparation runs in a short-lived
+thread, so one slow build does not delay the others.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from hetero.batches.fetch import Description
 from hetero.control.directory import Directory
 from hetero.control.security import Token
-from hetero.dataplane.reader import routing
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
-from hetero.dataplane.reader.connection_table import Roster
-from hetero.dataplane.reader.consistency import Agreement
-from hetero.dataplane.reader.failures import CallFailedError, Fault
+from hetero.dataplane.reader.consistency import ServedDataset
 from hetero.dataplane.reader.hedging import Hedging
-from hetero.dataplane.statistics import FleetStatistics
+from hetero.dataplane.reader.routing import ConnectionTable, Router, unprepared
 from hetero.errors import DatasetError, EndpointUnavailableError, HeteroError
 from hetero.spec import DatasetSpec
 from hetero.system.memory import keep_freed_memory
+from hetero.wire.compression import package_of
+from hetero.wire.faults import CallFailedError, Fault
 from hetero.wire.limits import Limits
 from hetero.wire.tls import Tls
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "FleetStatistics"]
 
 _SETTLE_S = 5.0
 _LOG_INTERVAL_S = 10.0
@@ -43,8 +43,33 @@ _IDLE_S = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Listener(Protocol):
-    """A reader, as the fleet sees it."""
+@dataclass(slots=True, kw_only=True)
+class FleetStatistics:
+    """Counters of one fleet since its creation."""
+
+    batches: int = 0
+    received_bytes: int = 0
+    """Bytes of batches on the network: after compression, with headers."""
+    saved_bytes: int = 0
+    """Bytes that compression kept off the network."""
+    uncompressed: int = 0
+    """Batches that arrived uncompressed despite the request, because the endpoint lacks the package for compression."""
+    retries: int = 0
+    """Requests sent again, for any reason."""
+    failovers: int = 0
+    """Requests sent again, to the same or another endpoint, because their endpoint could not be reached or was lost."""
+    checksum_errors: int = 0
+    """Batches that arrived damaged."""
+    endpoint_losses: int = 0
+    """Times that the reader lost an endpoint that it was using."""
+    hedges: int = 0
+    """Second attempts, made because the first one was overdue but still in progress."""
+    hedges_won: int = 0
+    """Batches that came from the second attempt."""
+
+
+class FleetListener(Protocol):
+    """The part of a reader that the fleet calls."""
 
     def on_fleet_change(self) -> None:
         """React to an endpoint that came, left, or is free. Called with the lock held."""
@@ -61,9 +86,9 @@ class Fleet:
         token: The job's token, None if the job runs without one.
         job_id: The job's id.
         rank: Rank of this process, in ``[0, world_size)``.
-        world_size: Processes that read.
-        prepare_timeout_s: Bound for building a data set, and for the first endpoint to appear.
-        data_timeout_s: Bound of the time without any endpoint later on.
+        world_size: Number of processes that read.
+        prepare_timeout_s: Seconds for an endpoint to build a data set, and for the first endpoint to appear.
+        data_timeout_s: Seconds that a reader waits while no endpoint serves, once one has served.
         limits: Bounds of the memory that answers may make this process allocate.
         tls: This host's TLS, None for a job in plaintext.
         clock: Returns monotonic seconds.
@@ -83,8 +108,6 @@ class Fleet:
         tls: Tls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
         self.prepare_timeout_s = prepare_timeout_s
         self.data_timeout_s = data_timeout_s
         self.limits = Limits() if limits is None else limits
@@ -92,10 +115,7 @@ class Fleet:
         self.stats = FleetStatistics()
         self.hedging = Hedging()
         self.lock = threading.Lock()
-        self.failure: HeteroError | None = None
-        """The reason that nothing can be read any longer, a wrong token for example."""
-        self.uncompressed_hosts: set[str] = set()
-        """Hosts that lack the package for compression and for which a warning was logged."""
+        self._failure: HeteroError | None = None  # an error that ends all reading, for example a wrong token
         self._directory = directory
         self._pid = os.getpid()
         self._changed = threading.Condition(self.lock)
@@ -103,13 +123,12 @@ class Fleet:
         self._is_closed = False
         keep_freed_memory()  # hetero.launch.ranks.rank has done this already, but ranks of other launchers have not
         connect = functools.partial(EndpointConnection, token=token, job_id=job_id, limits=self.limits, tls=tls)
-        self._roster = Roster(connect)
-        self._used: list[EndpointConnection] = []  # this rank's endpoints, in order of preference
-        self._agreements: dict[DatasetSpec, Agreement] = {}
-        self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-        self.abandoned: deque[Listener] = deque()
-        """Readers that could not be closed when the script dropped them. The watcher closes them."""
-        self._num_choices = 0
+        self._table = ConnectionTable(connect)
+        self.router = Router(self._table, rank=rank, world_size=world_size, clock=clock, on_free=self._notify)
+        self._datasets: dict[DatasetSpec, ServedDataset] = {}
+        self._listeners: weakref.WeakSet[FleetListener] = weakref.WeakSet()
+        self._abandoned: deque[FleetListener] = deque()  # see `close_later`
+        self._uncompressed_hosts: set[str] = set()  # hosts for which a warning was logged
         self._watcher: threading.Thread | None = None
         self._unsubscribe = directory.subscribe(self._wake)
         _fleets.add(self)
@@ -124,7 +143,7 @@ class Fleet:
     def close(self) -> None:
         """Close readers and connections. Idempotent. Blocks until calls have ended."""
         if self._pid != os.getpid():
-            return  # a forked copy: the threads and channels are the parent's
+            return  # this is a forked process, and the threads and channels are the parent's
         with self.lock:
             if self._is_closed:
                 return
@@ -135,7 +154,7 @@ class Fleet:
         self._unsubscribe()
         for listener in listeners:
             listener.close()
-        for connection in self._roster.all():
+        for connection in self._table.all():
             connection.disconnect()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(_IDLE_S)
@@ -143,8 +162,8 @@ class Fleet:
     def describe(self, spec: DatasetSpec) -> Description:
         """Return length, fingerprint and environment of a data set. Blocks. The result is cached.
 
-        This waits for the first endpoint that can answer. It then waits a moment for the other endpoints, to find data
-        sets that differ before the first batch.
+        This waits for the first endpoint that can answer, and then up to 5 s for the other endpoints, to detect before
+        the first batch that their data sets differ.
 
         Raises:
             DatasetError: The factory raised.
@@ -158,15 +177,15 @@ class Fleet:
         next_log_s = begin_s + _LOG_INTERVAL_S
         settle_at_s: float | None = None
         with self.lock:
-            agreement = self.want(spec)
+            dataset = self.prepare(spec)
             while True:
-                self.raise_failure(agreement)
+                self.raise_failure(dataset)
                 now_s = self.clock()
-                if agreement.reference is not None:
+                if dataset.reference is not None:
                     settle_at_s = now_s + _SETTLE_S if settle_at_s is None else settle_at_s
-                    if agreement.has_settled or now_s >= settle_at_s or agreement.is_settled(self._used):
-                        agreement.has_settled = True
-                        return agreement.reference
+                    if dataset.has_settled or now_s >= settle_at_s or dataset.is_settled(self.router.used):
+                        dataset.has_settled = True
+                        return dataset.reference
                 elif now_s - begin_s > self.prepare_timeout_s:
                     raise self.unavailable(f"data set {spec.name!r}", now_s - begin_s)
                 elif now_s >= next_log_s:
@@ -181,135 +200,95 @@ class Fleet:
             HeteroError: This is not the process that made the fleet.
         """
         if self._pid != os.getpid():
-            raise HeteroError("this process was forked after its parent had opened connections; make a new loader here")
+            raise HeteroError("this process was forked from one with connections to endpoints: make a new loader here")
+
+    def close_later(self, listener: FleetListener) -> None:
+        """Make the fleet's thread close a reader that its finalizer could not close. Needs no lock."""
+        self._abandoned.append(listener)
 
     # For readers, with the lock held
 
-    def want(self, spec: DatasetSpec) -> Agreement:
-        """Start to prepare ``spec`` on the endpoints, if that has not begun. Needs the lock."""
+    def prepare(self, spec: DatasetSpec) -> ServedDataset:
+        """Start to prepare ``spec`` on the endpoints, unless that has begun. Return its `ServedDataset`.
+
+        The caller must hold the lock.
+        """
         if self._is_closed:
             raise HeteroError("the connection to the data hosts is closed")
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="hetero-fleet", daemon=True)
             self._watcher.start()
-        agreement = self._agreements.get(spec)
-        if agreement is None:
-            agreement = self._agreements[spec] = Agreement(spec)
+        dataset = self._datasets.get(spec)
+        if dataset is None:
+            dataset = self._datasets[spec] = ServedDataset(spec)
             self._notify()
-        return agreement
+        return dataset
 
-    def listen(self, listener: Listener) -> None:
-        """Report changes to ``listener`` until it is garbage-collected. Needs the lock."""
+    def add_listener(self, listener: FleetListener) -> None:
+        """Report changes to ``listener`` until it is garbage-collected. The caller must hold the lock."""
         self._listeners.add(listener)
 
-    def raise_failure(self, agreement: Agreement) -> None:
-        """Raise the failure that makes waiting pointless, if there is one. Needs the lock."""
-        failure = self.failure or agreement.failure
+    def raise_failure(self, dataset: ServedDataset) -> None:
+        """Raise the failure that makes waiting pointless, if there is one. The caller must hold the lock."""
+        failure = self._failure or dataset.failure
         if failure is not None:
             raise failure
         if self._is_closed:
             raise HeteroError("the connection to the data hosts is closed")
 
-    def choose(self, spec: DatasetSpec, *, alone_for: object | None = None) -> EndpointConnection | None:
-        """Take the endpoint that should compute the next request, None if no endpoint can take it. Needs the lock.
-
-        Args:
-            spec: The request's data set.
-            alone_for: The request, if the endpoint must not work on other requests of this process meanwhile. Then the
-                chosen endpoint gets no new requests until it is idle. Until then this returns None, and the caller asks
-                again.
-        """
-        now_s = self.clock()
-        avoided = self.hedging.stragglers.avoided(now_s)
-        chosen = routing.least_loaded(self._used, spec, now_s=now_s, alone_for=alone_for, avoided=avoided)
-        if chosen is not None and alone_for is not None:
-            if any(other.reserved_by is alone_for for other in self._roster if other is not chosen):
-                self.unreserve((alone_for,))  # the endpoint that was reserved for it was not chosen
-            chosen.reserved_by = alone_for
-            if chosen.num_outstanding:
-                return None
-        return self._taken(chosen)
-
-    def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
-        """Take the endpoint for a request's second attempt, None if no endpoint would help. Needs the lock."""
-        now_s = self.clock()
-        avoided = self.hedging.stragglers.avoided(now_s)
-        return self._taken(routing.less_loaded(self._used, spec, overdue_on, now_s=now_s, avoided=avoided))
-
-    def _taken(self, chosen: EndpointConnection | None) -> EndpointConnection | None:
-        if chosen is not None:
-            self._num_choices += 1
-            chosen.chosen_at = self._num_choices
-            chosen.num_outstanding += 1
-        return chosen
-
-    def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
-        """Give back an endpoint that `choose` or `choose_other` returned. Needs the lock."""
-        connection.num_outstanding -= 1
-        is_awaited = connection.reserved_by is not None
-        if alone_for is not None and connection.reserved_by is alone_for:
-            connection.reserved_by = None
-        if connection.is_retired and not connection.num_outstanding:
-            self._notify()  # the watcher closes it
-        elif alone_for is not None or (is_awaited and not connection.num_outstanding):
-            self._tell_listeners()
-
-    def unreserve(self, owners: Container[object]) -> None:
-        """Release the endpoints that are reserved for these requests. Needs the lock."""
-        for connection in self._roster:
-            if connection.reserved_by is not None and connection.reserved_by in owners:
-                connection.reserved_by = None
-        self._tell_listeners()
-
     def call_failed(self, connection: EndpointConnection, error: CallFailedError, generation: int) -> None:
-        """Update the endpoint's state after a failed call. Needs the lock."""
-        now_s = self.clock()
+        """Update the endpoint's state after a failed call. The caller must hold the lock."""
         if error.fault.is_loss:
             self._mark_down(connection, error, generation)
         elif error.fault is Fault.BUSY:
-            connection.last_word = str(error)
-            connection.busy_until_s = now_s + 0.2
+            connection.mark_busy(str(error), self.clock())
         elif error.fault in (Fault.LATE, Fault.BROKEN):
-            # The fault may be the endpoint's own. It stays the least loaded endpoint while it fails.
-            self.hedging.stragglers.avoid(connection, kept_s=1.0, now_s=now_s)
+            # The endpoint may be faulty. While it fails, it has the least load, so it would be chosen again and again.
+            self.router.avoid(connection, kept_s=1.0)
         elif error.fault is Fault.UNPREPARED:
-            connection.last_word = str(error)
-            connection.prepared.clear()
-            connection.descriptions.clear()
+            connection.mark_unprepared(str(error))
         elif error.fault is Fault.FOREIGN:
             connection.mark_foreign(str(error))
-            self._roster.count_slots()
+            self._table.count_slots()
             logger.warning("endpoint %s is not used: %s", connection.name, error)
         self._notify()
 
+    def note_uncompressed(self, connection: EndpointConnection, compression: str | None) -> None:
+        """Count a batch whose endpoint cannot compress. Log a warning once per host. The caller must hold the lock.
+
+        The warning advises to install the package on every host, because hosts are often set up alike.
+        """
+        self.stats.uncompressed += 1
+        host = connection.record.host
+        if compression is not None and host not in self._uncompressed_hosts:
+            self._uncompressed_hosts.add(host)
+            logger.warning(
+                "batches from %s are not compressed, because the package %s is not installed there: "
+                "pip install it on every host",
+                host,
+                package_of(compression),
+            )
+
     def fail(self, error: HeteroError) -> None:
-        """End all reading in this process. Needs the lock."""
-        if self.failure is None:
-            self.failure = error
+        """End all reading in this process. The caller must hold the lock."""
+        if self._failure is None:
+            self._failure = error
         self._notify()
 
-    def num_slots(self) -> int:
-        """Return how many batches all endpoints together compute at the same time. Needs the lock."""
-        return self._roster.num_slots
-
-    def next_free_s(self) -> float:
-        """Return the seconds until a busy endpoint may be asked again, infinite if none are busy. Needs the lock."""
-        return routing.next_free_s(self._used, now_s=self.clock())
-
     def has_ready(self, spec: DatasetSpec) -> bool:
-        """Return whether any endpoint of this rank serves ``spec``. Needs the lock."""
-        return any(connection.serves(spec) for connection in self._used)
+        """Return whether any endpoint of this rank serves ``spec``. The caller must hold the lock."""
+        return any(connection.serves(spec) for connection in self.router.used)
 
     def is_preparing(self, spec: DatasetSpec) -> bool:
-        """Return whether an endpoint that can be reached is building ``spec``. Needs the lock."""
-        return any(spec in connection.preparing for connection in self._used)
+        """Return whether an endpoint that can be reached is building ``spec``. The caller must hold the lock."""
+        return any(spec in connection.preparing for connection in self.router.used)
 
     def describe_endpoints(self) -> str:
-        """Return all endpoints and their last words, on one line. Needs the lock."""
-        return self._roster.describe()
+        """Return one line that names all endpoints and the last message about each. The caller must hold the lock."""
+        return self._table.describe()
 
     def unavailable(self, what: str, waited_s: float, *, note: str = "") -> EndpointUnavailableError:
-        """Return the error that names every endpoint. Needs the lock.
+        """Return the error that names every endpoint. The caller must hold the lock.
 
         Args:
             what: The data set or batch that no endpoint served.
@@ -328,9 +307,6 @@ class Fleet:
     def _notify(self) -> None:
         self._news = True
         self._changed.notify_all()
-        self._tell_listeners()
-
-    def _tell_listeners(self) -> None:
         for listener in self._listeners:
             listener.on_fleet_change()
 
@@ -344,24 +320,24 @@ class Fleet:
 
     def _follow(self) -> None:
         while True:
-            while self.abandoned:
-                self.abandoned.popleft().close()
+            while self._abandoned:
+                self._abandoned.popleft().close()
             with self.lock:
                 if self._is_closed:
                     return
                 self._news = False
-                # Take over what the directory says, and find what has to be prepared.
-                self._roster.follow(*self._directory.contents())
-                ended = self._roster.take_ended()
-                self._used = routing.subset(self._roster, self.rank, self.world_size)
+                # Make the connections match the directory, and find out what has to be prepared.
+                self._table.follow(*self._directory.contents())
+                ended = self._table.pop_ended()
+                self.router.update()
                 now_s = self.clock()
-                due, next_due_s = routing.unprepared(
-                    self._used, self._agreements, first=next(iter(self._roster), None), now_s=now_s
+                due, next_due_s = unprepared(
+                    self.router.used, self._datasets, first=next(iter(self._table), None), now_s=now_s
                 )
                 for connection, spec in due:
                     connection.preparing.add(spec)
-                remaining = list(self._roster)
-            # Without the lock: close what left, and start the preparations.
+                remaining = list(self._table)
+            # Without the lock, close old connections and start the preparations.
             for connection in ended:
                 connection.disconnect()
             for connection in remaining:
@@ -378,17 +354,16 @@ class Fleet:
                     self._changed.wait(max(0.01, min(next_due_s, now_s + _IDLE_S) - self.clock()))
 
     def _prepare(self, connection: EndpointConnection, spec: DatasetSpec) -> None:
-        """Make one endpoint serve one data set. Runs in a thread per call."""
+        """Make one endpoint serve one data set. Each call runs in its own thread."""
         with self.lock:
             generation = connection.generation
-            agreement = self._agreements[spec]
-            if connection.state is ConnectionState.DOWN:
-                connection.state = ConnectionState.CONNECTING
+            dataset = self._datasets[spec]
+            connection.mark_connecting()
         outcome: Description | Exception
         begin_s = self.clock()
         try:
             connection.prepare(spec, timeout_s=self.prepare_timeout_s)
-            agreement.build_s = max(agreement.build_s, self.clock() - begin_s)
+            dataset.build_s = max(dataset.build_s, self.clock() - begin_s)
             outcome = connection.describe(spec)
         except Exception as error:  # noqa: BLE001 - `_conclude` handles it
             outcome = error
@@ -396,22 +371,22 @@ class Fleet:
             connection.preparing.discard(spec)
             if not self._is_closed:
                 if not connection.is_retired:
-                    self._conclude(connection, agreement, outcome, generation)
-                agreement.update(list(self._roster))  # others may have waited for this one to give the reference
+                    self._conclude(connection, dataset, outcome, generation)
+                dataset.update(list(self._table))  # others may have waited for this one to give the reference
             self._notify()
 
     def _conclude(
-        self, connection: EndpointConnection, agreement: Agreement, outcome: Description | Exception, generation: int
+        self, connection: EndpointConnection, dataset: ServedDataset, outcome: Description | Exception, generation: int
     ) -> None:
-        """Record the outcome of a preparation. If its link was replaced, record only what holds for every link."""
+        """Record the outcome of a preparation. If its link has been given up, ignore facts about that link."""
         if isinstance(outcome, Description):
             if connection.generation == generation and connection.state is not ConnectionState.FOREIGN:
                 connection.mark_ready()
-                connection.descriptions[agreement.spec] = outcome
+                connection.descriptions[dataset.spec] = outcome
         elif isinstance(outcome, DatasetError):
-            agreement.build_failed(connection, outcome)
+            dataset.build_failed(connection, outcome)
         elif isinstance(outcome, CallFailedError) and outcome.fault is Fault.MALFORMED:
-            agreement.rejected(connection, outcome.details)
+            dataset.rejected(connection, outcome.details)
         elif isinstance(outcome, CallFailedError):
             self._prepare_failed(connection, outcome, generation)
         elif isinstance(outcome, HeteroError):
@@ -424,7 +399,7 @@ class Fleet:
         if error.fault is Fault.FOREIGN:
             self.call_failed(connection, error, generation)
         elif error.fault is Fault.BUSY and connection.generation == generation:
-            connection.last_word = str(error)
+            connection.last_message = str(error)
             connection.retry_at_s = self.clock() + 0.5
         else:
             self._mark_down(connection, error, generation)
@@ -439,10 +414,11 @@ _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A thread that does not exist in the child may hold a lock. Nothing in these fleets is usable here.
+    # The child cannot use these fleets. A thread of the parent may have held a lock at the fork, and the child has no
+    # such thread that would release the lock.
     for fleet in list(_fleets):
         atexit.unregister(fleet.close)
-        fleet._roster = Roster(fleet._roster._connect)
+        fleet._table.clear()
     _fleets.clear()
 
 

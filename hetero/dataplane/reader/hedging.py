@@ -1,32 +1,28 @@
 """Decides when a request is sent a second time. Pure: times are passed in. Guarded by the fleet's lock.
 
-A hedge is a second attempt of a request that takes too long. Three things decide about it: a deadline learnt from
-recent requests of the same data set (`Pace`), a budget (`Budget`), and the endpoints that recently kept a trainer
-waiting (`Stragglers`). The window hedges only the batch that its consumer waits for.
+A hedge is a second attempt of a request that takes too long. It is sent after a deadline that is learnt from recent
+requests of the same data set (`Pace`), if the `Budget` allows it. Only the batch that a consumer waits for is hedged.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-import weakref
 from collections import deque
-from collections.abc import Set as AbstractSet
 
 from hetero.batches.request import BatchRequest
-from hetero.dataplane.reader.connection import EndpointConnection
 from hetero.spec import DatasetSpec
 
-__all__ = ["Budget", "Hedging", "Pace", "Stragglers"]
+__all__ = ["Budget", "Hedging", "Pace"]
 
 
 class Pace:
     """How long requests of one data set take, and when one is overdue.
 
-    A request is overdue after twice the 98th percentile of the last 128 requests, at least 0.5 s. Therefore the
-    deadline covers slow samples that come regularly, and ignores a single hiccup. If 5 % of all batches are slow, 128
-    requests hold fewer than three of them in 4 % of cases. The minimum is more than a delay by a busy machine's
-    scheduler, a garbage collector or a page cache.
+    A request is overdue after twice the 98th percentile of the times of the last 128 requests, but not before 0.5 s.
+    This percentile of 128 times is the third longest. Therefore one or two slow batches do not raise the deadline, but
+    regular slow batches do. If 5 % of all batches are slow, fewer than three of 128 are slow in only 4 % of cases. The
+    minimum is longer than delays by a busy machine's scheduler, a garbage collector or a page cache.
     """
 
     MIN_OBSERVATIONS = 16
@@ -49,7 +45,7 @@ class Pace:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds until a request is overdue, infinite before enough requests were observed."""
+        """Seconds after which a request is overdue. Infinite until `MIN_OBSERVATIONS` requests have been observed."""
         count = len(self._sorted)
         if count < self.MIN_OBSERVATIONS:
             return math.inf
@@ -58,10 +54,10 @@ class Pace:
 
 
 class Budget:
-    """Bound of the number of hedges. After n requests at most 2 + n / 20 hedges have been sent, at any time.
+    """Limits the number of hedges. After n requests, at most 2 + n / 20 hedges have been sent.
 
     Two hedges are free, so a short job can hedge. Each request earns a twentieth of a hedge. The budget saves at most
-    32 hedges. Therefore any stretch of n requests has at most 32 + n / 20 hedges, even after a quiet time.
+    32 hedges. Therefore any n requests in a row have at most 32 + n / 20 hedges, even after a quiet time.
     """
 
     FREE = 2
@@ -69,10 +65,10 @@ class Budget:
     MAX_SAVED = 32
 
     def __init__(self) -> None:
-        self._credit = self.FREE * self.REQUESTS_PER_HEDGE  # in twentieths: integers do not drift
+        self._credit = self.FREE * self.REQUESTS_PER_HEDGE  # in twentieths of a hedge, because integers do not drift
 
     def earn(self) -> None:
-        """Record a new request. Called once per request, however often it is refused, lost and asked for again."""
+        """Record a new request. Called once per request, however often it is sent."""
         self._credit = min(self._credit + 1, self.MAX_SAVED * self.REQUESTS_PER_HEDGE)
 
     @property
@@ -86,48 +82,11 @@ class Budget:
         self._credit -= self.REQUESTS_PER_HEDGE
 
 
-class Stragglers:
-    """Endpoints that were overtaken by a hedge, late, or answered nonsense, and that have sent no batch since.
-
-    They are ready, but other endpoints are preferred for a while. Otherwise the place that the cancelled request freed
-    would attract the next request to an endpoint that is stuck. An endpoint is avoided for the time that it kept the
-    request. This time doubles with each repetition, up to 10 s. After it the endpoint gets one request at a time until
-    it answers.
-    """
-
-    MAX_AVOIDED_S = 10.0
-
-    def __init__(self) -> None:
-        self._until_s: weakref.WeakKeyDictionary[EndpointConnection, tuple[int, float]] = weakref.WeakKeyDictionary()
-
-    def avoid(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
-        """Record that ``connection`` kept a request for ``kept_s`` seconds without a result."""
-        times, _ = self._until_s.get(connection, (0, 0.0))
-        avoided_s = min(self.MAX_AVOIDED_S, kept_s * 2.0 ** min(times, 16))
-        self._until_s[connection] = times + 1, now_s + avoided_s
-
-    def answered(self, connection: EndpointConnection) -> None:
-        """Record that ``connection`` delivered a batch."""
-        if self._until_s:
-            self._until_s.pop(connection, None)
-
-    def avoided(self, now_s: float) -> AbstractSet[EndpointConnection]:
-        """Return the endpoints that get a request only if no other endpoint can take it."""
-        if not self._until_s:
-            return frozenset()
-        return {
-            connection
-            for connection, (_, until_s) in self._until_s.items()
-            if now_s < until_s or connection.num_outstanding
-        }
-
-
 class Hedging:
     """The hedging state of one process. All its readers share the budget."""
 
     def __init__(self) -> None:
         self.budget = Budget()
-        self.stragglers = Stragglers()
         self._paces: dict[DatasetSpec, Pace] = {}
 
     def observe(self, request: BatchRequest, time_s: float) -> None:

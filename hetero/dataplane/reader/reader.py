@@ -1,11 +1,12 @@
 """The trainer's side of the data plane. Delivers batches in order, no matter which endpoint computes them.
 
-A `Reader` is a handle on its `Window`. The fetchers hold the window and never the reader. Therefore a reader that the
-script drops without `close` is garbage-collected, which closes its window.
+The fetchers refer to the window and the fleet, but not to the reader. Therefore a reader that the script drops without
+`close` is garbage-collected, which ends its fetchers.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
@@ -14,11 +15,12 @@ from typing import Any
 
 from hetero.batches.request import BatchRequest
 from hetero.batches.skips import Skips
-from hetero.dataplane.reader.attempts import Item
-from hetero.dataplane.reader.consistency import Agreement
+from hetero.dataplane.reader.consistency import ServedDataset
+from hetero.dataplane.reader.fetchers import Fetchers
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.window import Arrived, Window
 from hetero.errors import ConfigError, DatasetError
+from hetero.spec import DatasetSpec
 from hetero.system.cgroups import memory_use
 
 __all__ = ["Reader", "default_window_bytes"]
@@ -34,9 +36,9 @@ logger = logging.getLogger(__name__)
 class Reader(Iterator[Any]):
     """Iterator over batches, strictly in the order of their requests. For one consuming thread.
 
-    The reader takes requests from their iterator in the consuming thread, at construction and in ``next``. It never
-    takes them further ahead than the window. Therefore a sampler that draws from the trainer's random generators draws
-    where torch's own loader would.
+    The reader takes requests from their iterator in the consuming thread, at construction and in ``next``, and never
+    more than fit into the window. Therefore a sampler draws from the trainer's random generators at the same points as
+    with torch's own loader.
 
     If the consumer waits for a batch that takes too long, the reader asks another endpoint for the same batch: see
     `hetero.dataplane.reader.hedging`.
@@ -47,15 +49,16 @@ class Reader(Iterator[Any]):
     Args:
         fleet: The endpoints.
         requests: The batches to fetch. May be endless.
-        prefetch_factor: Batches in flight per endpoint slot, over all ranks. Default 2. The window has this rank's
-            share of them as places, at least 2. A window of 2 gets a third place. While one batch holds up those after
-            it, the window grows up to 8 times. The additional places hold at most 24 MiB: see
-            `hetero.dataplane.reader.window_growth`.
+        prefetch_factor: Batches in flight per endpoint slot, of all ranks together. Default 2. This rank plans its
+            share of them, at least 2, and a plan of 2 may be exceeded by a third batch. While one batch delays those
+            after it, the window grows to at most 8 times its size. All batches beyond the plan together have at most
+            24 MiB: see `hetero.dataplane.reader.window.WindowGrowth`.
         window_bytes: Bound of the bytes in the window, `default_window_bytes` by default. One batch is always allowed.
-        data_timeout_s: Bound of one call, and of the time without any endpoint. Default is the fleet's.
+        data_timeout_s: Seconds that one call may take, and that the reader waits without any endpoint. Default is the
+            fleet's.
         allocate: Allocates memory for leaves (pinned memory, for example). Fetchers call it with a size in bytes.
         on_skips: Called with the substituted samples of a batch, in the consuming thread, just before `next` returns
-            that batch. Called once per batch, however often the batch was asked for. If it raises, `next` raises that
+            that batch. Called once per batch, however often the batch was requested. If it raises, `next` raises that
             exception instead.
         on_received: Called with the bytes of a batch before compression, and with how many of them compression saved.
             Called in the same thread and at the same time as ``on_skips``.
@@ -91,21 +94,19 @@ class Reader(Iterator[Any]):
         self._on_skips = on_skips
         self._on_received = on_received
         self._on_wait = on_wait
-        self._num_taken = 0
         self._is_exhausted = False
-        self._agreement: Agreement | None = None
-        self._plan_failure: Exception | None = None
+        self._dataset: ServedDataset | None = None  # data set of the last request
+        self._sampler_failure: Exception | None = None
+        self._data_timeout_s = fleet.data_timeout_s if data_timeout_s is None else data_timeout_s
         self._window = Window(
-            fleet,
-            prefetch_factor=prefetch_factor,
-            window_bytes=window_bytes if window_bytes is not None else default_window_bytes(),
-            data_timeout_s=data_timeout_s if data_timeout_s is not None else fleet.data_timeout_s,
-            allocate=allocate,
+            planned=functools.partial(fleet.router.planned_batches, prefetch_factor),
+            max_bytes=default_window_bytes() if window_bytes is None else window_bytes,
         )
-        # The garbage collector may run it in a thread that holds the lock.
-        self._finalizer = weakref.finalize(self, self._window.abandon)
+        self._fetchers = Fetchers(fleet, self._window, data_timeout_s=self._data_timeout_s, allocate=allocate)
+        # The garbage collector may run this finalizer in a thread that holds the lock.
+        self._finalizer = weakref.finalize(self, self._fetchers.abandon)
         with fleet.lock:
-            fleet.listen(self._window)
+            fleet.add_listener(self._fetchers)
         self._fill()
 
     def __iter__(self) -> Reader:
@@ -131,7 +132,7 @@ class Reader(Iterator[Any]):
                     self._on_received(outcome.nbytes, outcome.saved_bytes)
                 self._fill()
                 return outcome.batch
-            if not isinstance(outcome, DatasetError) or outcome is self._plan_failure:
+            if not isinstance(outcome, DatasetError) or outcome is self._sampler_failure:
                 self.close()
         except BaseException:
             self.close()
@@ -139,7 +140,17 @@ class Reader(Iterator[Any]):
         try:
             raise outcome
         finally:
-            del outcome  # its traceback holds this frame, and with it every frame that iterates
+            del outcome  # its traceback refers to this frame, which would keep all frames of the caller alive
+
+    @property
+    def request(self) -> BatchRequest | None:
+        """Request whose batch `next` last returned or raised for. None before, and if the requests' iterator raised."""
+        return self._window.request
+
+    @property
+    def spec(self) -> DatasetSpec | None:
+        """Data set of the latest request that was taken from the iterator. None before the first."""
+        return None if self._dataset is None else self._dataset.spec
 
     @property
     def is_open(self) -> bool:
@@ -149,7 +160,7 @@ class Reader(Iterator[Any]):
     def close(self) -> None:
         """Cancel the requests in flight and end the threads. Idempotent. Blocks until they have ended."""
         if self._finalizer.detach() is not None:
-            self._window.close()
+            self._fetchers.close()
 
     def __enter__(self) -> Reader:
         return self
@@ -161,7 +172,7 @@ class Reader(Iterator[Any]):
         """Take requests until the window is full. The user's sampler runs here, without the lock."""
         while not self._is_exhausted:
             with self._fleet.lock:
-                if self._window.is_closed or self._num_taken >= self._window.next_sequence + self._window.limit:
+                if self._fetchers.is_closed or not self._window.has_place:
                     return
             try:
                 request = next(self._requests)
@@ -170,40 +181,37 @@ class Reader(Iterator[Any]):
                 return
             except Exception as error:  # noqa: BLE001 - raised by the sampler, and raised again when its turn comes
                 self._is_exhausted = True
-                self._plan_failure = error
+                self._sampler_failure = error
                 with self._fleet.lock:
-                    self._window.put(self._num_taken, error)
-                self._num_taken += 1
+                    self._window.add_failure(error)
                 return
             with self._fleet.lock:
-                self._agreement = self._fleet.want(request.spec)
-                self._window.add(Item(self._num_taken, request, self._agreement))
-            self._num_taken += 1
+                self._dataset = self._fleet.prepare(request.spec)
+                self._fetchers.add(request, self._dataset)
 
     def _wait(self) -> Arrived | BaseException:
-        """Block until the next outcome is there. Return the batch, or the exception to raise."""
-        window, fleet = self._window, self._fleet
+        """Block until the next outcome has arrived. Return the batch, or the exception to raise."""
+        window, fetchers, fleet = self._window, self._fetchers, self._fleet
         begin_s = fleet.clock()
         log_after_s = _LOG_AFTER_S
         unserved_since_s: float | None = None
         while True:
             with fleet.lock:
-                outcome = window.pop()
+                outcome = fetchers.pop()
                 if outcome is not None:
                     return outcome
-                is_over = not self._finalizer.alive or window.next_sequence >= self._num_taken
-                if is_over or self._agreement is None:
+                if not self._finalizer.alive or window.is_empty or self._dataset is None:
                     return StopIteration()
-                fleet.raise_failure(self._agreement)
+                fleet.raise_failure(self._dataset)
                 now_s = fleet.clock()
-                spec = self._agreement.spec
+                spec = self._dataset.spec
                 # Give up if no endpoint has served for too long.
                 if fleet.has_ready(spec):
                     unserved_since_s = None
                 elif unserved_since_s is None:
                     unserved_since_s = now_s
-                elif now_s - unserved_since_s > self._patience_s(self._agreement):
-                    what, note = f"data set {spec.name!r}", window.words_on_losses()
+                elif now_s - unserved_since_s > self._patience_s(self._dataset):
+                    what, note = f"data set {spec.name!r}", window.describe_lost_calls()
                     raise fleet.unavailable(what, now_s - unserved_since_s, note=note)
                 # Log at growing intervals that the wait is long.
                 if now_s >= begin_s + log_after_s:
@@ -214,19 +222,19 @@ class Reader(Iterator[Any]):
                         now_s - begin_s,
                         fleet.describe_endpoints(),
                     )
-                window.arrived.wait(min(_POLL_S, window.hedge_if_overdue()))
+                fetchers.wait(_POLL_S)
             if self._on_wait is not None:
                 self._on_wait(unserved_since_s is not None)
             self._fill()  # the window grows when endpoints join
 
-    def _patience_s(self, agreement: Agreement) -> float:
+    def _patience_s(self, dataset: ServedDataset) -> float:
         """Return how many seconds the reader waits without an endpoint.
 
         It waits longer at the start, and while an endpoint builds the data set.
         """
-        if not agreement.was_served or self._fleet.is_preparing(agreement.spec):
-            return max(self._window.data_timeout_s, self._fleet.prepare_timeout_s)
-        return self._window.data_timeout_s
+        if not dataset.was_served or self._fleet.is_preparing(dataset.spec):
+            return max(self._data_timeout_s, self._fleet.prepare_timeout_s)
+        return self._data_timeout_s
 
 
 def default_window_bytes() -> int:

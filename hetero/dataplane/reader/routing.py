@@ -1,25 +1,288 @@
-"""Which endpoints a rank uses, what they have to prepare, and which one gets the next request. Pure functions."""
+"""The endpoints that a rank uses, and which one gets the next request. No threads, no network.
+
+`ConnectionTable` follows the directory. `Router` chooses endpoints for requests. The fleet's lock guards both.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
+from hetero.control.directory import EndpointRecord
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
 from hetero.spec import DatasetSpec
 
-__all__ = ["least_loaded", "less_loaded", "next_free_s", "subset", "unprepared"]
+__all__ = ["ConnectionTable", "Router", "Stragglers", "subset", "unprepared"]
 
 _MIN_SUBSET = 8
 _LOAD_AGE_S = 1.0
 
 
+class ConnectionTable:
+    """The connections to the endpoints in the directory, and to those that left but still have calls in progress.
+
+    There is one connection per endpoint, in natural order.
+
+    Args:
+        connect: Makes the connection to an endpoint.
+    """
+
+    def __init__(self, connect: Callable[[EndpointRecord], EndpointConnection]) -> None:
+        self._connect = connect
+        self._connections: dict[str, EndpointConnection] = {}
+        self._retired: list[EndpointConnection] = []  # they left, but calls may still be in progress
+        self._last_messages: dict[str, str] = {}
+        self.num_slots = 0
+        """Batches that all endpoints, except foreign ones, can compute at the same time."""
+
+    def __iter__(self) -> Iterator[EndpointConnection]:
+        return iter(tuple(self._connections.values()))
+
+    def follow(self, records: Iterable[EndpointRecord], hosts: Container[str]) -> None:
+        """Make the connections match the directory. A restarted endpoint gets a new connection.
+
+        Args:
+            records: The endpoints.
+            hosts: The hosts that are present. An endpoint that left with its host has not died, because the host was
+                lost or left in order. The host may be back by now, with a new launch.
+        """
+        before, self._connections = self._connections, {}
+        launches: dict[str, str] = {}
+        for record in records:
+            launches[record.host] = record.launch
+            known = before.get(record.endpoint_id)
+            if known is not None and known.record == record:
+                self._connections[record.endpoint_id] = before.pop(record.endpoint_id)
+            else:
+                self._connections[record.endpoint_id] = self._connect(record)
+        for gone in before.values():
+            is_replaced = launches.get(gone.record.host, gone.record.launch) != gone.record.launch
+            gone.retire(has_died=gone.record.host in hosts and not is_replaced)
+            self._last_messages[gone.record.endpoint_id] = f"left ({gone.last_message})"
+            self._retired.append(gone)
+        self.count_slots()
+
+    def count_slots(self) -> None:
+        """Update ``num_slots``. It is not computed on demand, because readers need it several times per batch."""
+        self.num_slots = sum(
+            connection.record.num_slots for connection in self if connection.state is not ConnectionState.FOREIGN
+        )
+
+    def pop_ended(self) -> list[EndpointConnection]:
+        """Remove and return the retired connections that have no calls in progress. The caller closes them."""
+        ended = [connection for connection in self._retired if not connection.num_outstanding]
+        self._retired = [connection for connection in self._retired if connection.num_outstanding]
+        return ended
+
+    def all(self) -> list[EndpointConnection]:
+        """Return all connections, including retired ones that have calls in progress."""
+        return [*self._connections.values(), *self._retired]
+
+    def clear(self) -> None:
+        """Forget all connections."""
+        self._connections, self._retired = {}, []
+
+    def describe(self) -> str:
+        """Return one line that names all endpoints and the last message about each."""
+        texts = [f"{connection.name}: {connection.last_message}" for connection in self]
+        texts += [f"{name}: {text}" for name, text in self._last_messages.items() if name not in self._connections]
+        return "; ".join(texts) if texts else "no endpoint has appeared in the directory"
+
+
+class Stragglers:
+    """Endpoints that served a request badly, and have sent no batch since.
+
+    Such an endpoint failed, was late, or sent a damaged answer, or a hedge (a second request for the same batch) was
+    answered sooner. It is ready, but other endpoints are preferred for a while. Otherwise a stuck endpoint would get
+    the next request, because the request that it did not answer is cancelled and no longer counts as its load.
+
+    An endpoint is avoided for as long as it kept the request without a result. This time doubles with each
+    repetition, up to 10 s. Then the endpoint gets one request at a time until it sends a batch.
+    """
+
+    MAX_AVOIDED_S = 10.0
+
+    def __init__(self) -> None:
+        self._until_s: weakref.WeakKeyDictionary[EndpointConnection, tuple[int, float]] = weakref.WeakKeyDictionary()
+
+    def avoid(self, connection: EndpointConnection, *, kept_s: float, now_s: float) -> None:
+        """Record that ``connection`` kept a request for ``kept_s`` seconds without a result."""
+        times, _ = self._until_s.get(connection, (0, 0.0))
+        avoided_s = min(self.MAX_AVOIDED_S, kept_s * 2.0 ** min(times, 16))
+        self._until_s[connection] = times + 1, now_s + avoided_s
+
+    def answered(self, connection: EndpointConnection) -> None:
+        """Record that ``connection`` delivered a batch."""
+        if self._until_s:
+            self._until_s.pop(connection, None)
+
+    def avoided(self, now_s: float) -> AbstractSet[EndpointConnection]:
+        """Return the endpoints that get a request only if no other endpoint can take it."""
+        if not self._until_s:
+            return frozenset()
+        return {
+            connection
+            for connection, (_, until_s) in self._until_s.items()
+            if now_s < until_s or connection.num_outstanding
+        }
+
+
+class Router:
+    """Chooses endpoints for requests, and knows how busy they are.
+
+    Args:
+        table: All endpoints.
+        rank: Rank of this process, in ``[0, world_size)``.
+        world_size: Processes that read.
+        clock: Returns monotonic seconds.
+        on_free: Called when an endpoint for which requests wait is free, or when a retired one has no more calls.
+    """
+
+    def __init__(
+        self,
+        table: ConnectionTable,
+        *,
+        rank: int,
+        world_size: int,
+        clock: Callable[[], float],
+        on_free: Callable[[], None],
+    ) -> None:
+        self.used: list[EndpointConnection] = []
+        """This rank's endpoints, in order of preference."""
+        self._table = table
+        self._rank = rank
+        self._world_size = world_size
+        self._clock = clock
+        self._on_free = on_free
+        self._stragglers = Stragglers()
+        self._num_choices = 0
+
+    def update(self) -> None:
+        """Select this rank's endpoints anew, because endpoints came, left, or are down."""
+        self.used = subset(self._table, self._rank, self._world_size)
+
+    def planned_batches(self, prefetch_factor: float) -> int:
+        """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
+        return max(2, math.ceil(prefetch_factor * self._table.num_slots / self._world_size))
+
+    def choose(self, spec: DatasetSpec, *, alone_for: object | None = None) -> EndpointConnection | None:
+        """Return the endpoint for the next request, None if no endpoint can compute it now. `release` gives it back.
+
+        The endpoint with the fewest outstanding requests of this process per slot is chosen. On a tie the lowest
+        reported load decides, then the longest time since the last choice. Between endpoints that were never chosen,
+        the order of `used` decides, which differs between ranks. A straggler is chosen only if all others are
+        unsuitable.
+
+        Args:
+            spec: The request's data set.
+            alone_for: The request, if it must be the only one of this process on its endpoint. The chosen endpoint is
+                then reserved and gets no other new requests. While it has outstanding requests, this returns None, and
+                the caller asks again.
+        """
+        now_s = self._clock()
+        avoided = self._stragglers.avoided(now_s)
+        ready = [
+            connection
+            for connection in self.used
+            if connection.serves(spec)
+            and connection.busy_until_s <= now_s
+            and connection.reserved_by in (None, alone_for)
+        ]
+        chosen = min(
+            ready,
+            key=lambda connection: (
+                connection.reserved_by is not alone_for,
+                connection in avoided,
+                *_burden(connection, now_s),
+            ),
+            default=None,
+        )
+        if chosen is not None and alone_for is not None:
+            if any(other.reserved_by is alone_for for other in self._table if other is not chosen):
+                self.unreserve((alone_for,))  # the endpoint that was reserved for it was not chosen
+            chosen.reserved_by = alone_for
+            if chosen.num_outstanding:
+                return None
+        return self._occupy(chosen)
+
+    def choose_other(self, spec: DatasetSpec, overdue_on: EndpointConnection) -> EndpointConnection | None:
+        """Return the endpoint for a second attempt, None if none would help now. `release` gives it back.
+
+        The endpoint is ready, not reserved, and no straggler. It has fewer of this process's requests per slot than the
+        first attempt's endpoint. Another host is preferred, because the cause of the delay may affect the whole host.
+
+        Args:
+            spec: The request's data set.
+            overdue_on: The endpoint of the first attempt.
+        """
+        now_s = self._clock()
+        avoided = self._stragglers.avoided(now_s)
+        load = overdue_on.num_outstanding / overdue_on.record.num_slots
+        ready = [
+            connection
+            for connection in self.used
+            if connection is not overdue_on
+            and connection not in avoided
+            and connection.serves(spec)
+            and connection.busy_until_s <= now_s
+            and connection.reserved_by is None
+            and connection.num_outstanding / connection.record.num_slots < load
+        ]
+        chosen = min(
+            ready,
+            key=lambda connection: (connection.record.host == overdue_on.record.host, *_burden(connection, now_s)),
+            default=None,
+        )
+        return self._occupy(chosen)
+
+    def release(self, connection: EndpointConnection, *, alone_for: object | None = None) -> None:
+        """Give back an endpoint that `choose` or `choose_other` returned."""
+        connection.num_outstanding -= 1
+        is_idle, is_awaited = not connection.num_outstanding, connection.reserved_by is not None
+        if alone_for is not None and connection.reserved_by is alone_for:
+            connection.reserved_by = None
+        if alone_for is not None or (is_idle and (is_awaited or connection.is_retired)):
+            self._on_free()
+
+    def unreserve(self, owners: Container[object]) -> None:
+        """Release the endpoints that are reserved for these requests."""
+        for connection in self._table:
+            if connection.reserved_by is not None and connection.reserved_by in owners:
+                connection.reserved_by = None
+        self._on_free()
+
+    def answered(self, connection: EndpointConnection, *, num_queued: int, now_s: float) -> None:
+        """Record that an endpoint delivered a batch, and the load that it reported."""
+        self._stragglers.answered(connection)
+        connection.delivered()
+        connection.load, connection.load_at_s = num_queued, now_s
+
+    def avoid(self, connection: EndpointConnection, *, kept_s: float) -> None:
+        """Prefer other endpoints for a while, because this one kept a request for ``kept_s`` seconds without result."""
+        self._stragglers.avoid(connection, kept_s=kept_s, now_s=self._clock())
+
+    def next_free_s(self) -> float:
+        """Return the seconds until the first busy endpoint may be asked again, infinite if none are busy."""
+        now_s = self._clock()
+        busy_until_s = [each.busy_until_s for each in self.used if each.busy_until_s > now_s]
+        return min(busy_until_s, default=math.inf) - now_s
+
+    def _occupy(self, chosen: EndpointConnection | None) -> EndpointConnection | None:
+        if chosen is not None:
+            self._num_choices += 1
+            chosen.chosen_at = self._num_choices
+            chosen.num_outstanding += 1
+        return chosen
+
+
 def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int) -> list[EndpointConnection]:
     """Return the endpoints that a rank uses: all endpoints of a small job, some of a large job.
 
-    144 endpoints and 8 ranks need not make 1,152 connections. A rank gets twice its share, at least 8, to have a choice
-    even after a host is lost. Neighbours in the list are on different hosts, and each rank starts at another place of
-    the list. Endpoints that are down do not count, so others take their place.
+    144 endpoints and 8 ranks need not make 1,152 connections. A rank uses twice its share of the endpoints, at least 8,
+    to have a choice even after a host is lost. It takes successive endpoints of a list in which neighbours are on
+    different hosts. Each rank starts at another index. Endpoints that are down do not count, so others replace them.
 
     Args:
         connections: All endpoints, in natural order.
@@ -54,8 +317,7 @@ def unprepared(
     Args:
         connections: The endpoints in use.
         specs: The data sets that are wanted.
-        first: The first endpoint in natural order, in use or not. It gives the reference, so all ranks compare with the
-            same one.
+        first: The first endpoint in natural order, in use or not. All ranks compare with its description.
         now_s: Monotonic seconds.
 
     Returns:
@@ -64,7 +326,7 @@ def unprepared(
     due = []
     next_due_s = math.inf
     for connection in connections if first is None or first in connections else [first, *connections]:
-        # An endpoint that has described a data set waits for the reference.
+        # If an endpoint has described a data set, it only waits to be compared with the reference.
         known = connection.prepared | connection.preparing | connection.unusable | connection.descriptions.keys()
         missing = [spec for spec in specs if spec not in known]
         if not missing or connection.state is ConnectionState.FOREIGN:
@@ -76,98 +338,9 @@ def unprepared(
     return due, next_due_s
 
 
-def least_loaded(
-    connections: Iterable[EndpointConnection],
-    spec: DatasetSpec,
-    *,
-    now_s: float,
-    alone_for: object | None,
-    avoided: Container[EndpointConnection] = (),
-) -> EndpointConnection | None:
-    """Return the endpoint for the next request, None if no endpoint can take it now.
-
-    The endpoint with the fewest outstanding requests of this process per slot is chosen. On a tie the lowest reported
-    load decides, then the longest time since the last choice. At first the order of ``connections`` decides, which
-    differs between ranks.
-
-    Args:
-        connections: The endpoints in use.
-        spec: The request's data set.
-        now_s: Monotonic seconds.
-        alone_for: The request that needs an endpoint alone, or None. The endpoint that it has reserved is preferred.
-        avoided: Endpoints to choose only if all others are unsuitable.
-    """
-    ready = [
-        connection
-        for connection in connections
-        if connection.serves(spec) and connection.busy_until_s <= now_s and connection.reserved_by in (None, alone_for)
-    ]
-    return min(
-        ready,
-        key=lambda connection: (
-            connection.reserved_by is not alone_for,
-            connection in avoided,
-            *_burden(connection, now_s),
-        ),
-        default=None,
-    )
-
-
-def less_loaded(
-    connections: Iterable[EndpointConnection],
-    spec: DatasetSpec,
-    overdue_on: EndpointConnection,
-    *,
-    now_s: float,
-    avoided: Container[EndpointConnection] = (),
-) -> EndpointConnection | None:
-    """Return the endpoint for a second attempt, None if no endpoint can take it now.
-
-    It is ready, not reserved, and has fewer of this process's requests per slot than the endpoint of the first attempt.
-    Another host is preferred, because what stops an endpoint may stop its whole host.
-
-    Args:
-        connections: The endpoints in use.
-        spec: The request's data set.
-        overdue_on: The endpoint of the first attempt.
-        now_s: Monotonic seconds.
-        avoided: Endpoints not to choose.
-    """
-    load = overdue_on.num_outstanding / overdue_on.record.num_slots
-    ready = [
-        connection
-        for connection in connections
-        if connection is not overdue_on
-        and connection not in avoided
-        and connection.serves(spec)
-        and connection.busy_until_s <= now_s
-        and connection.reserved_by is None
-        and connection.num_outstanding / connection.record.num_slots < load
-    ]
-    return min(
-        ready,
-        key=lambda connection: (connection.record.host == overdue_on.record.host, *_burden(connection, now_s)),
-        default=None,
-    )
-
-
-def next_free_s(connections: Iterable[EndpointConnection], *, now_s: float) -> float:
-    """Return in how many seconds the first busy endpoint may be asked again.
-
-    Args:
-        connections: The endpoints in use.
-        now_s: Monotonic seconds.
-
-    Returns:
-        More than 0, infinite if no endpoint is busy.
-    """
-    busy_until_s = [each.busy_until_s for each in connections if each.busy_until_s > now_s]
-    return min(busy_until_s, default=math.inf) - now_s
-
-
 def _burden(connection: EndpointConnection, now_s: float) -> tuple[float, float, int]:
     num_slots = connection.record.num_slots
-    # Ignore an old report, because it says nothing and must not keep an endpoint idle for ever.
+    # Ignore an old load, which would keep an endpoint idle for ever.
     load = connection.load if connection.load_at_s > now_s - _LOAD_AGE_S else 0
     return connection.num_outstanding / num_slots, load / num_slots, connection.chosen_at
 

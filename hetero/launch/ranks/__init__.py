@@ -1,11 +1,12 @@
 """Starts, watches and ends the ranks of a trainer host.
 
-ranks.py            starts the agent of the framework and watches it
+starter.py          the interface of a rank starter
+ranks.py            starts and watches the agent of the framework; the registry of agents
 torchrun_agent.py   torch's own agent, as a child of the launcher
 tf_agent.py         hetero's agent, which starts ranks of TensorFlow
-mpi_ranks.py        ranks whose processes mpirun has made already
+mpi_ranks.py        the starter for mpirun, which has already made a process for each rank
 parent_launcher.py  finds out whether mpirun or torchrun started this process
-leader.py           connects the copies of a launcher on one host: one leads, the others follow
-rank.py             wraps the user's script in each rank
+leader.py           the local leader of the launchers that mpirun or torchrun made on one host, and its followers
+rank.py             runs the user's script in each rank
 rank_folder.py      the folder for output and failure notes of the ranks
 """

@@ -1,15 +1,15 @@
-"""Connects the copies of a launcher that mpirun or torchrun started on one host: one leads, the others follow.
+"""Connects the launchers that mpirun or torchrun started on one host: one leads, the others follow.
 
-The copy that *leads* does all the work of a launcher. Copies that *follow* connect to it, start a rank of the training
-script when the leader requests it (see `mpi_ranks.py`), and end with the leader's exit code.
+The *local leader* does all the work of a launcher. The *followers* connect to it, start a rank of the training script
+when the leader requests it (see `mpi_ranks.py`), and end with the leader's exit code.
 
-The copy with local rank 0 leads. Under mpirun that copy follows too, and a child of it leads. The reason is that mpirun
-kills all its processes a quarter of a second after one of them failed. The child lives long enough to report what
-happened.
+The launcher with local rank 0 leads. Under mpirun this launcher follows too, and its child leads. The reason is that
+mpirun kills all its processes a quarter of a second after one of them failed. The child lives long enough to report
+what happened.
 
-The copies connect through a Unix socket in the abstract namespace. The kernel closes the socket when the leader ends.
-Followers therefore notice at once that a leader was killed, and nothing is left for a later run. Both sides check that
-the other process belongs to the same user.
+Followers connect through a Unix socket in the abstract namespace. The kernel closes the socket when the leader ends.
+Followers therefore notice at once that a leader was killed, and the socket does not disturb a later run. Both sides
+check that the other process belongs to the same user.
 
 Messages are JSON objects, one per line. The leader sends ``{"start": VARIABLES}``, ``{"kill": true}`` and, at the end,
 ``{"exit": CODE}``. A follower first sends ``{"local_rank": N, "rank": N}``. Later it sends ``{"stop": true}`` if it was
@@ -36,52 +36,51 @@ from types import FrameType
 from typing import Any
 
 from hetero.errors import PortError
-from hetero.launch.ranks.parent_launcher import Outer
-from hetero.launch.ranks.torchrun_agent import PARENT_VARIABLE
-from hetero.system.process import adopt_descendants, end_descendants, start_child, wait_gone
+from hetero.launch.ranks.parent_launcher import ParentLauncher
+from hetero.system.process import PARENT_VARIABLE, adopt_descendants, end_descendants, start_child, wait_gone
 
-__all__ = ["Copies", "Follower", "kill_rank", "meeting_name", "rank_command", "start_rank"]
+__all__ = ["Follower", "LocalLeader", "kill_rank", "meeting_name", "rank_command", "start_rank"]
 
 logger = logging.getLogger(__name__)
 
 _LEADER_S = 120.0
-"""Seconds that a follower tries to connect. It needs little time, because all copies start and import alike."""
+"""Seconds that a follower tries to connect. Usually it needs few, because all launchers of a host start together."""
 _LATE_S = 5.0
-"""Seconds that a finished leader waits for a copy that has not connected yet, and a follower for its leader's end."""
+"""Seconds that a finished leader waits for a follower to connect, and that a follower waits for its leader to end."""
 _POLL_S = 0.1
 _MAX_LINE_BYTES = 2**20
 _CREDENTIALS = struct.Struct("3i")
 
 
-def meeting_name(outer: Outer, *, job_id: str, host: str, base_dir: Path) -> str:
-    """Return the socket name for the copies of one run on one host.
+def meeting_name(parent: ParentLauncher, *, job_id: str, host: str, base_dir: Path) -> str:
+    """Return the socket name for the launchers of one run on one host.
 
     The host's name is part of it, because simulated hosts share a machine.
     """
-    text = json.dumps([outer.name, outer.run, job_id, host, str(base_dir), os.geteuid()])
+    text = json.dumps([parent.name, parent.run, job_id, host, str(base_dir), os.geteuid()])
     return f"\0hetero-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-class Copies:
+class LocalLeader:
     """The leader's connections to its followers, as a context manager. Not thread-safe.
 
     Args:
-        outer: This process among those that mpirun or torchrun made.
+        parent: What mpirun or torchrun set for this process.
         name: Socket name from `meeting_name`.
 
     Raises:
         PortError: If another process leads already.
     """
 
-    def __init__(self, outer: Outer, name: str) -> None:
-        self.outer = outer
-        self.ranks: dict[int, int] = {} if outer.gives_ranks else {outer.local_rank: outer.rank}
-        """Rank by local rank, of the copies that have connected."""
+    def __init__(self, parent: ParentLauncher, name: str) -> None:
+        self.parent = parent
+        self.ranks: dict[int, int] = {} if parent.gives_ranks else {parent.local_rank: parent.rank}
+        """Ranks of the followers that have connected, by local rank."""
         self.ended: dict[int, int] = {}
-        """Exit status by local rank, of the ranks that have ended, in order of time."""
+        """Exit statuses of the ranks that have ended, by local rank, in order of time."""
         self.lost: set[int] = set()
-        """Local ranks of copies that disconnected and did not report the end of their ranks. ``ended`` has SIGTERM for
-        them, because supervisors end their processes with it."""
+        """Local ranks of followers that disconnected before they reported the end of their ranks. In ``ended`` they
+        have SIGTERM, because supervisors end their processes with this signal."""
         self._was_stopped = False
         self._lines: dict[int, _Lines] = {}
         self._new: list[_Lines] = []
@@ -91,12 +90,12 @@ class Copies:
         except OSError as error:
             self._socket.close()
             raise PortError(
-                f"another launcher works for this host and this run of {outer.name} already ({error.strerror}); "
+                f"another launcher already leads this host in this run of {parent.name} ({error.strerror}); "
                 "end it, or wait until it has ended"
             ) from error
-        self._socket.listen(outer.num_local)
+        self._socket.listen(parent.num_local)
 
-    def __enter__(self) -> Copies:
+    def __enter__(self) -> LocalLeader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,9 +104,9 @@ class Copies:
             lines.close()
 
     @property
-    def are_there(self) -> bool:
-        """Whether every copy has connected."""
-        return len(self.ranks) == self.outer.num_local
+    def is_complete(self) -> bool:
+        """Whether every follower has connected."""
+        return len(self.ranks) == self.parent.num_local
 
     def poll(self) -> None:
         """Accept new connections and read the messages of followers. Does not wait."""
@@ -129,24 +128,24 @@ class Copies:
                 self.ended[local_rank] = -signal.SIGTERM
 
     def start(self, variables_of: Callable[[int], Mapping[str, str]]) -> None:
-        """Request that every follower starts its rank.
+        """Ask every follower to start its rank.
 
         Args:
-            variables_of: Returns the variables to add to the environment of the rank with this local rank.
+            variables_of: Returns the variables to add to a rank's environment, from its local rank.
         """
         for local_rank, lines in self._lines.items():
             lines.write({"start": dict(variables_of(local_rank))})
 
     def kill(self) -> None:
-        """Request that every follower kills its rank. Does not wait."""
+        """Ask every follower to kill its rank. Does not wait."""
         for lines in self._lines.values():
             lines.write({"kill": True})
 
     def finish(self, code: int) -> None:
-        """Request that every follower ends with an exit code. Waits up to five seconds for missing copies."""
-        self._was_stopped = True  # a later request to stop must not signal this process: its handlers are gone
+        """Ask every follower to end with an exit code. First wait up to five seconds until all have connected."""
+        self._was_stopped = True  # a later request to stop must not signal this process, because its handlers are gone
         deadline_s = time.monotonic() + _LATE_S
-        while not self.are_there and time.monotonic() < deadline_s:
+        while not self.is_complete and time.monotonic() < deadline_s:
             self.poll()
             select.select([self._socket], [], [], _POLL_S)
         self.poll()
@@ -155,13 +154,17 @@ class Copies:
 
     def _welcome(self, lines: _Lines, hello: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
         local_rank, rank = hello.get("local_rank"), hello.get("rank")
-        free = set(range(self.outer.num_local)) - self.ranks.keys()
-        if local_rank in free and isinstance(rank, int) and 0 <= rank < self.outer.world_size:
+        free = set(range(self.parent.num_local)) - self.ranks.keys()
+        if local_rank in free and isinstance(rank, int) and 0 <= rank < self.parent.world_size:
             self.ranks[local_rank] = rank
             self._lines[local_rank] = lines
-            self._take(local_rank, messages)  # the first read may return further messages
+            self._take(local_rank, messages)  # the first read may return more than the first message
             return
-        logger.warning("refused another copy of this launcher that says local rank %r and rank %r", local_rank, rank)
+        logger.warning(
+            "rejected a follower with local rank %r and rank %r, because they are in use or out of range",
+            local_rank,
+            rank,
+        )
         lines.close()
 
     def _take(self, local_rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -170,24 +173,24 @@ class Copies:
                 self.ended.setdefault(local_rank, message["ended"])
             elif "stop" in message and not self._was_stopped:
                 self._was_stopped = True
-                os.kill(os.getpid(), signal.SIGTERM)  # only once, because all copies are asked at the same time
+                os.kill(os.getpid(), signal.SIGTERM)  # only once, because all launchers are asked to stop together
 
 
 class Follower:
-    """A copy that follows the leader.
+    """A launcher that follows the local leader.
 
     Args:
-        outer: This process among those that mpirun or torchrun made.
+        parent: What mpirun or torchrun set for this process.
         name: Socket name from `meeting_name`.
         command: The command that starts a rank of the training script.
-        variables: Variables that mpirun or torchrun set for this process alone. The rank gets them.
-        stopped_code: Exit code if this copy is asked to stop before it has connected to its leader.
+        variables: Variables that mpirun or torchrun set for this process alone, for the rank's environment.
+        stopped_code: Exit code if this launcher is asked to stop before it has connected to its leader.
         leader_pid: Process id of the leader, if the leader is a child of this process.
     """
 
     def __init__(
         self,
-        outer: Outer,
+        parent: ParentLauncher,
         name: str,
         *,
         command: Sequence[str],
@@ -195,19 +198,19 @@ class Follower:
         stopped_code: int = 128 + signal.SIGTERM,
         leader_pid: int | None = None,
     ) -> None:
-        self._outer = outer
+        self._place = parent
         self._name = name
         self._command = command
         self._variables = variables
         self._stopped_code = stopped_code
         self._leader_pid = leader_pid
         self._rank: subprocess.Popen[bytes] | None = None
-        self._has_told = False
+        self._has_reported = False
         self._num_signals = 0
-        self._num_told_signals = 0
+        self._num_reported_signals = 0
 
     def run(self) -> int | None:
-        """Execute the leader's requests until it ends. Return its exit code, or None if it was lost or never came."""
+        """Execute the leader's requests. Return the leader's exit code, or None if the leader was lost or not found."""
         with contextlib.ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
@@ -218,7 +221,7 @@ class Follower:
             if lines is None:
                 return self._stopped_code if self._num_signals else None
             stack.callback(lines.close)
-            lines.write({"local_rank": self._outer.local_rank, "rank": self._outer.rank})
+            lines.write({"local_rank": self._place.local_rank, "rank": self._place.rank})
             while True:
                 lines.wait(_POLL_S)
                 for message in lines.read():
@@ -227,13 +230,13 @@ class Follower:
                     self._obey(message)
                 if lines.is_closed:
                     return None
-                self._tell(lines)
+                self._report(lines)
 
     def _connect(self) -> _Lines | None:
         deadline_s = time.monotonic() + _LEADER_S
         while time.monotonic() < deadline_s and not self._num_signals:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            connection.settimeout(_POLL_S)  # else a full queue of connections would block without end
+            connection.settimeout(_POLL_S)  # otherwise `connect` would block as long as the leader's queue is full
             try:
                 connection.connect(self._name)
             except OSError:
@@ -249,18 +252,23 @@ class Follower:
         elif "kill" in message and self._rank is not None:
             kill_rank(self._rank)
 
-    def _tell(self, lines: _Lines) -> None:
-        if self._num_signals > self._num_told_signals:
-            self._num_told_signals = self._num_signals
+    def _report(self, lines: _Lines) -> None:
+        if self._num_signals > self._num_reported_signals:
+            self._num_reported_signals = self._num_signals
             lines.write({"stop": True})  # the leader ends all ranks together
-        if self._rank is not None and not self._has_told and self._rank.poll() is not None:
+        if self._rank is not None and not self._has_reported and self._rank.poll() is not None:
             lines.write({"ended": self._rank.returncode})
-            self._has_told = True
+            self._has_reported = True
 
     def _let_leader_end(self) -> None:
-        """Wait up to five seconds for the end of a leader that is this process's child. After that it is killed."""
-        if self._leader_pid is not None:
-            wait_gone([self._leader_pid], timeout_s=_LATE_S)
+        """If the leader is a child of this process, wait up to five seconds until it ends, before it is killed."""
+        if self._leader_pid is not None and not wait_gone([self._leader_pid], timeout_s=_LATE_S):
+            logger.warning(
+                "the local leader (process %d) has not ended within %.1f s of its last message and is killed now. Its "
+                "last log lines may be missing. Look above for the cause, such as a full disk or a stuck device",
+                self._leader_pid,
+                _LATE_S,
+            )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._num_signals += 1
@@ -272,10 +280,10 @@ def rank_command(script: Sequence[str]) -> list[str]:
 
 
 def start_rank(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a rank as a child that takes this process's place among mpirun's ranks. Call it on the main thread.
+    """Start a rank as a child of this process. MPI takes the child for this process. Call it on the main thread.
 
     Args:
-        command: From `rank_command`.
+        command: Result of `rank_command`.
         variables: Variables that are added to this process's environment.
     """
     return start_child(
@@ -294,7 +302,7 @@ def kill_rank(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Lines:
-    """Messages over a Unix socket. Writing never waits, and messages to a peer that does not read are lost.
+    """Messages over a Unix socket. Writing never waits. If the peer does not read, messages to it are lost.
 
     Args:
         connection: The connected socket. If the peer belongs to another user, `is_closed` is set from the start.
@@ -313,7 +321,7 @@ class _Lines:
         self._connection.close()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there is something to read, at most ``timeout_s`` seconds."""
+        """Wait up to ``timeout_s`` seconds until there is something to read."""
         if not self.is_closed:
             select.select([self._connection], [], [], timeout_s)
 

@@ -1,69 +1,120 @@
-"""The ranks of one trainer host whose processes ``mpirun`` made, for example with Horovod.
+"""The ranks of one trainer host under ``mpirun``, for example with Horovod.
 
-A rank of MPI is a process that ``mpirun`` started, or a child of it that inherits its environment, because the
-environment identifies the rank. On every trainer host there is one such process per rank. Each is a copy of the
-launcher that follows the copy that leads (`hetero.launch.ranks.leader`). It starts the training script once, as its
-rank.
+``mpirun`` starts one launcher per rank on every trainer host. Each follows the local leader
+(`hetero.launch.ranks.leader`) and starts the training script once, as its rank. MPI accepts this child as the rank,
+because it inherits the environment, which identifies the rank.
 
 torchrun is not used. These ranks cannot be restarted, because MPI does not allow a second process for a rank.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetero.control.rank.session import RESTART_VARIABLE
 from hetero.control.status import Cause
-from hetero.launch.ranks.leader import Copies
+from hetero.launch.ranks.leader import LocalLeader
 from hetero.launch.ranks.rank_folder import RankFolder
-from hetero.launch.ranks.ranks import RanksOptions
+from hetero.launch.ranks.starter import RanksOptions, RankStarter
 from hetero.system.line_relay import LineRelay
 
-__all__ = ["GivenRanks"]
+__all__ = ["MpiRanks", "MpiStarter"]
+
+logger = logging.getLogger(__name__)
 
 _SETTLE_S = 0.3
-"""Seconds from the first failure until `GivenRanks.poll` reports it. A rank whose connection broke may be seen before
-the rank that failed."""
+"""Seconds from the first failure until `MpiRanks.poll` reports it. If a rank fails, the connections of other ranks
+break, and the end of such a rank may be noticed first."""
 _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 
 
-class GivenRanks:
-    """Starts, watches and ends the ranks of this host, like `hetero.launch.ranks.ranks.RankProcesses`.
-
-    Create it on the main thread, after all copies have connected.
+class MpiStarter(RankStarter):
+    """Starts the ranks through the followers of the local leader.
 
     Args:
-        options: Options of the ranks. ``meeting_points`` has only the host of rank 0.
-        copies: The followers.
+        leader: The local leader of the processes that mpirun made on this host.
+    """
+
+    def __init__(self, leader: LocalLeader) -> None:
+        self._leader = leader
+        self.num_made = leader.parent.num_local
+
+    def obstacle(self, *, is_trainer: bool, job_restarts: int) -> str:
+        """Return why ranks cannot be started on this host, and what to do. Empty if they can be started."""
+        if not is_trainer:
+            return "mpirun started hetero on a data host; make it start hetero only on the trainer hosts"
+        if not job_restarts:
+            return ""
+        return "job_restarts does not work with mpirun, because its ranks start only once; leave it out"
+
+    def poll(self) -> None:
+        """Read what the followers have sent."""
+        self._leader.poll()
+
+    def waits_for(self) -> str:
+        """Return how many processes of mpirun have connected, as text. Empty if all have connected."""
+        if self._leader.is_complete:
+            return ""
+        return f"the processes of mpirun: {len(self._leader.ranks)} of {self.num_made} have connected"
+
+    def early_end(self) -> str:
+        """Return a message if mpirun ended a process before the ranks were started, else an empty text."""
+        return "mpirun ended a process of this host before the ranks were started" if self._leader.ended else ""
+
+    def meeting_hosts(self, trainer_hosts: Sequence[str], ports: Mapping[str, int] | None = None) -> Sequence[str]:
+        """Return the host of rank 0, the only host with a port. Before ports are known, return all trainer hosts."""
+        return [host for host in trainer_hosts if ports is None or ports[host]]
+
+    def num_ports(self, host: str, trainer_hosts: Sequence[str], num_ranks: int) -> int:
+        """Return 1 if rank 0 is on this host, else 0."""
+        return int(0 in self._leader.ranks.values())
+
+    def start(self, options: RanksOptions, *, host: str, relay: LineRelay, run_dir: Path) -> MpiRanks:
+        """Ask the followers to start the ranks."""
+        logger.info("starting %d of the %d ranks that mpirun made", options.num_ranks, self._leader.parent.world_size)
+        return MpiRanks(options, self._leader, host=host, relay=relay, run_dir=run_dir)
+
+
+class MpiRanks:
+    """Starts, watches and ends the ranks of this host, like `hetero.launch.ranks.ranks.RankProcesses`.
+
+    Create it on the main thread, after all followers have connected.
+
+    Args:
+        options: Options of the ranks. ``meeting_points`` contains only the host of rank 0.
+        leader: The local leader, which is connected to the followers.
         host: This host's name, for causes.
         relay: Receives the ranks' output, one source per rank.
         run_dir: Private folder of this launcher.
     """
 
-    def __init__(self, options: RanksOptions, copies: Copies, *, host: str, relay: LineRelay, run_dir: Path) -> None:
+    def __init__(
+        self, options: RanksOptions, leader: LocalLeader, *, host: str, relay: LineRelay, run_dir: Path
+    ) -> None:
         self._options = options
-        self._copies = copies
-        self._ranks = [copies.ranks[local_rank] for local_rank in range(copies.outer.num_local)]
+        self._leader = leader
+        self._ranks = [leader.ranks[local_rank] for local_rank in range(leader.parent.num_local)]
         self._folder = RankFolder(run_dir / f"ranks-{options.generation}", self._ranks, host=host, relay=relay)
         self._failures: list[tuple[int, int]] = []
         self._ended: dict[int, int] = {}
         self._failed_s = 0.0
-        copies.start(self._variables)
+        leader.start(self._variables)
 
     def _variables(self, local_rank: int) -> dict[str, str]:
-        """Return the variables to add to a rank's environment. Those of torchrun are for scripts that read them."""
+        """Return the variables to add to a rank's environment. Some scripts read the variables that torchrun sets."""
         options = self._options
         address, port = options.meeting_points[0]
         found = {
             "RANK": str(self._ranks[local_rank]),
             "LOCAL_RANK": str(local_rank),
             "GROUP_RANK": str(options.host_index),
-            "WORLD_SIZE": str(self._copies.outer.world_size),
+            "WORLD_SIZE": str(self._leader.parent.world_size),
             "LOCAL_WORLD_SIZE": str(len(self._ranks)),
             RESTART_VARIABLE: str(options.generation),
             **options.environment,
@@ -87,22 +138,22 @@ class GivenRanks:
         """Return why the ranks failed. Call it after `poll` returned 1.
 
         Args:
-            reported: Causes by rank, which ranks reported before they ended.
+            reported: The causes that ranks reported before they ended, by rank.
         """
-        lost = {self._ranks[local_rank] for local_rank in self._copies.lost}
+        lost = {self._ranks[local_rank] for local_rank in self._leader.lost}
         if all(rank in lost for rank, _ in self._failures):
             rank, exit_status = self._failures[0]
-            summary = f"rank {rank} went with its copy of the launcher; mpirun ends all when one has failed"
+            summary = f"rank {rank} ended with its launcher, because mpirun ends all processes when one has failed"
             return replace(self._folder.describe(f"rank {rank}", exit_status), summary=summary)
         return self._folder.root(self._failures, reported)
 
     def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, None if none failed. Call it after `poll` returned 0."""
+        """Return why a stop callback of a rank failed, or None. Call it after `poll` returned 0."""
         return self._folder.failure_at_stop()
 
     def kill(self) -> None:
-        """End the ranks. Idempotent. The processes that they started end with the copies."""
-        self._copies.kill()
+        """End the ranks. Idempotent. When a follower ends, it ends the processes that its rank started."""
+        self._leader.kill()
         deadline_s = time.monotonic() + _KILL_TIMEOUT_S
         while len(self._ended) < len(self._ranks) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
@@ -110,8 +161,8 @@ class GivenRanks:
         self._folder.close()
 
     def _take_ended(self) -> None:
-        self._copies.poll()
-        for local_rank, status in self._copies.ended.items():
+        self._leader.poll()
+        for local_rank, status in self._leader.ended.items():
             if local_rank in self._ended:
                 continue
             self._ended[local_rank] = status

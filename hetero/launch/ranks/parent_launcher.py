@@ -1,10 +1,10 @@
 """Finds out whether another launcher started this one: ``mpirun``, or a ``torchrun`` per group.
 
-Platforms with such launchers start several copies of the entry point on each host. Only one copy does the host's work.
-See `hetero.launch.ranks.leader` for the other copies.
+Such a parent launcher starts several launchers of hetero on each host. One of them leads and does the host's work. The
+others follow it, see `hetero.launch.ranks.leader`.
 
-The environment of a copy identifies it. Under ``mpirun``, Open MPI's variables do. The platform's own variables do not,
-because ``mpirun`` copies those of its first host to all other hosts.
+A process learns its rank from environment variables of the parent launcher, under ``mpirun`` those of Open MPI. The
+platform's own variables are wrong under ``mpirun``, which copies them from its first host to all other hosts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetero.errors import ConfigError
 
-__all__ = ["Outer", "outer_launcher", "take_variables"]
+__all__ = ["ParentLauncher", "find_parent", "take_variables"]
 
 _MPI_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "ORTE_", "PMI_")
 _TORCH_NAMES = frozenset(
@@ -35,68 +35,68 @@ _TORCH_NAMES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
-    """The place of this process among those that another launcher made."""
+class ParentLauncher:
+    """The launcher that started this process, and the rank and local rank that it gave to this process."""
 
     name: str
-    """Name of the other launcher, ``mpirun`` or ``torchrun``."""
+    """Name of the parent launcher, ``mpirun`` or ``torchrun``."""
     run: str
-    """Identifies a run of the other launcher among consecutive runs on one host."""
+    """Identifier of this run of the parent launcher. Consecutive runs on a host have different identifiers."""
     rank: int
     world_size: int
     local_rank: int
-    """Index of this copy among those of its host."""
+    """Index of this process among the processes that the parent launcher made on this host."""
     num_local: int
-    """Number of copies on this host."""
+    """Number of processes that the parent launcher made on this host."""
 
     @property
     def leads(self) -> bool:
-        """Whether this copy does the host's work."""
+        """Whether this process does the host's work."""
         return self.local_rank == 0
 
     @property
     def gives_ranks(self) -> bool:
-        """Whether the processes must be the ranks of the job, because hetero cannot make new ranks of MPI."""
+        """Whether the parent launcher's processes must be the ranks, because hetero cannot make new ranks of MPI."""
         return self.name == "mpirun"
 
 
-def outer_launcher(environ: Mapping[str, str]) -> Outer | None:
-    """Return this process's place among those of another launcher, None if another launcher did not start it.
+def find_parent(environ: Mapping[str, str]) -> ParentLauncher | None:
+    """Return the launcher that started this process, or None if it was not mpirun or torchrun.
 
     Raises:
-        ConfigError: If the variables contradict each other.
+        ConfigError: If the launcher's environment variables contradict each other.
     """
     if "OMPI_COMM_WORLD_LOCAL_RANK" in environ:
         run = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
         names = ("COMM_WORLD_RANK", "COMM_WORLD_SIZE", "COMM_WORLD_LOCAL_RANK", "COMM_WORLD_LOCAL_SIZE")
-        return _outer("mpirun", run, environ, tuple(f"OMPI_{name}" for name in names))
+        return _place("mpirun", run, environ, tuple(f"OMPI_{name}" for name in names))
     if "TORCHELASTIC_RUN_ID" in environ and "LOCAL_RANK" in environ:
         parts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
         run = " ".join(environ.get(name, "") for name in parts)
-        return _outer("torchrun", run, environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        return _place("torchrun", run, environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None
 
 
-def take_variables(environ: MutableMapping[str, str], outer: Outer) -> dict[str, str]:
-    """Remove the variables that the other launcher set for this process alone from an environment, and return them.
+def take_variables(environ: MutableMapping[str, str], parent: ParentLauncher) -> dict[str, str]:
+    """Remove from an environment the variables that the parent launcher set for this process alone. Return them.
 
-    Otherwise all children would inherit them. A process of MPI would wait for ever if another process of its rank
-    followed it, and a second torchrun would keep one thread per rank.
+    Otherwise all children would inherit them. MPI would wait for ever if a second process used the same rank, and a
+    second torchrun would give each rank one thread.
     """
-    names = [name for name in environ if _is_its(name, outer)]
-    # torchrun sets this variable if it starts several processes and the variable is not set.
-    if outer.name == "torchrun" and outer.num_local > 1 and environ.get("OMP_NUM_THREADS") == "1":
+    names = [name for name in environ if _is_its(name, parent)]
+    # torchrun sets this variable to 1 if it starts several processes and the variable is not set.
+    if parent.name == "torchrun" and parent.num_local > 1 and environ.get("OMP_NUM_THREADS") == "1":
         names.append("OMP_NUM_THREADS")
     return {name: environ.pop(name) for name in names}
 
 
-def _is_its(name: str, outer: Outer) -> bool:
-    if outer.name == "mpirun":
+def _is_its(name: str, parent: ParentLauncher) -> bool:
+    if parent.name == "mpirun":
         return name.startswith(_MPI_PREFIXES)
     return name in _TORCH_NAMES or name.startswith("TORCHELASTIC_")
 
 
-def _outer(name: str, run: str, environ: Mapping[str, str], variables: tuple[str, ...]) -> Outer:
+def _place(name: str, run: str, environ: Mapping[str, str], variables: tuple[str, ...]) -> ParentLauncher:
     texts = [environ.get(variable, "") for variable in variables]
     numbers = [int(text) if text.isdecimal() else -1 for text in texts]
     rank, world_size, local_rank, num_local = numbers
@@ -104,6 +104,8 @@ def _outer(name: str, run: str, environ: Mapping[str, str], variables: tuple[str
         found = ", ".join(f"{variable}={text!r:.20}" for variable, text in zip(variables, texts, strict=True))
         raise ConfigError(
             f"the variables of {name} contradict each other: {found}\n"
-            f"  expected: a rank below the number of ranks, on this host and in all; start this anew with {name}"
+            f"  expected: each rank below its number of ranks\n  to do: start the job again with {name}"
         )
-    return Outer(name=name, run=run, rank=rank, world_size=world_size, local_rank=local_rank, num_local=num_local)
+    return ParentLauncher(
+        name=name, run=run, rank=rank, world_size=world_size, local_rank=local_rank, num_local=num_local
+    )

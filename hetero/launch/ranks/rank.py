@@ -1,10 +1,10 @@
-"""Wraps one rank: connects it to its launcher, runs the user's script, and reports how it ended.
+"""The main program of a rank. It connects to the launcher, runs the user's script, and reports how the script ended.
 
 An agent or a follower runs it as ``python -m hetero.launch.ranks.rank SCRIPT ARGUMENTS...``. SCRIPT may be
 ``-m MODULE``.
 
 A rank reports an exception to the launcher *before* its process ends. The collectives of other ranks break only when
-the process ends. Their errors therefore arrive later and are not taken for the root cause.
+the process ends. Their errors therefore arrive later and do not become the root cause.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.system import logs
 from hetero.system.documents import write_text
 from hetero.system.memory import keep_freed_memory
-from hetero.system.process import die_with_parent
+from hetero.system.process import PARENT_VARIABLE, die_with_parent
 
 LOG_VARIABLE = "HETERO_RANK_LOG"
 """Environment variable with the path prefix of the FIFOs that the launcher reads. The local rank is appended to it."""
 END_PREFIX = "end-"
-"""Name prefix of a rank's failure note, which lies beside the FIFOs. The local rank is appended to it."""
-PARENT_VARIABLE = "HETERO_PARENT_PID"
+"""Name prefix of a rank's failure note, in the folder of the FIFOs. The local rank is appended to it."""
 _MAX_DETAIL_CHARS = 32_768
 _OF_OTHER_RANKS = (
     "collective ops is aborted by",
@@ -41,11 +40,12 @@ _OF_OTHER_RANKS = (
     "coordinationservice",
     "unknown iteration client id",
 )
-"""Parts of TensorFlow's error messages, in lower case, in a rank that lost another rank.
+"""Parts of TensorFlow's messages, in lower case, if a rank failed because it lost another rank or the dispatcher.
 
 The first is from a collective. Such an error may have any code, and contains the message of the original error. The
 second is from a call to the other rank's server. The next two are from the service that watches all ranks. The last is
-the reply of a new dispatcher of tf.data.service to clients of the previous one. The launcher reports that failure."""
+from a new dispatcher of tf.data.service, which does not know the ranks. The launcher reports the dispatcher's restart.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     keep_freed_memory()
     _redirect_output()
     # SIGTERM keeps its default action. A request to stop goes to the launcher, which makes all ranks agree on a last
-    # step. The agent sends SIGTERM when another rank has died, and torch's agent would wait 30 s for a rank that
-    # ignores the signal. Processes that the script starts would also inherit an ignored signal.
+    # step. The agent sends SIGTERM when another rank has died. If a rank ignored the signal, torch's agent would wait
+    # 30 s for it, and processes that the script starts would ignore the signal too.
     from hetero.audit import ledger
     from hetero.control.rank import session as sessions
 
@@ -81,8 +81,8 @@ def main(arguments: Sequence[str]) -> int:
         _write_down(failure)
     elif session is not None and session.stop_failure is not None:
         failure = _Failure(session.stop_failure.summary, session.stop_failure.detail)
-        # The launcher reads the note after all ranks have ended. A report would end the job now, and interrupt the stop
-        # callbacks of other ranks.
+        # The launcher reads this note after all ranks have ended. A report to the launcher would end the job now, and
+        # interrupt the stop callbacks of other ranks.
         if _write_down(failure):
             failure = None
     if session is not None:
@@ -113,7 +113,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
     try:
         if is_module:
-            # With alter_sys, sys.argv[0] is the module's file, and its __spec__ tells torch's workers what to import.
+            # alter_sys sets sys.argv[0] to the module's file, and a __spec__, so torch's workers can import the module.
             runpy.run_module(script, run_name="__main__", alter_sys=True)  # allowed: the user's own script
         else:
             runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
@@ -122,7 +122,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     except HeteroError as error:
         _show_traceback()
         return _Failure(first_line(error), str(error), error.exit_code)
-    except BaseException as error:  # noqa: BLE001  KeyboardInterrupt too is an end to report
+    except BaseException as error:  # noqa: BLE001  a KeyboardInterrupt is reported too
         hidden = _hidden_in(error)
         if isinstance(hidden, StopError):
             return _stop()
@@ -135,7 +135,7 @@ def _run(arguments: list[str]) -> _Failure | None:
 
 
 def _hidden_in(error: BaseException) -> HeteroError | None:
-    """Return the error that a framework's exception hides, if the session knows it."""
+    """Return the hetero error that a framework replaced with this exception, or None if it replaced none."""
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
@@ -144,7 +144,7 @@ def _hidden_in(error: BaseException) -> HeteroError | None:
 
 
 def _stop() -> _Failure | None:
-    """End the session as a loader does when the job is to stop, and return a failure or None."""
+    """End the session as a loader does when the job must stop, and return a failure or None."""
     from hetero.control.rank import session as sessions
 
     session = sessions.current()
@@ -156,7 +156,7 @@ def _stop() -> _Failure | None:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Return whether the error means that a connection between ranks broke, so the root cause is in another rank."""
+    """Return whether an error is the result of a failure elsewhere, for example in a rank whose connection broke."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)
     from_gloo = "gloo" in text and ("closed by peer" in text or "reset by peer" in text)
@@ -177,7 +177,7 @@ def _exit_failure(code: object) -> _Failure | None:
 
 
 def _show_traceback() -> str:
-    """Print the current exception without the frames of this wrapper, and return the text."""
+    """Print the current exception without the frames of this module, and return the text."""
     kind, error, trace = sys.exc_info()
     frames = trace
     while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
@@ -201,17 +201,17 @@ def _redirect_output() -> None:
 
 
 def _name_threads() -> None:
-    """Log the threads of the script that this process has to wait for."""
+    """Log the script's threads for which this process has to wait."""
     names = [thread.name for thread in threading.enumerate() if not thread.daemon]
     names.remove(threading.current_thread().name)
     if names:
-        logger.warning("the script has ended, its threads have not: waiting for %s", ", ".join(names))
+        logger.warning("the script has ended, but its threads have not. Waiting for %s", ", ".join(names))
 
 
 def _write_down(failure: _Failure) -> bool:
-    """Write a note for the launcher on why this rank fails, and return whether that succeeded.
+    """Write a note for the launcher that says why this rank fails. Return whether the note was written.
 
-    An exit status alone is not enough, because other programs use the same numbers.
+    The exit status alone is not enough, because scripts use the same numbers.
     """
     prefix = os.environ.get(LOG_VARIABLE)
     if prefix is None:
@@ -225,7 +225,7 @@ def _write_down(failure: _Failure) -> bool:
     try:
         write_text(Path(prefix).with_name(f"{END_PREFIX}{os.environ['LOCAL_RANK']}"), json.dumps(note))
     except OSError as error:
-        logger.error("cannot leave a note of it for the launcher: %s", error)
+        logger.error("cannot write the failure note for the launcher: %s", error)
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""The folder that the launcher shares with the ranks of its host. It has FIFOs for their output, and failure notes."""
+"""The folder that the launcher shares with the ranks of its host. It contains FIFOs for output, and failure notes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RankFolder:
         for local_rank, rank in enumerate(ranks):
             fifo = f"{self.log_prefix}{local_rank}"
             os.mkfifo(fifo, 0o600)
-            # With read and write access the call does not wait for the rank, and the rank's end is not an end of file.
+            # With read and write access, `open` does not wait for the rank, and reading does not end with the rank.
             log = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             relay.add(f"rank {rank}", log)
             self._logs.append(log)
@@ -50,7 +50,7 @@ class RankFolder:
         return {LOG_VARIABLE: self.log_prefix}
 
     def close(self) -> None:
-        """Close the FIFOs after the last output of the ranks is relayed. Idempotent."""
+        """Relay the last output of the ranks, then close the FIFOs. Idempotent."""
         for log in self._logs:
             self._relay.discard(log)
         self._logs.clear()
@@ -60,7 +60,7 @@ class RankFolder:
 
         Args:
             failures: (rank, exit status) in order of time, at least one.
-            reported: Causes by rank, which ranks reported before they ended.
+            reported: The causes that ranks reported before they ended, by rank.
         """
         rank, exit_status = first_to_fail(failures, reported)
         if rank in reported and not is_crash(exit_status):
@@ -71,13 +71,14 @@ class RankFolder:
         return self.describe(f"rank {rank}", exit_status)
 
     def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, None if none failed. All ranks must have ended with 0."""
+        """Return why a stop callback of a rank failed, or None. All ranks must have ended with 0."""
         notes = (self._note(rank) for rank in self._ranks)
         return next((note for note in notes if note is not None), None)
 
     def describe(self, name: str, exit_status: int) -> Cause:
-        """Return the cause for the end of a process, from its exit status and its last output."""
-        # The status is not one of hetero's exit codes, because a rank that uses these leaves a report or a note.
+        """Return the cause of a process's end, from its exit status and its last output."""
+        # Do not interpret the status as an exit code of hetero. A rank that ends with such a code reports it or writes
+        # a note.
         words = (
             describe_exit_status(exit_status) if exit_status <= 0 or exit_status > 128 else f"exited with {exit_status}"
         )
@@ -92,7 +93,7 @@ class RankFolder:
         )
 
     def _note(self, rank: int) -> Cause | None:
-        """Return the cause in the note of a rank of this host, or None without a valid note."""
+        """Return the cause that the note of this host's rank contains, or None without a valid note."""
         try:
             local_rank = self._ranks.index(rank)
             note = json.loads((self.path / f"{END_PREFIX}{local_rank}").read_text(encoding="utf-8"))
@@ -111,10 +112,10 @@ class RankFolder:
 def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Cause]) -> tuple[int, int]:
     """Return the failure that most likely caused the others.
 
-    This is the order of preference:
+    Failures are preferred in this order:
 
     - The rank crashed.
-    - The rank exited with a status, without a report.
+    - The rank exited by itself with an error status, without a report.
     - The rank reported its exception.
     - A signal ended the rank, and failures of other ranks may have caused that signal.
     - The rank reported an exception that is an echo of another rank's failure.
@@ -122,7 +123,7 @@ def first_to_fail(failures: Sequence[tuple[int, int]], reported: Mapping[int, Ca
 
     Args:
         failures: (rank, exit status) in order of time, at least one.
-        reported: Causes by rank, which ranks reported before they ended.
+        reported: The causes that ranks reported before they ended, by rank.
     """
 
     def place(failure: tuple[int, int]) -> int:

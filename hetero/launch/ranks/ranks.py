@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,50 +22,53 @@ from hetero.control.status import Cause
 from hetero.errors import PortError
 from hetero.launch.ranks.rank import LOG_VARIABLE
 from hetero.launch.ranks.rank_folder import RankFolder
-from hetero.launch.ranks.tf_agent import PlainRanks
-from hetero.launch.ranks.torchrun_agent import PARENT_VARIABLE
+from hetero.launch.ranks.starter import Agent, RanksOptions, RankStarter
+from hetero.launch.ranks.tf_agent import TensorFlowAgent
+from hetero.launch.ranks.torchrun_agent import Torchrun
 from hetero.system.line_relay import LineRelay
-from hetero.system.process import is_resource_tracker, kill_all, start_child
+from hetero.system.process import PARENT_VARIABLE, is_resource_tracker, kill_all, start_child
 from hetero.system.scripts import script_words
 
-__all__ = ["RankProcesses", "RanksOptions", "free_port"]
+__all__ = ["AGENTS", "AgentStarter", "RankProcesses", "free_port"]
 
-_AGENT_NAMES = {"torch": "torchrun", "tensorflow": "rank starter"}
-"""Names of the process that starts the ranks, for messages."""
+AGENTS: dict[str, Agent] = {"torch": Torchrun(), "tensorflow": TensorFlowAgent()}
+"""The agent that starts the ranks of each framework."""
 _KILL_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksOptions:
-    """Options of the ranks of one trainer host."""
+class AgentStarter(RankStarter):
+    """Starts ranks with an agent.
 
-    script: str
-    """Path of the script, or name of a module."""
-    script_args: Sequence[str]
-    framework: str
-    """Training framework of the ranks, ``torch`` or ``tensorflow``."""
-    num_hosts: int
-    """Number of trainer hosts of the job."""
-    host_index: int
-    """Index of this host among the trainer hosts, in natural order."""
-    meeting_points: Sequence[tuple[str, int]]
-    """Address and first free port of each host where ranks meet. With tensorflow these are all trainer hosts in order,
-    with torch the first one, with mpirun the host of rank 0."""
-    own_address: str
-    num_ranks: int
-    """Number of ranks on this host."""
-    num_cpus: int
-    """Number of CPUs that the ranks share."""
-    num_gpus: int
-    """Number of GPUs of this host."""
-    environment: Mapping[str, str]
-    """Variables that are added to this process's environment."""
-    is_module: bool = False
-    """Whether the script is the name of a module."""
-    generation: int = 0
-    """Number of earlier restarts of the trainer group."""
+    Args:
+        framework: Training framework of the ranks, a key of `AGENTS`.
+    """
+
+    def __init__(self, framework: str) -> None:
+        self._agent = AGENTS[framework]
+
+    def obstacle(self, *, is_trainer: bool, job_restarts: int) -> str:
+        """Return why ranks cannot be started on this host, and what to do. Empty if they can be started."""
+        return self._agent.obstacle() if is_trainer else ""
+
+    def poll(self) -> None:
+        """Do nothing, because the ranks do not exist before `start`."""
+
+    def meeting_hosts(self, trainer_hosts: Sequence[str], ports: Mapping[str, int] | None = None) -> Sequence[str]:
+        """Return the trainer hosts where ranks listen."""
+        return trainer_hosts if self._agent.meets_everywhere else trainer_hosts[:1]
+
+    def num_ports(self, host: str, trainer_hosts: Sequence[str], num_ranks: int) -> int:
+        """Return how many consecutive ports the ranks listen on at ``host``."""
+        if host not in self.meeting_hosts(trainer_hosts):
+            return 0
+        return num_ranks if self._agent.meets_everywhere else 1
+
+    def start(self, options: RanksOptions, *, host: str, relay: LineRelay, run_dir: Path) -> RankProcesses:
+        """Start the agent, which starts the ranks."""
+        logger.info("starting %d of %d ranks", options.num_ranks, options.num_ranks * options.num_hosts)
+        return RankProcesses(options, host=host, relay=relay, run_dir=run_dir)
 
 
 class RankProcesses:
@@ -77,7 +79,7 @@ class RankProcesses:
     Args:
         options: Options of the ranks.
         host: This host's name, for causes.
-        relay: Receives the ranks' output, one source per rank, and that of the agent.
+        relay: Receives the output of the agent and of the ranks, with one source for each.
         run_dir: Private folder of this launcher.
     """
 
@@ -91,9 +93,15 @@ class RankProcesses:
         relay.add(self._agent_name, read_end)
         script = script_words(options.script, is_module=options.is_module)
         self._process = start_child(
-            [sys.executable, "-m", *self._agent_command(), *script, *options.script_args],
+            [
+                sys.executable,
+                "-m",
+                *AGENTS[options.framework].command(options, self._result_file),
+                *script,
+                *options.script_args,
+            ],
             env={
-                # Without this variable torch's agent gives every rank one thread and logs a warning.
+                # Without this variable torch's agent limits every rank to one thread, and logs a warning.
                 "OMP_NUM_THREADS": str(max(1, options.num_cpus // options.num_ranks)),
                 **os.environ,
                 **options.environment,
@@ -105,41 +113,13 @@ class RankProcesses:
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            start_new_session=True,  # Ctrl-C reaches only the launcher, which stops the ranks in order
+            start_new_session=True,  # Ctrl-C then reaches only the launcher, which stops the ranks in an orderly way
         )
         os.close(write_end)
 
     @property
     def _agent_name(self) -> str:
-        return _AGENT_NAMES[self._options.framework]
-
-    def _agent_command(self) -> list[str]:
-        """Return the agent's module and its arguments, without the script."""
-        options = self._options
-        if options.framework == "tensorflow":
-            ranks = PlainRanks(
-                meeting_points=tuple(options.meeting_points),
-                host_index=options.host_index,
-                num_ranks=options.num_ranks,
-                num_gpus=options.num_gpus,
-            )
-            return ["hetero.launch.ranks.tf_agent", str(self._result_file), ranks.to_json()]
-        address, port = options.meeting_points[0]
-        return [
-            "hetero.launch.ranks.torchrun_agent",
-            str(self._result_file),
-            f"--nnodes={options.num_hosts}",
-            f"--node-rank={options.host_index}",
-            f"--nproc-per-node={options.num_ranks}",
-            f"--master-addr={address}",
-            f"--master-port={port}",
-            f"--local-addr={options.own_address}",
-            "--max-restarts=0",
-            "--monitor-interval=0.1",
-            f"--log-dir={self._result_file.parent / 'torchrun'}",  # torchrun's default folder would outlive the job
-            "--module",
-            "hetero.launch.ranks.rank",
-        ]
+        return AGENTS[self._options.framework].name
 
     @property
     def pid(self) -> int:
@@ -154,7 +134,7 @@ class RankProcesses:
         """Return why the ranks failed. Call it after `poll` returned a status other than 0.
 
         Args:
-            reported: Causes by rank, which ranks reported before they ended.
+            reported: The causes that ranks reported before they ended, by rank.
         """
         failures = self._failures()
         if not failures:
@@ -162,7 +142,7 @@ class RankProcesses:
         return self._folder.root(failures, reported)
 
     def failure_at_stop(self) -> Cause | None:
-        """Return why a stop callback of a rank failed, None if none failed. Call it after `poll` returned 0."""
+        """Return why a stop callback of a rank failed, or None. Call it after `poll` returned 0."""
         return self._folder.failure_at_stop()
 
     def kill(self) -> None:
@@ -172,17 +152,19 @@ class RankProcesses:
         """
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # the ranks die with it
+                os.killpg(self._process.pid, signal.SIGKILL)  # the ranks die with the agent
         deadline_s = time.monotonic() + _KILL_TIMEOUT_S
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_TIMEOUT_S)
         while left := self._living():
             kill_all(left)
             others = [process for process in left if process.pid != self._process.pid]
-            psutil.wait_procs(others, timeout=0.05)  # without the agent, whose exit status it would take
+            psutil.wait_procs(others, timeout=0.05)  # not the agent, because psutil would take its exit status
             if time.monotonic() > deadline_s:
                 names = ", ".join(map(self._name_of, left))
-                logger.error("killed, but not gone after %.0f s: %s; going on without", _KILL_TIMEOUT_S, names)
+                logger.error(
+                    "not ended %.0f s after SIGKILL: %s; continuing without waiting for them", _KILL_TIMEOUT_S, names
+                )
                 break
         self._folder.close()
 
@@ -203,7 +185,7 @@ class RankProcesses:
         return found
 
     def _name_of(self, process: psutil.Process) -> str:
-        """Return a process's id, name and state, for messages. In the state disk-sleep it waits for a device."""
+        """Return a process's id, name and state, for messages. A process in disk-sleep waits for a device."""
         with contextlib.suppress(psutil.Error):
             name = self._agent_name if process.pid == self._process.pid else process.name()
             return f"process {process.pid} ({name}, {process.status()})"
@@ -220,14 +202,14 @@ class RankProcesses:
 def free_port(count: int = 1) -> int:
     """Return the first of several consecutive ports that are free on all addresses. Ranks bind them seconds later.
 
-    If possible, the ports are outside of the range that the system uses for outgoing connections, because it might use
-    them before the ranks do.
+    The ports are outside of the range for outgoing connections if possible, because the system might use ports of this
+    range before the ranks do.
 
     Args:
         count: Number of ports, at least 1.
 
     Raises:
-        PortError: If the system has too few free ports in a row.
+        PortError: If the system has too few consecutive free ports.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     num_others = first_ephemeral - 1024 - (count - 1)
@@ -239,11 +221,11 @@ def free_port(count: int = 1) -> int:
                 _bind(probes, port)
             return first
     what = "no free port" if count == 1 else f"no {count} free ports in a row"
-    raise PortError(f"the system has {what} where the ranks could meet; end what listens on its ports")
+    raise PortError(f"this host has {what}, and the ranks need a port to meet; end processes that listen on ports")
 
 
 def _bind(probes: contextlib.ExitStack, port: int) -> int:
-    """Bind a port until the stack is left, and return it. Port 0 binds any free port."""
+    """Bind a port and return it. The exit of the stack releases it. Port 0 binds any free port."""
     probe = probes.enter_context(socket.socket())
     probe.bind(("", port))
     return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
 """Agent that starts the ranks of one host without torch, and writes to a file how they failed.
 
-It is a child of the launcher, like `hetero.launch.ranks.torchrun_agent` for ranks that train with torch. Usage:
-``python -m hetero.launch.ranks.tf_agent RESULT_FILE RANKS SCRIPT ARGUMENTS...``. RANKS is a `PlainRanks` in JSON.
+It is a child of the launcher, as is `hetero.launch.ranks.torchrun_agent` for ranks that train with torch. Usage:
+``python -m hetero.launch.ranks.tf_agent RESULT_FILE RANKS SCRIPT ARGUMENTS...``. RANKS is a `HostRanks` in JSON.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hetero.launch.ranks.torchrun_agent import PARENT_VARIABLE
-from hetero.system.process import die_with_parent
+from hetero.system.process import PARENT_VARIABLE, die_with_parent
 from hetero.wire.channels import join_address
 
-__all__ = ["PlainRanks", "main"]
+if TYPE_CHECKING:  # the agent itself does not import modules that only the launcher needs
+    from hetero.launch.ranks.starter import RanksOptions
+
+__all__ = ["HostRanks", "TensorFlowAgent", "main"]
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 _SETTLE_S = 0.3
-"""Seconds from the first failure until the agent ends the other ranks. A rank that fails may break its connections
-before it ends, because it closes its GPU in between. Its failure must still be recorded."""
+"""Seconds from the first failure until the agent ends the other ranks. A failing rank may break its connections before
+its process ends, because it closes its GPU in between. Another rank may then end first, but both must be recorded."""
 _TERM_GRACE_S = 3.0
 """Seconds from SIGTERM to SIGKILL. Ranks keep SIGTERM's default action."""
 _KILL_TIMEOUT_S = 5.0
@@ -36,8 +39,8 @@ _Failure = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainRanks:
-    """The ranks of one host, and the meeting points of all ranks."""
+class HostRanks:
+    """The ranks of one host, and the addresses of all ranks."""
 
     meeting_points: tuple[tuple[str, int], ...]
     """Address and first port of each trainer host, in natural order. The ranks of a host have consecutive ports."""
@@ -53,8 +56,8 @@ class PlainRanks:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> PlainRanks:
-        """Return the ranks that `to_json` has written."""
+    def from_json(cls, text: str) -> HostRanks:
+        """Return the object for a JSON text from `to_json`."""
         fields = json.loads(text)
         points = tuple((address, port) for address, port in fields.pop("meeting_points"))
         return cls(meeting_points=points, **fields)
@@ -64,14 +67,14 @@ class PlainRanks:
         return self.host_index * self.num_ranks + local_rank
 
     def environment(self, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables to add to an environment for one rank.
+        """Return the environment variables to set for one rank.
 
         ``MASTER_ADDR`` and ``MASTER_PORT`` are the address of rank 0 in ``TF_CONFIG``. They are for scripts that do not
         use TensorFlow's own communication.
 
         Args:
             local_rank: Local rank on this host.
-            environ: The environment. Its ``CUDA_VISIBLE_DEVICES`` limits the GPUs.
+            environ: Environment of this process. Its ``CUDA_VISIBLE_DEVICES`` limits the GPUs.
         """
         workers = [
             join_address(address, first_port + number)
@@ -96,7 +99,7 @@ class PlainRanks:
     def _gpus(self, local_rank: int, stated: str | None) -> str | None:
         """Return a rank's share of the usable GPUs, because TensorFlow takes the memory of all GPUs that it sees.
 
-        Return None if the rank may see all of them: it is the only rank, or there are fewer GPUs than ranks.
+        Return None if the rank may see all GPUs, because it is the only rank or there are fewer GPUs than ranks.
         """
         usable = [str(number) for number in range(self.num_gpus)] if stated is None else stated.split(",")
         share = len(usable) // self.num_ranks
@@ -105,12 +108,35 @@ class PlainRanks:
         return ",".join(usable[local_rank * share : (local_rank + 1) * share])
 
 
+class TensorFlowAgent:
+    """This module as an `Agent`."""
+
+    name = "rank starter"
+    meets_everywhere = True  # each rank has a server
+    has_rank_per_gpu = False
+    uses_grpc = True
+
+    def obstacle(self) -> str:
+        """Return an empty text, because the agent needs no framework."""
+        return ""
+
+    def command(self, options: RanksOptions, result_file: Path) -> list[str]:
+        """Return this module and its arguments, without the script."""
+        ranks = HostRanks(
+            meeting_points=tuple(options.meeting_points),
+            host_index=options.host_index,
+            num_ranks=options.num_ranks,
+            num_gpus=options.num_gpus,
+        )
+        return ["hetero.launch.ranks.tf_agent", str(result_file), ranks.to_json()]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the ranks of this host. Return 0 if all ended with 0, else write the failures to a file and return 1."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     result_file, text, *script = arguments
-    ranks = PlainRanks.from_json(text)
-    # The ranks are children of this process and must not outlive it either.
+    ranks = HostRanks.from_json(text)
+    # The ranks are children of this process, and must end when it ends.
     environ = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
     running = {
         ranks.rank(local_rank): _start(script, {**environ, **ranks.environment(local_rank, environ)})
@@ -123,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
     if not failures:
         return 0
     failures += _wait_for_ends(running, _SETTLE_S)
-    # Record no later failures, because from here on this agent ends the ranks.
+    # Record no later failures, because this agent causes them when it ends the remaining ranks.
     Path(result_file).write_text(json.dumps(failures), encoding="utf-8")
     for process in running.values():
         process.terminate()
@@ -138,12 +164,12 @@ def _start(script: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(
         [sys.executable, "-m", "hetero.launch.ranks.rank", *script],
         env=environ,
-        start_new_session=True,  # as in torch's agent: a signal to a rank's group then reaches no other rank
+        start_new_session=True,  # a signal to a rank's group then reaches no other rank, as with torch's agent
     )
 
 
 def _wait_for_ends(running: dict[int, subprocess.Popen[bytes]], timeout_s: float) -> list[_Failure]:
-    """Wait until all ranks have ended or the time is over. Return the failures in this time, in order of time."""
+    """Wait until all ranks have ended or the time is over. Return the failures during the wait, in order of time."""
     failures: list[_Failure] = []
     deadline_s = time.monotonic() + timeout_s
     while True:

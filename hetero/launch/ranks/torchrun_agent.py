@@ -1,26 +1,68 @@
-"""Agent that runs `torch.distributed.run` as a child of the launcher, and writes to a file how ranks failed.
+"""Agent that runs `torch.distributed.run`, and writes to a file how ranks failed.
 
-It is a separate process because the launcher must not import torch. Usage:
+It is a child process of the launcher, because the launcher itself must not import torch. Usage:
 ``python -m hetero.launch.ranks.torchrun_agent RESULT_FILE TORCHRUN_ARGUMENTS...``
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hetero.system.process import die_with_parent
+from hetero.system.process import PARENT_VARIABLE, die_with_parent
 
-PARENT_VARIABLE = "HETERO_PARENT_PID"
+if TYPE_CHECKING:  # the agent itself does not import modules that only the launcher needs
+    from hetero.launch.ranks.starter import RanksOptions
+
+__all__ = ["Torchrun", "main"]
+
+_NO_TORCH = (
+    "torchrun cannot start the ranks, because this host has no torch; pip install torch, or give "
+    "--framework tensorflow (hetero_framework, HETERO_FRAMEWORK) for a job that trains with TensorFlow"
+)
+
+
+class Torchrun:
+    """This module as an `Agent`."""
+
+    name = "torchrun"
+    meets_everywhere = False
+    has_rank_per_gpu = True
+    uses_grpc = False
+
+    def obstacle(self) -> str:
+        """Return a message if torch is not installed, else an empty text."""
+        return _NO_TORCH if importlib.util.find_spec("torch") is None else ""
+
+    def command(self, options: RanksOptions, result_file: Path) -> list[str]:
+        """Return this module and torchrun's arguments, without the script."""
+        address, port = options.meeting_points[0]
+        return [
+            "hetero.launch.ranks.torchrun_agent",
+            str(result_file),
+            f"--nnodes={options.num_hosts}",
+            f"--node-rank={options.host_index}",
+            f"--nproc-per-node={options.num_ranks}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+            f"--local-addr={options.own_address}",
+            "--max-restarts=0",
+            "--monitor-interval=0.1",
+            f"--log-dir={result_file.parent / 'torchrun'}",  # torchrun's default folder would outlive the job
+            "--module",
+            "hetero.launch.ranks.rank",
+        ]
 
 
 def main(arguments: list[str]) -> int:
     """Run torch's agent. Return 0 if all ranks of this host ended with 0, else write the failures and return 1."""
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     result_file, *agent_arguments = arguments
-    # The ranks are children of this process and must not outlive it either.
+    # The ranks are children of this process, and must end when it ends.
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -42,4 +84,4 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a normal exit would take torch half a second, and the launcher waits
+    os._exit(status)  # a normal exit takes half a second with torch, and the launcher would wait

@@ -1,0 +1,119 @@
+"""Real endpoints for benchmarks: a pool in a server process, and a fleet in the trainer process that reads from it.
+
+SERVERS = {"endpoints": served.endpoints}                      # for harness.dispatch
+child = harness.server("endpoints", {"script": ..., "num_endpoints": 2})
+fleet = served.fleet(child.ask())
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.config.options import LaunchOptions
+from hetero.control.directory import Directory, EndpointRecord
+from hetero.control.rank import session as control
+from hetero.control.security import Token
+from hetero.control.status import SessionOptions
+from hetero.dataplane.endpoint.options import EndpointOptions
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.errors import EndpointUnavailableError
+from hetero.wire.tls import Tls
+
+JOB = "benchmark"
+READY_SCRIPT = str(Path(__file__).with_name("ready_batches.py"))
+PREFETCH_FACTOR = 2
+"""Batches in the window per endpoint, as users get it."""
+_READY_S = 300.0
+
+
+@contextlib.contextmanager
+def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """Serve a script's data sets; gives the endpoints' records.
+
+    Args:
+        config: Fields of `EndpointOptions` (at least ``script`` and ``num_endpoints``), and ``token_path``. With
+            ``spread`` each endpoint is presented as a host of its own.
+    """
+    chosen = dict(config)
+    spread = chosen.pop("spread", False)
+    given = {"host": "algo-1", "address": "127.0.0.1", "job_id": JOB, "log_level": "WARNING", **chosen}
+    given["script_args"] = tuple(given.get("script_args", ()))
+    token_path = given.pop("token_path", None)
+    options = PoolOptions(endpoint=EndpointOptions(**given), token_path=token_path)
+    with EndpointPool(options, lambda records: None) as pool:
+        if not pool.wait_ready(_READY_S):
+            raise EndpointUnavailableError(f"not all endpoints were ready within {_READY_S:g} s")
+        records = list(pool.records)
+        if spread:
+            records = [
+                dataclasses.replace(record, host=f"algo-{number}", endpoint_id=f"algo-{number}/0")
+                for number, record in enumerate(records, 1)
+            ]
+        yield [dataclasses.asdict(record) for record in records]
+
+
+def fleet(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    token: Token | None = None,
+    tls: Tls | None = None,
+) -> Fleet:
+    """Return a fleet of these endpoints."""
+    directory = Directory(EndpointRecord(**record) for record in records)
+    return Fleet(directory, token, job_id=JOB, rank=rank, world_size=world_size, prepare_timeout_s=_READY_S, tls=tls)
+
+
+class Session:
+    """What a rank learns from its launcher, for a trainer process without one: `DataLoader` finds these endpoints.
+
+    Args:
+        records: What `endpoints` gave.
+    """
+
+    rank = 0
+    world_size = 1
+    job_id = JOB
+    remote = True
+    token: Token | None = None
+    tls: Tls | None = None
+
+    def __init__(self, records: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.directory = Directory(EndpointRecord(**record) for record in records)
+        defaults = LaunchOptions(script=READY_SCRIPT)
+        self.options = SessionOptions(
+            data_timeout_s=defaults.data_timeout_s,
+            prepare_timeout_s=defaults.prepare_timeout_s,
+            emulate_step_s=None,
+            purity_checks=defaults.purity_checks,
+            warmup_steps=0,
+            max_batch_bytes=defaults.max_batch_bytes,
+        )
+        self.counters: Callable[[], Mapping[str, int]] = dict
+
+    def enter(self) -> None:
+        """Become this process's session."""
+        control._session = self  # type: ignore[assignment]
+
+    def register_timer(self, timer: object) -> None:
+        """Nobody asks for its summary."""
+
+    def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Keep what counts the data plane's work."""
+        self.counters = counters
+
+    def check_stop(self, timer: object) -> None:
+        """Never asked to stop."""
+
+    def check_wait(self, is_starved: bool) -> None:
+        """Never asked to stop."""
+
+    def must_end_wait(self, is_starved: bool) -> bool:
+        """Never asked to stop."""
+        return False

@@ -1,0 +1,8 @@
+"""Checks that the data set of a script gives the same samples in every process.
+
+comparison.py  bit-exact comparison and digest of nested samples and batches
+reach.py       search for the code and the globals that a data set uses
+writes.py      search for source code that assigns or changes globals
+globals.py     comparison of these globals between processes
+overlaps.py    warnings about subsets of one data set that share samples
+"""

@@ -1,0 +1,331 @@
+"""Comparison of nested samples and batches, bit for bit in one process and by digest across hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hetero.batches.imported import imported
+from hetero.batches.structure.layouts import array_strides, is_c_order, tensor_strides
+
+__all__ = ["IMPURITY_ADVICE", "Difference", "Frozen", "compare", "digest", "freeze", "outline", "sketch"]
+
+IMPURITY_ADVICE = (
+    "A sample may depend on its index and on the global generators of random, NumPy and torch only. Typical causes: "
+    "a generator of the data set's own (seed it in a method on_seed(self, key)), os.urandom or uuid4, the time, "
+    "the order of a set, a counter or cache that changes what a sample is, threads that share a generator."
+)
+"""Advice for a batch that differs when it is computed twice."""
+
+_MAX_DEPTH = 64
+_OPAQUE_DEPTH = 16  # levels that one object of unknown type adds to the depth, to limit the walk
+
+_Part: TypeAlias = "tuple[str, str, bytes | np.ndarray[Any, Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference between two nested values."""
+
+    path: str
+    """Path inside the value, for example ``['image'][0]``. Empty for the value itself."""
+    what: str
+    """Short description of the two parts at this path."""
+
+    def __str__(self) -> str:
+        return f"batch{self.path}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Copy of a nested value. Later changes of the value do not change it."""
+
+    parts: tuple[_Part, ...]
+    """Parts that `_walk` yielded for the value, with copied contents."""
+
+
+class _Unreadable(bytes):
+    """Empty content of an object that cannot be inspected."""
+
+    def __new__(cls, error: Exception) -> _Unreadable:
+        """Keep the exception that the object raised."""
+        made = super().__new__(cls)
+        made.error = error
+        return made
+
+    error: Exception
+
+
+def freeze(value: object) -> Frozen:
+    """Copy everything that `compare` compares. The memory of the value may then be reused."""
+    return Frozen(tuple((path, head, _content(body)) for path, head, body in _walk(value, "", 0)))
+
+
+def compare(first: object, second: object) -> Difference | None:
+    """Return where two nested values differ, or None if they are the same bit for bit.
+
+    Types, dtypes, shapes, strides, the order of dictionary keys, NaN payloads and the
+    sign of zero all count. The compared strides are those of a copy, because a loader delivers copies
+    (`hetero.batches.structure.layouts`). Objects of unknown types are compared as arrays if NumPy can
+    view them, else by their attributes or their ``repr``. Nested, sparse and quantized
+    tensors are compared by their components. Content that cannot be inspected, such as that
+    of a meta tensor, is ignored.
+
+    Args:
+        first: A value, or a frozen value.
+        second: A value.
+    """
+    parts = first.parts if isinstance(first, Frozen) else _walk(first, "", 0)
+    # strict=False is safe. The head of a container contains its length and comes before its items. Containers of
+    # different lengths therefore differ before one of the walks ends.
+    for (path, head, body), (_, other_head, other_body) in zip(parts, _walk(second, "", 0), strict=False):
+        if head != other_head:
+            return Difference(path, f"{head} against {other_head}")
+        one, other = _content(body), _content(other_body)
+        if one != other:
+            return Difference(path, f"{head}, {_describe_change(one, other)}")
+    return None
+
+
+def digest(value: object) -> bytes:
+    """Return a 16-byte hash of everything that `compare` compares. It is equal if and only if the values are equal.
+
+    Raises:
+        Exception: The exception that an object raised when it was inspected. A digest without the object's content
+            would be equal for different values.
+    """
+    hasher = blake2b(digest_size=16, person=b"hetero.content")
+    for _path, head, body in _walk(value, "", 0):
+        if isinstance(body, _Unreadable):
+            raise body.error
+        name = head.encode("utf-8", "surrogatepass")
+        hasher.update(b"%d %d " % (len(name), len(body) if isinstance(body, bytes) else body.nbytes))
+        hasher.update(name)
+        hasher.update(body if isinstance(body, bytes) else _as_bytes(body))  # a contiguous array is not copied
+    return hasher.digest()
+
+
+def sketch(value: object) -> bytes:
+    """Return a 16-byte hash that differs between samples, but ignores rounding.
+
+    Structure, dtypes, shapes, str, bytes and wide integers count exactly. For arrays of
+    floating point numbers and of narrow integers only coarse statistics count. Their last bits
+    depend on the CPU that computed them, because NumPy, OpenCV and torch choose code for the
+    CPU. Hosts of different types must nevertheless agree that they have the same data.
+    """
+    hasher = blake2b(digest_size=16)
+    for _path, head, body in _walk(value, "", 0):
+        content = body if isinstance(body, bytes) else _coarse(body)
+        for part in (head.encode("utf-8", "surrogatepass"), content):
+            hasher.update(len(part).to_bytes(8, "little"))
+            hasher.update(part)
+    return hasher.digest()
+
+
+def outline(value: Any, depth: int = 0) -> str:
+    """Return types and shapes of a sample in brief, for messages. Only the type, if the sample cannot be inspected."""
+    name = type(value).__name__
+    try:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return f"{name} {value.dtype}{_shape(value)}"
+        if depth < 3 and isinstance(value, Mapping):
+            parts = [f"{key!r:.30}: {outline(item, depth + 1)}" for key, item in list(value.items())[:8]]
+            return f"{name} of {len(value)} {{{', '.join(parts)}}}"
+        if depth < 3 and isinstance(value, list | tuple):
+            return f"{name} of {len(value)} ({', '.join(outline(item, depth + 1) for item in value[:8])})"
+    except Exception:  # noqa: BLE001 - nested tensors, and the user's objects
+        return name
+    return name
+
+
+def _shape(value: Any) -> str:
+    """Return a shape in brackets, with stars for jagged dimensions, because their symbols differ between tensors."""
+    return f"[{', '.join(str(size) if type(size) is int else '*' for size in value.shape)}]"
+
+
+def _walk(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield path, head (type and shape) and content of every part. A part that raises has no content."""
+    try:
+        yield from _walk_inside(value, path, depth)
+    except Exception as error:  # noqa: BLE001 - one of the user's objects, or a tensor without content
+        yield path, f"{outline(value)} that cannot be looked at", _Unreadable(error)
+
+
+def _walk_inside(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    name = type(value).__name__
+    if depth > _MAX_DEPTH:
+        yield path, "nested too deep", b""
+    elif isinstance(value, np.generic | np.ndarray):
+        yield from _walk_array(value, path, depth)
+    elif isinstance(value, str):
+        yield path, name, value.encode("utf-8", "surrogatepass")
+    elif isinstance(value, bytes | bytearray | memoryview):
+        yield path, name, bytes(value)
+    elif isinstance(value, float):
+        yield path, name, np.array([value])
+    elif value is None or isinstance(value, int | complex):
+        yield path, name, repr(value).encode()
+    elif isinstance(value, Mapping):
+        yield path, f"{name} of {len(value)}", b""
+        for key in value:
+            yield from _walk(key, f"{path}.keys()", depth + 1)
+            yield from _walk(value[key], f"{path}[{key!r:.60}]", depth + 1)
+    elif isinstance(value, list | tuple):
+        yield path, f"{name} of {len(value)}", b""
+        for position, item in enumerate(value):
+            yield from _walk(item, f"{path}[{position}]", depth + 1)
+    else:
+        yield from _walk_object(value, path, depth)
+
+
+def _walk_array(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield the part of a NumPy array or scalar. If its elements are objects, also yield the parts of each."""
+    if isinstance(value, np.ma.MaskedArray):
+        yield path, type(value).__name__, b""
+        yield from _walk((np.asarray(value), np.ma.getmaskarray(value)), path, depth + 1)
+        return
+    array = np.asarray(value)
+    head = f"{type(value).__name__} {array.dtype.str}{list(array.shape)}{_in_words(_layout(array))}"
+    if array.dtype.hasobject or array.dtype.kind == "T":
+        yield path, head, b""
+        yield from _walk(array.tolist(), path, depth + 1)
+    else:
+        yield path, head, array
+
+
+def _walk_object(value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield the parts of an object whose type is not a basic type of Python or NumPy."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    torch = imported("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        yield from _walk_tensor(torch, value, path, depth)
+    elif dataclasses.is_dataclass(kind):
+        yield path, name, b""
+        for field in dataclasses.fields(kind):
+            yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}", depth + 1)
+    elif isinstance(value, set | frozenset):
+        yield path, f"{name} of {len(value)}", b"".join(sorted(digest(item) for item in value))
+    elif hasattr(value, "__array_interface__") or hasattr(value, "__array__"):  # for example a PIL image
+        yield path, name, b""
+        yield from _walk_array(np.asarray(value), path, depth)
+    elif hasattr(value, "__dict__"):
+        yield path, name, b""
+        for attribute, item in vars(value).items():
+            yield from _walk(item, f"{path}.{attribute}", depth + _OPAQUE_DEPTH)
+    else:
+        text = repr(value)
+        yield path, name, b"" if " at 0x" in text else text.encode("utf-8", "surrogatepass")
+
+
+def _walk_tensor(torch: Any, value: Any, path: str, depth: int) -> Iterator[_Part]:
+    """Yield the parts of a tensor. Nested, sparse and quantized tensors are split into their components."""
+    name = f"{type(value).__name__} {value.dtype}".replace("torch.", "")
+    if value.is_nested:
+        parts = (value.values(), value.offsets()) if value.layout is torch.jagged else value.unbind()
+        yield path, f"{name} nested of {len(parts)}", b""
+    elif value.layout is not torch.strided:
+        parts = _sparse_components(torch, value)
+        yield path, f"{name}{_shape(value)} {value.layout}{_coalesced(torch, value)}", b""
+    elif value.is_quantized:
+        yield path, f"{name}{_shape(value)} {value.qscheme()}", b""
+        parts = (value.int_repr(), *_quantizers(torch, value))
+    else:
+        parts = ()
+        head = f"{name}{_shape(value)}{_in_words(tensor_strides(torch, value))}"
+        yield path, head, _elements(torch, value)
+    for position, part in enumerate(parts):
+        yield from _walk(part, f"{path}<{position}>", depth + 1)
+
+
+def _elements(torch: Any, value: Any) -> bytes | np.ndarray[Any, Any]:
+    """Return the elements in C order, as bytes if NumPy lacks the dtype. Empty if they cannot be read."""
+    if value.is_meta:
+        return b""
+    try:
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return flat.numpy()  # type: ignore[no-any-return]
+    except TypeError:  # NumPy has no bfloat16
+        # An empty tensor may have any stride, which can make a view with another element size impossible.
+        return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    except (RuntimeError, NotImplementedError) as error:  # a tensor class that keeps its elements elsewhere
+        return _Unreadable(error)
+
+
+def _sparse_components(torch: Any, value: Any) -> tuple[Any, ...]:
+    """Return the components of a sparse tensor, because in dense form it may be larger than memory."""
+    if value.layout is torch.sparse_coo:
+        return value._indices(), value._values()
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return value.crow_indices(), value.col_indices(), value.values()
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return value.ccol_indices(), value.row_indices(), value.values()
+    return (value.to_dense(),)
+
+
+def _coalesced(torch: Any, value: Any) -> str:
+    return " coalesced" if value.layout is torch.sparse_coo and value.is_coalesced() else ""
+
+
+def _quantizers(torch: Any, value: Any) -> tuple[Any, ...]:
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return value.q_scale(), value.q_zero_point()
+    return value.q_per_channel_scales(), value.q_per_channel_zero_points(), value.q_per_channel_axis()
+
+
+def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """Return the strides that a copy of the array has, or an empty tuple for C order.
+
+    Dimensions with one element, whose strides NumPy ignores, have a stride of 0.
+    """
+    strides = array_strides(array)
+    counted = [(size, stride) for size, stride in zip(array.shape, strides, strict=False) if size != 1]
+    if is_c_order([size for size, _ in counted], [stride for _, stride in counted]):
+        return ()
+    return tuple(stride if size != 1 else 0 for size, stride in zip(array.shape, strides, strict=True))
+
+
+def _in_words(strides: tuple[int, ...]) -> str:
+    """Return strides as a text for a part's head. Empty for C order, so that most batches keep their digests."""
+    return f" strides {list(strides)}" if strides else ""
+
+
+def _content(body: bytes | np.ndarray[Any, Any]) -> bytes:
+    return body if isinstance(body, bytes) else body.tobytes()
+
+
+def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
+    """Return the elements in C order as bytes, because NumPy gives no buffer of an array of dates."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
+
+
+def _describe_change(first: bytes, second: bytes) -> str:
+    """Return a description of how two parts of one type differ."""
+    if len(first) != len(second) or len(first) <= 16:
+        return f"{first[:40]!r} against {second[:40]!r}"
+    changed = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
+    return f"{np.count_nonzero(changed)} of {changed.size} bytes differ, the first at {int(changed.argmax())}"
+
+
+def _coarse(array: np.ndarray[Any, Any]) -> bytes:
+    """Return an array's exact bytes if rounding cannot affect them, else its magnitude and the means of its quarters.
+
+    Rounding can affect floating point and complex numbers, and integers of less than 32 bits.
+    """
+    rounded = array.dtype.kind in "fc" or (array.dtype.kind in "iu" and array.dtype.itemsize < 4)
+    if not rounded or not array.size:
+        return array.tobytes()
+    flat = np.abs(array.ravel()) if array.dtype.kind == "c" else array.ravel()
+    with np.errstate(all="ignore"):
+        flat = np.nan_to_num(flat.astype(np.float64), posinf=0.0, neginf=0.0)
+        magnitude = float(np.abs(flat).mean())
+        if not 0 < magnitude < math.inf:
+            return str(magnitude).encode()
+        means = [round(float(part.mean()) / magnitude * 16) for part in np.array_split(flat, min(4, flat.size))]
+    return repr((round(math.log2(magnitude) * 8), means)).encode()

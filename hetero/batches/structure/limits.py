@@ -1,0 +1,32 @@
+"""Limits on the structure of a batch.
+
+They are in a separate module because launchers need them without NumPy, which `conversion` imports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["StructureLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructureLimits:
+    """Limits on one batch, which are the same for sender and receiver."""
+
+    max_batch_bytes: int = 2**30
+    """Bytes of all leaves together."""
+    max_leaves: int = 1024
+    """Number of leaves: tensors, arrays, NumPy scalars, long lists, and long str and bytes."""
+    max_nodes: int = 16_384
+    """Number of containers and values in the tree."""
+    max_depth: int = 8
+    """Depth of containers inside containers."""
+    max_ndim: int = 8
+    """Number of dimensions of a tensor or array."""
+    max_key_bytes: int = 256
+    """UTF-8 bytes of a dictionary key, a field name or a type's name."""
+    max_inline_bytes: int = 256
+    """Bytes of a str or bytes in the tree. Longer ones become leaves."""
+    max_list_items: int = 2**20
+    """Number of items in all lists that became leaves. As Python objects they take many times the bytes of the leaf."""

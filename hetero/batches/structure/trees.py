@@ -1,0 +1,117 @@
+"""The tree of a nested batch without its leaves. `conversion` makes the tree, which is sent with the leaves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "MAX_EQUAL_HASHES",
+    "LeafRef",
+    "ListTree",
+    "MappingTree",
+    "RecordTree",
+    "SetTree",
+    "Tree",
+    "TupleTree",
+    "collide",
+    "is_hashable",
+]
+
+MAX_EQUAL_HASHES = 64
+"""Limit on keys or items of one container that have the same hash.
+
+There is a limit because the time to build a dict or set of them grows with the square of their number. The limit is not
+lower, because up to 34 of the powers of two that can be sent have the same hash.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRef:
+    """A reference to a leaf."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListTree:
+    """A list."""
+
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TupleTree:
+    """A plain tuple."""
+
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetTree:
+    """A set or frozenset. `is_hashable` is true for its items."""
+
+    items: tuple[Tree, ...]
+    is_frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTree:
+    """A dict or collections.OrderedDict, in insertion order."""
+
+    keys: tuple[Tree, ...]
+    """Keys. `is_hashable` is true for each of them."""
+    values: tuple[Tree, ...]
+    ordered: bool
+    read_only: bool = False
+    """Whether the mapping is inside a types.MappingProxyType."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTree:
+    """A namedtuple or dataclass that the user defined."""
+
+    module: str
+    """Module of the type. Empty for the user's script, which is not ``__main__`` in every process."""
+    qualified_name: str
+    fields: tuple[str, ...]
+    values: tuple[Tree, ...]
+
+
+Tree: TypeAlias = (
+    LeafRef
+    | ListTree
+    | TupleTree
+    | SetTree
+    | MappingTree
+    | RecordTree
+    | bool
+    | int
+    | float
+    | complex
+    | str
+    | bytes
+    | None
+)
+"""A nested batch without its leaves. Plain values are in the tree as they are."""
+
+
+def is_hashable(tree: Tree) -> bool:
+    """Return whether a tree may be a key or an item of a set: a plain value, or a tuple or frozenset of these."""
+    if isinstance(tree, TupleTree) or (isinstance(tree, SetTree) and tree.is_frozen):
+        return all(map(is_hashable, tree.items))
+    return not isinstance(tree, LeafRef | ListTree | SetTree | MappingTree | RecordTree)
+
+
+def collide(items: Sequence[Tree]) -> bool:
+    """Return whether too many hashable keys or items have the same hash.
+
+    This must be checked, because the sender of a batch can choose numbers and tuples of numbers with the same hash. For
+    example, integers that are equal modulo 2**61 - 1 have the same hash.
+
+    Args:
+        items: Keys or items for which `is_hashable` is true.
+    """
+    return len(items) > MAX_EQUAL_HASHES and max(Counter(map(hash, items)).values()) > MAX_EQUAL_HASHES

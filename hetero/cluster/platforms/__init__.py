@@ -1,0 +1,39 @@
+"""Platforms: where a job runs, and what the platform tells a host about the job. One module for each platform.
+
+platform.py      the interface
+sagemaker.py     SageMaker: ``/opt/ml`` and the ``SM_*`` variables
+cluster_file.py  any machines: ``--cluster-file`` lists the hosts, and another platform gives everything else
+
+A platform reads only the environment and files, so tests can use recorded environments. No other folder reads the
+variables of a platform. To add a platform, write its module, list it in `PLATFORMS`, and add a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hetero.cluster.platforms.cluster_file import ClusterFile
+from hetero.cluster.platforms.platform import Folders, JobParameters, Platform
+from hetero.cluster.platforms.sagemaker import SageMaker
+
+__all__ = ["Folders", "JobParameters", "Platform", "describes_a_job", "find_platform"]
+
+PLATFORMS: tuple[type[Platform], ...] = (SageMaker,)
+"""All platforms in the order of detection. If none is detected, the first one gives the folders and the error."""
+
+
+def find_platform(environ: Mapping[str, str], *, cluster_file: str | None = None) -> Platform:
+    """Return the platform that this process runs on.
+
+    Args:
+        environ: The process environment. It is copied.
+        cluster_file: File with a description of the cluster, which replaces the platform's description.
+    """
+    platforms = [kind(environ) for kind in PLATFORMS]
+    found = next((platform for platform in platforms if platform.is_here()), platforms[0])
+    return found if cluster_file is None else ClusterFile(found, cluster_file)
+
+
+def describes_a_job(variable: str) -> bool:
+    """Return whether any platform uses a variable to describe its job. Simulated hosts must not inherit it."""
+    return any(variable.startswith(platform.variables) for platform in PLATFORMS)

@@ -1,0 +1,77 @@
+"""Machines that a file lists, for ``--cluster-file FILE --host NAME``.
+
+The file lists only the hosts. Everything else, such as the folders and the name of the job, comes from the platform
+that runs the processes.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from hetero.cluster.description import host_names
+from hetero.cluster.document import load
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, JobParameters, Platform
+from hetero.cluster.spec import ClusterSpec
+
+__all__ = ["ClusterFile", "read_host_names"]
+
+
+class ClusterFile(Platform):
+    """A platform that takes only its list of hosts from a file. Everything else comes from another platform.
+
+    Args:
+        below: The other platform, which runs the processes.
+        path: The file, in the schema of ``resourceconfig.json``. It may leave out ``current_host`` and
+            ``instance_type``.
+    """
+
+    name = "cluster file"
+
+    def __init__(self, below: Platform, path: str) -> None:
+        super().__init__(below.environ)
+        self._below = below
+        self._path = path
+        self.stripped = below.stripped
+        self.stop_signals = below.stop_signals
+        self.kill_after_s = below.kill_after_s
+
+    def is_here(self) -> bool:
+        """Return True, because the user has named the file."""
+        return True
+
+    def describe(self) -> ClusterDescription:
+        """Return the content of the file."""
+        name = socket.gethostname()
+        own_names = (name, name.partition(".")[0])
+        return ClusterDescription(document=load(Path(self._path)), source=self._path, own_names=own_names)
+
+    @property
+    def folders(self) -> Folders:
+        """The folders of the platform below."""
+        return self._below.folders
+
+    def job_name(self) -> str:
+        """Return the job's name on the platform below."""
+        return self._below.job_name()
+
+    def parameters(self) -> JobParameters | None:
+        """Return the parameters of the platform below."""
+        return self._below.parameters()
+
+    def num_gpus(self) -> int | None:
+        """Return the number of accelerators that the platform below states."""
+        return self._below.num_gpus()
+
+    def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
+        """Return the variables of the platform below."""
+        return self._below.own_variables(cluster)
+
+
+def read_host_names(cluster_file: Path) -> list[str]:
+    """Return all hosts of a description in natural order, without their roles or the name of this host.
+
+    Raises:
+        ClusterError: If the description cannot be read, or if it is malformed.
+    """
+    return host_names(load(cluster_file), source=str(cluster_file))

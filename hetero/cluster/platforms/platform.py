@@ -1,0 +1,160 @@
+"""The interface of a platform."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from hetero.cluster.description import host_names, parse_cluster
+from hetero.cluster.spec import ClusterSpec, slug
+
+__all__ = ["ClusterDescription", "Folders", "JobParameters", "Platform"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    """What a platform tells a host about the hosts of its job."""
+
+    document: Mapping[str, object]
+    """The groups and hosts, in the schema of ``resourceconfig.json``. It is not validated."""
+    source: str
+    """Origin of the document, for messages."""
+    own_names: Sequence[str] = ()
+    """Names of this machine. The first one that is a host of the cluster replaces a missing ``current_host``."""
+    roles: Sequence[str] = ()
+    """Roles of groups whose names and instance types do not show them, each ``GROUP=data`` or ``GROUP=trainer``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """The folders of a job on one host. They need not exist."""
+
+    root: Path
+    """Folder that the platform fills. If it does not exist, no platform runs this job or reads a failure file."""
+    output: Path
+    """Folder for results. The hosts of a job may share it, so each host writes to a separate folder in it."""
+    failure: Path
+    """File whose text the platform shows as the reason of a failure."""
+    model: Path
+    checkpoints: Path
+    code: Path
+    """The user's code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobParameters:
+    """The parameters that the user gave to the platform with the job."""
+
+    values: Mapping[str, object]
+    """All parameters by name. Those of `hetero` are named ``hetero_<option>``."""
+    source: str
+    """Origin of the parameters, for messages."""
+    script_arguments: Sequence[str] | None = None
+    """Arguments for the training script, made from the other parameters. None if the command line has them."""
+
+
+class Platform(ABC):
+    """A platform that runs jobs. It reads only the environment and files.
+
+    Args:
+        environ: The process environment. It is copied, because a launcher changes its own.
+    """
+
+    name: ClassVar[str]
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the variables that describe a job."""
+    stripped: tuple[str, ...] = ()
+    """Prefixes of variables that ranks must not inherit, because a program in a rank would misread them."""
+    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+    """Signals that ask a job to stop."""
+    kill_after_s: float
+    """Seconds from the signal until the platform kills the processes of the job."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = dict(environ)
+
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Return whether this process runs in a job of this platform. Does not raise."""
+
+    @abstractmethod
+    def describe(self) -> ClusterDescription:
+        """Return the description of the cluster.
+
+        Raises:
+            ClusterError: If there is no description, or if it cannot be decoded.
+        """
+
+    @property
+    @abstractmethod
+    def folders(self) -> Folders:
+        """The folders of the job on this host."""
+
+    @abstractmethod
+    def job_name(self) -> str:
+        """Return the platform's name of the job, which is the same on all hosts. Empty if the job has no name."""
+
+    def parameters(self) -> JobParameters | None:
+        """Return the parameters of the job, None if the platform has none.
+
+        Raises:
+            ConfigError: If they cannot be read.
+        """
+        return None
+
+    def num_gpus(self) -> int | None:
+        """Return the number of accelerators of this host, None if the platform does not say."""
+        return None
+
+    def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
+        """Return the variables that identify this host. mpirun, for example, may set those of another host."""
+        return {}
+
+    def read_cluster(self, *, host: str | None = None, roles: Sequence[str] = ()) -> ClusterSpec:
+        """Return the hosts of the job with the role of each group, and which of them this host is.
+
+        Args:
+            host: This host's name. Defaults to the description's ``current_host``. If the description lacks that key,
+                this machine's name is the default, if the description lists it.
+            roles: Overrides of the derived roles, each ``GROUP=data`` or ``GROUP=trainer``.
+
+        Raises:
+            ClusterError: If there is no description, or if it is malformed or ambiguous.
+            ConfigError: If ``roles`` are malformed.
+        """
+        found = self.describe()
+        stated = {text.rpartition("=")[0] for text in roles}
+        others = (text for text in found.roles if text.rpartition("=")[0] not in stated)
+        return parse_cluster(
+            found.document,
+            source=found.source,
+            current_host=host,
+            own_names=found.own_names,
+            roles=(*roles, *others),
+        )
+
+    def host_names(self) -> list[str]:
+        """Return all hosts in natural order. Roles and the name of this host may be unknown.
+
+        Raises:
+            ClusterError: If there is no description, or if its groups and hosts are malformed.
+        """
+        found = self.describe()
+        return host_names(found.document, source=found.source)
+
+    def job_id(self, cluster: ClusterSpec) -> str:
+        """Return the id of the job, which is the same on all hosts. It is one plain word, because headers carry it.
+
+        If neither the user (``HETERO_JOB_ID``) nor the platform names the job, the id is a digest of the cluster.
+        """
+        stated = self.environ.get("HETERO_JOB_ID") or self.job_name()
+        if stated:
+            return slug(stated)
+        text = json.dumps([[group.name, group.instance_type, *group.hosts] for group in cluster.groups])
+        return "cluster-" + hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,268 @@
+"""SageMaker, which fills ``/opt/ml`` on every host before it starts the container there.
+
+The description of the cluster is ``<base>/input/config/resourceconfig.json``. The base is ``SAGEMAKER_BASE_DIR``, or
+``/opt/ml``. The ``SM_*`` variables of SageMaker's training toolkit are used only if that file does not exist, because
+under ``mpirun`` every rank has the variables of the first host.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.cluster.document import decode, load
+from hetero.cluster.platforms.platform import ClusterDescription, Folders, JobParameters, Platform
+from hetero.cluster.spec import ClusterSpec
+from hetero.errors import ClusterError, ConfigError
+from hetero.system.documents import read_bounded
+
+__all__ = [
+    "BASE_DIR",
+    "BASE_DIR_VARIABLE",
+    "CHANNELS",
+    "CONFIG",
+    "JOB_NAME_VARIABLE",
+    "SageMaker",
+    "entry_arguments",
+    "folders_below",
+    "job_parameters",
+    "script_variables",
+]
+
+logger = logging.getLogger(__name__)
+
+BASE_DIR = "/opt/ml"
+"""Base folder of a job's files on every host. `BASE_DIR_VARIABLE` can name another folder."""
+BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
+JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
+CONFIG = "input/config"
+"""Folder with the descriptions of the job, relative to the base folder."""
+CHANNELS = "input/data"
+"""Folder with one folder for each input channel, relative to the base folder."""
+
+_OF_THE_TOOLKIT = ("sagemaker_", "default_user_module_name", "_tuning_objective_metric")
+"""Prefixes of hyperparameters that the toolkit does not pass to the entry point."""
+
+
+class SageMaker(Platform):
+    """A training job of SageMaker, or a simulated host with the same folders."""
+
+    name = "sagemaker"
+    variables = ("SM_", "SAGEMAKER_")
+    kill_after_s = 120.0
+
+    @property
+    def folders(self) -> Folders:
+        """The folders below the base folder."""
+        return folders_below(Path(self.environ.get(BASE_DIR_VARIABLE) or BASE_DIR))
+
+    def is_here(self) -> bool:
+        """Return whether the file or the environment describes a cluster."""
+        return self._has_file() or "SM_HOSTS" in self.environ or "SM_RESOURCE_CONFIG" in self.environ
+
+    def describe(self) -> ClusterDescription:
+        """Return the content of the file, or of the variables if the file does not exist."""
+        if self._has_file():
+            return ClusterDescription(document=load(self._file), source=str(self._file))
+        if self.is_here():
+            return ClusterDescription(document=_from_environment(self.environ), source="the SM_* environment")
+        raise ClusterError(
+            f"no description of the cluster: {self._file} does not exist and SM_HOSTS is not set\n"
+            "  on a training platform: start this as the job's entry point\n"
+            "  on one machine: use hetero simulate\n"
+            "  on any other cluster: give --cluster-file FILE --host NAME"
+        )
+
+    def read_cluster(self, *, host: str | None = None, roles: Sequence[str] = ()) -> ClusterSpec:
+        """Return the cluster. If the file and the environment disagree, use the file and log a warning."""
+        cluster = super().read_cluster(host=host, roles=roles)
+        if self._has_file():
+            facts = self.own_variables(cluster).items()
+            stated = {name: (self.environ[name], fact) for name, fact in facts if name in self.environ}
+            odd = [f"{name} is {value!r}, not {fact!r}" for name, (value, fact) in stated.items() if value != fact]
+            if odd:
+                logger.warning("the environment disagrees with %s, which is used: %s", cluster.source, "; ".join(odd))
+        return cluster
+
+    def job_name(self) -> str:
+        """Return the name of the training job.
+
+        Under mpirun, all hosts except the first know it only from the toolkit's ``SM_TRAINING_ENV``.
+        """
+        if self.environ.get(JOB_NAME_VARIABLE):
+            return self.environ[JOB_NAME_VARIABLE]
+        try:
+            content = json.loads(self.environ.get("SM_TRAINING_ENV") or "{}")
+        except (ValueError, RecursionError):
+            return ""
+        return str(content.get("job_name") or "") if isinstance(content, dict) else ""
+
+    def parameters(self) -> JobParameters | None:
+        """Return the hyperparameters from ``hyperparameters.json``, or else from the toolkit's ``SM_HPS``.
+
+        Script arguments are not made from ``SM_HPS``. It lacks some hyperparameters, but SDK 2 gives the entry point
+        arguments for all of them.
+        """
+        path = self.folders.root / CONFIG / "hyperparameters.json"
+        if _exists(path):
+            return job_parameters(_decode(read_bounded(path, str(path)), str(path)), str(path))
+        if not self.environ.get("SM_HPS"):
+            return None
+        found = job_parameters(_decode(self.environ["SM_HPS"], "SM_HPS"), "SM_HPS")
+        return JobParameters(values=found.values, source=found.source)
+
+    def num_gpus(self) -> int | None:
+        """Return the number of accelerators that the toolkit counted."""
+        declared = self.environ.get("SM_NUM_GPUS", "")
+        return int(declared) if declared.isdigit() else None
+
+    def own_variables(self, cluster: ClusterSpec) -> dict[str, str]:
+        """Return the variables that identify this host, as the toolkit sets them."""
+        return {
+            "SM_CURRENT_HOST": cluster.current_host,
+            "SM_CURRENT_INSTANCE_GROUP": cluster.current_group.name,
+            "SM_CURRENT_INSTANCE_TYPE": cluster.current_group.instance_type,
+        }
+
+    @property
+    def _file(self) -> Path:
+        return self.folders.root / CONFIG / "resourceconfig.json"
+
+    def _has_file(self) -> bool:
+        return _exists(self._file)
+
+
+def folders_below(base: Path) -> Folders:
+    """Return the folders of a job.
+
+    Args:
+        base: The folder that is ``/opt/ml`` on SageMaker.
+    """
+    return Folders(
+        root=base,
+        output=base / "output" / "data",
+        failure=base / "output" / "failure",
+        model=base / "model",
+        checkpoints=base / "checkpoints",
+        code=base / "code",
+    )
+
+
+def script_variables(base: Path, host: str, channels: Sequence[str]) -> dict[str, str]:
+    """Return the variables that training scripts read.
+
+    Args:
+        base: The folder that is ``/opt/ml`` on SageMaker.
+        host: Name of the host.
+        channels: Names of the host's input channels.
+    """
+    folders = folders_below(base)
+    return {
+        BASE_DIR_VARIABLE: str(base),
+        "SM_MODEL_DIR": str(folders.model),
+        "SM_OUTPUT_DATA_DIR": str(folders.output),
+        "SM_CURRENT_HOST": host,
+        **{f"SM_CHANNEL_{name.upper()}": str(base / CHANNELS / name) for name in channels},
+    }
+
+
+def job_parameters(hyperparameters: Mapping[str, object], source: str) -> JobParameters:
+    """Return the parameters of a job with these hyperparameters.
+
+    Args:
+        hyperparameters: Texts, in the encoding of either SDK.
+        source: Origin of the hyperparameters, for messages.
+    """
+    others = {name: value for name, value in hyperparameters.items() if not name.startswith("hetero_")}
+    return JobParameters(
+        values={name: _unquoted(value) for name, value in hyperparameters.items()},
+        source=source,
+        script_arguments=entry_arguments(others),
+    )
+
+
+def entry_arguments(hyperparameters: Mapping[str, object]) -> list[str]:
+    """Return the arguments that SageMaker gives an entry point.
+
+    The toolkit of SDK 2 sorts the arguments, writes values as Python does, and puts one dash before a name of one
+    letter. The drivers of SDK 3 write values as JSON. Both remove the JSON quotes around texts.
+    """
+    is_toolkit = any(name.startswith("sagemaker_") for name in hyperparameters)
+    arguments: list[str] = []
+    for name in sorted(hyperparameters) if is_toolkit else hyperparameters:
+        if name.startswith(_OF_THE_TOOLKIT):
+            continue
+        value = _decoded(hyperparameters[name])
+        dashes = "-" if is_toolkit and len(name) == 1 else "--"
+        arguments += [f"{dashes}{name}", _as_toolkit(value) if is_toolkit else _as_driver(value)]
+    return arguments
+
+
+def _decoded(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _unquoted(value: object) -> object:
+    """Remove the JSON quotes that SDK 2 puts around texts."""
+    found = _decoded(value)
+    return found if isinstance(found, str) else value
+
+
+def _as_toolkit(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in sorted(value.items()))
+    return "" if value is None else str(value)
+
+
+def _as_driver(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _decode(content: str | bytes, source: str) -> dict[str, object]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} is not JSON: {str(error)[:300]}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source} holds {type(document).__name__}; expected an object")
+    return document
+
+
+def _exists(path: Path) -> bool:
+    """Return whether the file exists. If that cannot be checked, return True: reading the file raises the error."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, object]:
+    """Return the document that the variables of the toolkit describe."""
+    document = decode(env["SM_RESOURCE_CONFIG"], "SM_RESOURCE_CONFIG") if env.get("SM_RESOURCE_CONFIG") else {}
+    for key, variable in (
+        ("current_host", "SM_CURRENT_HOST"),
+        ("current_group_name", "SM_CURRENT_INSTANCE_GROUP"),
+        ("current_instance_type", "SM_CURRENT_INSTANCE_TYPE"),
+        ("network_interface_name", "SM_NETWORK_INTERFACE_NAME"),
+    ):
+        if env.get(variable):
+            document[key] = env[variable]
+    if env.get("SM_CURRENT_HOST") and not env.get("SM_CURRENT_INSTANCE_GROUP"):
+        document.pop("current_group_name", None)  # it may be another host's group
+        document.pop("current_instance_group", None)
+    if env.get("SM_HOSTS"):
+        document["hosts"] = decode('{"hosts": ' + env["SM_HOSTS"] + "}", "SM_HOSTS").get("hosts")
+    if env.get("SM_INSTANCE_GROUPS_DICT"):
+        document["instance_groups"] = list(decode(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT").values())
+    return document

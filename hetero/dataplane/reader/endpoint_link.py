@@ -1,0 +1,341 @@
+"""The open connections between a reader process and one endpoint: a gRPC channel, and connections that carry batches.
+
+The calls Attend, Prepare and Describe use the channel. The answer to Attend contains the port for batches. The Attend
+call lasts until the endpoint process dies, is stopped, or cannot be reached (gRPC's keepalive). Each fetch uses a
+connection of its own. An idle connection is kept for a minute for later fetches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from hetero.control.directory import EndpointRecord
+from hetero.errors import AuthenticationError, DatasetError, ProtocolError
+from hetero.system.fault_injection import address_via
+from hetero.wire import channels  # before grpc: channels sets its environment
+from hetero.wire.faults import CallFailedError, Fault, fault_of_status
+from hetero.wire.framing import BatchDecoder
+from hetero.wire.limits import GREETING, PROTOCOL, SERVICE, SESSION_TOKEN_BYTES, Limits
+from hetero.wire.messages import parse
+from hetero.wire.proto import data_pb2 as pb
+from hetero.wire.tls import Tls
+from hetero.wire.transports import choose_transport
+from hetero.wire.transports.interface import Connection, DeadlineError, Transport
+
+import grpc  # isort: skip
+
+__all__ = ["Call", "EndpointLink"]
+
+_ATTEND_TIMEOUT_S = 60.0
+_KEEP_IDLE_S = 60.0
+_Reply = TypeVar("_Reply", bound=Message)
+
+
+class Call(Protocol):
+    """A fetch in progress."""
+
+    def cancel(self) -> None:
+        """Make the fetch fail with `Fault.CANCELLED`, unless it has ended. Called from any thread."""
+
+
+class EndpointLink:
+    """The connections to one endpoint, opened by the first call. Thread-safe.
+
+    Args:
+        record: The endpoint.
+        metadata: Metadata of gRPC calls: the job's token and id.
+        limits: Bounds of the memory that answers may make this process allocate.
+        tls: This host's TLS, None for a job in plaintext.
+        transport: Transport for batches. None for the job's choice.
+    """
+
+    def __init__(
+        self,
+        record: EndpointRecord,
+        metadata: tuple[tuple[str, str], ...],
+        limits: Limits,
+        tls: Tls | None = None,
+        *,
+        transport: Transport | None = None,
+    ) -> None:
+        self._name = f"{record.endpoint_id} ({record.address})"
+        address = address_via(record.address)
+        self._address = address.rpartition(":")[0].strip("[]")
+        self._host = record.host
+        self._transport = choose_transport(tls) if transport is None else transport
+        self._metadata = metadata
+        self._limits = limits
+        self._lock = threading.Lock()  # guards the fields below
+        self._attending = threading.Lock()  # held by the one thread that runs `attend`
+        self._channel = channels.open_channel(address, name=record.host, tls=tls)
+        self._attendance: Any = None
+        self._port = 0
+        self._hello = b""
+        self._connections: set[Connection] = set()
+        self._idle: list[tuple[float, Connection]] = []  # pairs of idle-since time and connection, last in first out
+        self._end = ""  # why the link has ended
+
+    def call(self, method: str, request: Message, reply: type[_Reply], timeout_s: float) -> _Reply:
+        """Call a method of the service and return its answer. Blocks.
+
+        Raises:
+            CallFailedError: The call failed.
+            AuthenticationError: The endpoint refuses the token.
+        """
+        with self._grpc_errors():
+            data = self._channel.unary_unary(f"/{SERVICE}/{method}", None, None)(
+                request.SerializeToString(), timeout=timeout_s, metadata=self._metadata
+            )
+        return _parse(reply, data, method)
+
+    def attend(self) -> None:
+        """Register this process with the endpoint, unless it is registered. Block until a batch connection is open.
+
+        Raises:
+            CallFailedError, AuthenticationError: As in `call`. CallFailedError also if the link has ended.
+        """
+        with self._attending:
+            if self._end:
+                raise CallFailedError(Fault.UNREACHABLE, self._end)
+            if self._attendance is not None:
+                return
+            is_late = threading.Event()
+
+            def expire() -> None:
+                is_late.set()
+                call.cancel()
+
+            timer = threading.Timer(_ATTEND_TIMEOUT_S, expire)  # the call has no timeout, because it stays open
+            timer.daemon = True
+            try:
+                with self._grpc_errors():
+                    call: Any = self._channel.unary_stream(f"/{SERVICE}/Attend", None, None)(
+                        pb.AttendRequest(protocol=PROTOCOL).SerializeToString(), metadata=self._metadata
+                    )
+                    timer.start()
+                    data = next(call, b"")
+            except CallFailedError as error:
+                if is_late.is_set():
+                    raise CallFailedError(Fault.LATE, f"no answer to Attend within {_ATTEND_TIMEOUT_S:g} s") from error
+                raise
+            finally:
+                timer.cancel()
+            # The answer names the port for batches and the session token that this process has to show there.
+            try:
+                reply = _parse(pb.AttendReply, data, "Attend")
+                if not 0 < reply.port < 2**16 or len(reply.ticket) != SESSION_TOKEN_BYTES:
+                    raise CallFailedError(Fault.BROKEN, "its answer to Attend lacks a valid port or session token")
+            except CallFailedError:
+                call.cancel()
+                raise
+            self._attendance, self._port, self._hello = call, reply.port, GREETING + reply.ticket
+            # gRPC runs this at once if the call has ended meanwhile.
+            call.add_done_callback(lambda ended: self._drop(f"the endpoint ended: {ended.details() or ended.code()}"))
+            self._try_port()
+
+    def fetch(self, request: bytes, decoder: BatchDecoder, *, timeout_s: float, on_call: Callable[[Call], None]) -> int:
+        """Send a request for a batch and receive the batch into ``decoder``. Blocks. Only after `attend`.
+
+        Args:
+            request: A ``FetchRequest``.
+            decoder: A new decoder. It is complete when this returns.
+            timeout_s: Bound of the whole fetch.
+            on_call: Called with the call, so that other threads can cancel it.
+
+        Returns:
+            The bytes of the answer before compression.
+
+        Raises:
+            DatasetError: The user's code raised on the endpoint.
+            ProtocolError: The answer breaks the protocol or arrived damaged.
+            CallFailedError: The call failed.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        call = _FetchCall()
+        on_call(call)
+        is_in_step = False  # whether the next answer on this connection will belong to the next request
+        try:
+            connection, message = self._ask(call, request, deadline_s)
+            decoder.take_message(message)
+            while not decoder.done:
+                if decoder.needs_memory:
+                    connection.wait_for_data(deadline_s=deadline_s)
+                decoder.filled(connection.receive_into(decoder.room(), deadline_s=deadline_s))
+            if connection.has_leftover:
+                raise ProtocolError(f"{self._name} sent more bytes than its answer announced")
+            is_in_step = True
+            return len(message) + decoder.nbytes
+        except (DatasetError, CallFailedError):
+            is_in_step = True
+            raise
+        except DeadlineError as error:
+            raise CallFailedError(Fault.LATE, f"waited {timeout_s:g} s") from error
+        except OSError as error:
+            fault = Fault.UNREACHABLE if call.is_sent else Fault.UNSENT
+            raise CallFailedError(Fault.CANCELLED if call.is_cancelled else fault, self._end or str(error)) from error
+        finally:
+            self._give_back(call, is_usable=is_in_step)
+
+    def close(self) -> None:
+        """Close the channel and all connections. Calls in progress fail. Idempotent. Blocks until this is done."""
+        self._drop("the connection was closed")
+        self._channel.close()
+
+    def _try_port(self) -> None:
+        """Open the first fetch's connection now, to find out whether the endpoint can deliver batches."""
+        call = _FetchCall()
+        is_usable = False
+        try:
+            self._connect(call, math.inf)
+            is_usable = True
+        except OSError as error:
+            self._drop(f"no connection for batches: {error}")
+            self._attendance.cancel()
+            raise CallFailedError(Fault.UNREACHABLE, self._end) from error
+        finally:
+            self._give_back(call, is_usable=is_usable)
+
+    def _ask(self, call: _FetchCall, request: bytes, deadline_s: float) -> tuple[Connection, bytes]:
+        """Send the request. Return the answer's message, and the connection, which the call still holds."""
+        connection = self._reuse(call)
+        if connection is not None:
+            try:
+                return connection, self._exchange(call, connection, request, deadline_s)
+            except (ConnectionResetError, BrokenPipeError):
+                # If the endpoint died, perhaps because of this request, its port accepts no new connection. If only the
+                # idle connection had ended, no request is to blame, and sending this one again does no harm.
+                self._give_back(call, is_usable=False)
+        connection = self._connect(call, deadline_s)
+        return connection, self._exchange(call, connection, request, deadline_s)
+
+    def _exchange(self, call: _FetchCall, connection: Connection, request: bytes, deadline_s: float) -> bytes:
+        call.is_sent = True
+        connection.send(request, deadline_s=deadline_s)
+        message = connection.receive_message(self._limits.max_answer_bytes, deadline_s=deadline_s)
+        if message is None:
+            raise ConnectionResetError("the endpoint closed the connection")
+        return message
+
+    def _reuse(self, call: _FetchCall) -> Connection | None:
+        """Give an idle connection to the call and return it, None if all are in use."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                _, connection = self._idle.pop()
+            call.hold(connection)
+            if connection.is_quiet() or call.is_cancelled:
+                return connection
+            self._give_back(call, is_usable=False)  # the connection has ended, or sent data that was not asked for
+
+    def _connect(self, call: _FetchCall, deadline_s: float) -> Connection:
+        """Open a connection, give it to the call, and return it.
+
+        Raises:
+            OSError: The connection could not be opened.
+        """
+
+        def register(connection: Connection) -> None:
+            with self._lock:
+                if self._end or not self._hello:
+                    raise ConnectionAbortedError(self._end or "there is no connection yet")
+                self._connections.add(connection)
+            call.hold(connection)
+
+        connection = self._transport.connect(
+            self._address, self._port, host=self._host, deadline_s=deadline_s, on_connection=register
+        )
+        connection.send_raw(self._hello, deadline_s=deadline_s)
+        return connection
+
+    def _give_back(self, call: _FetchCall, *, is_usable: bool) -> None:
+        """Take the connection from the call. Keep it if it is usable, else close it. Close old idle ones too."""
+        connection = call.let_go()
+        if connection is None:
+            return
+        now_s = time.monotonic()
+        closed = []
+        with self._lock:
+            if is_usable and not call.is_cancelled and not self._end:
+                self._idle.append((now_s, connection))
+            else:
+                closed.append(connection)
+            while self._idle and self._idle[0][0] < now_s - _KEEP_IDLE_S:
+                closed.append(self._idle.pop(0)[1])
+            self._connections.difference_update(closed)
+        for each in closed:
+            each.close()
+
+    def _drop(self, why: str) -> None:
+        """End the connections. A call that uses one fails at once and gives it back. May run in gRPC's thread."""
+        with self._lock:
+            if self._end:
+                return
+            self._end = why
+            idle = [connection for _, connection in self._idle]
+            self._idle.clear()
+            self._connections.difference_update(idle)
+            for connection in self._connections:
+                connection.shut_down()
+        for connection in idle:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _grpc_errors(self) -> Iterator[None]:
+        """Translate gRPC's exceptions to hetero's. The ``with`` block must contain only the gRPC call."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            code = error.code()  # type: ignore[attr-defined, unused-ignore]
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                raise AuthenticationError(
+                    f"{self._name} rejects this job's token: give every host of the job the same token"
+                ) from error
+            raise CallFailedError(fault_of_status(code.name), channels.short_details(error)) from error
+        except ValueError as error:  # gRPC raises this if the channel was closed meanwhile
+            raise CallFailedError(Fault.UNREACHABLE, "the connection was closed") from error
+
+
+def _parse(kind: type[_Reply], data: bytes, method: str) -> _Reply:
+    try:
+        return parse(kind, data)
+    except ProtocolError as error:
+        raise CallFailedError(Fault.BROKEN, f"its answer to {method} is not a valid message") from error
+
+
+class _FetchCall:
+    """A fetch that another thread may cancel without ending the next fetch on the same connection."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self.is_cancelled = False
+        self.is_sent = False
+        """Whether the endpoint may have received the request."""
+
+    def hold(self, connection: Connection) -> None:
+        """Set the connection that the fetch uses."""
+        with self._lock:
+            self._connection = connection
+            if self.is_cancelled:
+                connection.shut_down()
+
+    def let_go(self) -> Connection | None:
+        """Return the connection that the fetch used. From now on `cancel` does not shut that connection down."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            return connection
+
+    def cancel(self) -> None:
+        """See `Call`."""
+        with self._lock:
+            self.is_cancelled = True
+            if self._connection is not None:
+                self._connection.shut_down()

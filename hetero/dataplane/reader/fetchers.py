@@ -1,0 +1,369 @@
+"""The threads of one reader that fetch its batches, and what they do with each outcome.
+
+Each fetcher takes the first missing batch of the window, lets the router choose an endpoint, fetches the batch, and
+puts the outcome into the window. If the consumer waits for an overdue batch, it orders a second attempt, which another
+fetcher makes. The first answer is used, and the other attempt is cancelled. The fleet's lock guards everything. No
+thread holds it during a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hetero.batches.request import BatchRequest
+from hetero.dataplane.reader.attempts import Attempt, PendingBatch
+from hetero.dataplane.reader.connection import Fetched
+from hetero.dataplane.reader.consistency import ServedDataset
+from hetero.dataplane.reader.fleet import Fleet
+from hetero.dataplane.reader.window import Arrived, Window
+from hetero.errors import AuthenticationError, DatasetError, HeteroError, ProtocolError
+from hetero.wire.compression import ChecksumError
+from hetero.wire.faults import CallFailedError, Fault
+
+__all__ = ["Fetchers"]
+
+_POLL_S = 0.5
+_JOIN_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Fetchers:
+    """The fetchers of one reader. Methods need the fleet's lock unless their docstring says otherwise.
+
+    Args:
+        fleet: The endpoints.
+        window: The reader's batches.
+        data_timeout_s, allocate: See `hetero.dataplane.reader.reader.Reader`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        window: Window,
+        *,
+        data_timeout_s: float,
+        allocate: Callable[[int], memoryview] | None,
+    ) -> None:
+        self.is_closed = False
+        self._fleet = fleet
+        self._router = fleet.router
+        self._hedging = fleet.hedging
+        self._window = window
+        self._data_timeout_s = data_timeout_s
+        self._allocate = allocate
+        self._arrived = threading.Condition(fleet.lock)  # the consumer waits for it
+        self._work = threading.Condition(fleet.lock)  # the fetchers wait for it
+        self._hedges: deque[Attempt] = deque()  # second attempts that wait for a fetcher
+        self._needs_endpoint = False  # the consumer's batch is overdue, but every other endpoint is at least as busy
+        self._threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+
+    # For the consumer
+
+    def add(self, request: BatchRequest, dataset: ServedDataset) -> None:
+        """Put a request into the window, and start another fetcher if all fetchers may be busy."""
+        self._hedging.budget.earn()  # once per request, however often it is sent
+        self._window.add(request, dataset)
+        self._ensure_thread()
+        self._work.notify()
+
+    def pop(self) -> Arrived | BaseException | None:
+        """Return the next outcome in order, None if it has not arrived."""
+        outcome = self._window.pop()
+        if outcome is not None:
+            self._needs_endpoint = False
+            self._wake_one()  # delivery frees bytes, and the batch that is next now may exceed the byte limit
+        return outcome
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the consumer may go on. Hedge the batch that it waits for if that batch is overdue."""
+        self._arrived.wait(min(timeout_s, self.hedge_if_overdue()))
+
+    def hedge_if_overdue(self) -> float:
+        """Request the next batch a second time if it is overdue and a second attempt may help.
+
+        Only the next batch to deliver is hedged, because the trainer waits for no other. Batches that wait behind it on
+        the same endpoint are overdue as well when they are next. A hedge may exceed the window's byte limit by one
+        batch until one of the attempts ends, because a window full of batches that wait for this one has no room. If
+        the window exceeds its limit already, for example by one very large batch, there is no hedge. A request with a
+        purity check is not hedged either, because the check is lost if its attempt is cancelled.
+
+        Returns:
+            Seconds until the batch is overdue, infinite if no attempt has to be watched.
+        """
+        self._needs_endpoint = False
+        attempt = self._window.attempt_of_next()
+        if attempt is None or attempt.is_given_up:
+            return math.inf
+        batch, now_s = attempt.batch, self._fleet.clock()
+        if len(batch.attempts) > 1 or batch.poison.is_suspect or batch.request.verify:
+            return math.inf
+        remaining_s = attempt.since_s + self._hedging.deadline_s(batch.request) - now_s
+        if remaining_s > 0:
+            return remaining_s
+        if not self._hedging.budget.allows or self._window.is_over_bound(batch.dataset):
+            return math.inf
+        other = self._router.choose_other(batch.request.spec, attempt.connection)
+        if other is None:
+            self._needs_endpoint = True
+            return math.inf
+        self._hedging.budget.spend()
+        self._fleet.stats.hedges += 1
+        logger.info(
+            "batch %d was requested from %s %.1f s ago, requesting it from %s too",
+            batch.request.position,
+            attempt.connection.name,
+            now_s - attempt.issued_s,
+            other.name,
+        )
+        self._hedges.append(self._window.start(batch, other, now_s, is_hedge=True))
+        self._ensure_thread()
+        self._work.notify_all()  # all, because a single notified fetcher may have been woken for a missing batch
+        return math.inf
+
+    # For the fleet
+
+    def on_fleet_change(self) -> None:
+        """See `hetero.dataplane.reader.fleet.FleetListener`."""
+        self._work.notify_all()
+        self._arrived.notify_all()
+
+    def abandon(self) -> None:
+        """Close now, or soon if the lock is not free. For finalizers, which may run in a thread that holds the lock."""
+        if self._fleet.lock.acquire(blocking=False):
+            self._fleet.lock.release()
+            self.close()
+        else:
+            self._fleet.close_later(self)
+
+    def close(self) -> None:
+        """Cancel the attempts and end the fetchers. Idempotent. Blocks until they have ended. Called without the lock.
+
+        In a forked process this does nothing, because the fetchers run in the parent and the lock may be held for ever.
+        """
+        if self._pid != os.getpid():
+            return
+        window = self._window
+        with self._fleet.lock:
+            self.is_closed = True
+            while self._hedges:
+                self._end(self._hedges.popleft())
+            attempts = tuple(window.attempts)
+            self._router.unreserve(window.unanswered())
+            window.clear()
+            self.on_fleet_change()
+        for attempt in attempts:
+            attempt.cancel()
+        deadline_s = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    # The threads
+
+    def _ensure_thread(self) -> None:
+        """Start a fetcher if all may be busy, at most one for each batch in flight and for each second attempt."""
+        window, num_threads = self._window, len(self._threads)
+        if num_threads >= len(window.missing) + len(window.attempts):
+            return
+        if num_threads >= window.size:
+            wanted = {attempt.batch.sequence for attempt in window.attempts if not attempt.is_given_up}
+            if num_threads >= window.size + len(window.attempts) - len(wanted):
+                return
+        thread = threading.Thread(target=self._run, name=f"hetero-fetcher-{num_threads}", daemon=True)
+        thread.start()
+        self._threads.append(thread)  # only now, because a thread that failed to start cannot be joined
+
+    def _wake_one(self) -> None:
+        """Wake one fetcher if a batch is missing. Usually no batch is missing, because each has its own fetcher.
+
+        A fetcher looks for work before it waits, and wakes another fetcher if it finds some. Therefore it is enough to
+        wake one, and a fetcher that makes room itself need not wake any.
+        """
+        if self._window.missing:
+            self._work.notify()
+
+    def _run(self) -> None:
+        try:
+            while (attempt := self._next_attempt()) is not None:
+                self._settle(attempt, self._fetch(attempt))
+        except BaseException as error:
+            logger.error("internal error", exc_info=error)
+            with self._fleet.lock:
+                self._fleet.fail(HeteroError(f"internal error while fetching batches: {error!r}"))
+
+    def _next_attempt(self) -> Attempt | None:
+        """Block until there is a hedge or a missing batch to request. Return its attempt, None if closed."""
+        with self._fleet.lock:
+            while not self.is_closed:
+                attempt = self._hedges.popleft() if self._hedges else self._start_first()
+                if attempt is not None:
+                    self._wake_one()
+                    return attempt
+                self._work.wait(min(_POLL_S, self._router.next_free_s()) if self._window.missing else _POLL_S)
+        return None
+
+    def _start_first(self) -> Attempt | None:
+        """Start an attempt for the lowest missing batch that has room and an endpoint."""
+        passed: set[ServedDataset] = set()  # a batch of these has no room or no endpoint, so their others have none
+        for batch in tuple(self._window.missing):
+            if batch.dataset in passed:
+                continue
+            if not self._window.has_room(batch):
+                passed.add(batch.dataset)
+                continue
+            if self._is_held_back(batch):
+                continue
+            is_suspect = batch.poison.is_suspect
+            connection = self._router.choose(batch.request.spec, alone_for=batch if is_suspect else None)
+            if connection is not None:
+                return self._window.start(batch, connection, self._fleet.clock())
+            if not is_suspect:
+                passed.add(batch.dataset)
+        return None
+
+    def _is_held_back(self, batch: PendingBatch) -> bool:
+        """Return whether the batch must not be requested now, because it may have killed too many endpoints.
+
+        The batch waits until it is known which of the lost endpoints died. It fails if too many died, or if this does
+        not become known in time.
+        """
+        if not batch.poison.is_possible(batch.request.spec):
+            return False
+        error = batch.killed_too_often() if batch.poison.is_proven else self._lost_too_long(batch)
+        if error is not None:
+            self._window.missing.remove(batch)
+            self._router.unreserve((batch,))
+            self._deliver(batch, error)
+        return True
+
+    def _lost_too_long(self, batch: PendingBatch) -> HeteroError | None:
+        """Return the error to raise if calls for this batch have been lost for too long, else None."""
+        lost_s = batch.poison.too_long_s(self._fleet.clock(), data_timeout_s=self._data_timeout_s)
+        if lost_s is None:
+            return None
+        what = f"batch {batch.request.position} of data set {batch.request.spec.name!r}"
+        return self._fleet.unavailable(what, lost_s, note=batch.describe_lost_calls())
+
+    def _fetch(self, attempt: Attempt) -> Fetched | Exception:
+        """Fetch the batch from the attempt's endpoint. Return it, or the exception. Without the lock."""
+        if attempt.is_given_up:  # the other attempt settled the batch before this call began
+            return CallFailedError(Fault.CANCELLED, "")
+
+        def started(call: Any) -> None:
+            # This needs no lock. It sets the call and then reads the flags. A thread that cancels sets a flag and then
+            # reads the call. Therefore at least one of them cancels the call.
+            attempt.call = call
+            if self.is_closed or attempt.is_given_up:
+                call.cancel()
+
+        try:
+            return attempt.connection.fetch(
+                attempt.batch.request, timeout_s=self._data_timeout_s, allocate=self._allocate, on_call=started
+            )
+        except Exception as error:  # noqa: BLE001 - settled by the caller
+            return error
+
+    # Outcomes
+
+    def _settle(self, attempt: Attempt, outcome: Fetched | Exception) -> None:
+        """Deliver the outcome of an attempt, leave the batch to its other attempt, or let the batch be requested again.
+
+        A fetcher calls this without the lock, and looks for work next. Therefore this wakes no other fetcher.
+        """
+        batch = attempt.batch
+        with self._fleet.lock:
+            self._end(attempt)
+            if self.is_closed:
+                return
+            if isinstance(outcome, Fetched):
+                self._answered(attempt, outcome)
+            if attempt.is_given_up:  # it was cancelled or slightly slower, so its endpoint is not to blame
+                return
+            if isinstance(outcome, Fetched):
+                self._won(attempt, outcome)
+            elif not self._is_final(attempt, outcome):
+                return
+            others = tuple(batch.attempts)
+            for other in others:
+                other.is_given_up = True
+        for other in others:
+            other.cancel()
+
+    def _end(self, attempt: Attempt) -> None:
+        self._window.end(attempt)
+        self._router.release(attempt.connection, alone_for=attempt.batch if attempt.is_alone else None)
+
+    def _deliver(self, batch: PendingBatch, outcome: Arrived | BaseException) -> None:
+        if self._window.put(batch.sequence, outcome) or self._needs_endpoint:
+            self._arrived.notify_all()  # the consumer takes the outcome, adds requests, or hedges
+
+    def _answered(self, attempt: Attempt, fetched: Fetched) -> None:
+        """Record what a batch says about its endpoint and its data set, whether or not it is delivered."""
+        request, stats, now_s = attempt.batch.request, self._fleet.stats, self._fleet.clock()
+        self._hedging.observe(request, now_s - attempt.since_s)
+        self._router.answered(attempt.connection, num_queued=fetched.num_queued, now_s=now_s)
+        stats.received_bytes += fetched.nbytes - fetched.saved_bytes
+        stats.saved_bytes += fetched.saved_bytes
+        if fetched.lacks_compression:
+            self._fleet.note_uncompressed(attempt.connection, request.compression)
+        attempt.batch.dataset.observe_size(fetched.nbytes)
+
+    def _won(self, attempt: Attempt, fetched: Fetched) -> None:
+        """Deliver a batch. If it is from a hedge, avoid the endpoint of the first attempt."""
+        self._fleet.stats.batches += 1
+        if attempt.is_hedge:
+            self._fleet.stats.hedges_won += 1
+            now_s = self._fleet.clock()
+            for other in attempt.batch.attempts:
+                self._router.avoid(other.connection, kept_s=now_s - other.since_s)
+        self._deliver(attempt.batch, Arrived(fetched.batch, fetched.nbytes, fetched.skips, fetched.saved_bytes))
+
+    def _is_final(self, attempt: Attempt, error: Exception) -> bool:
+        """Settle a failed attempt. Its batch fails, will be requested again, or waits for its other attempt.
+
+        Returns:
+            Whether the batch has failed.
+        """
+        batch, stats = attempt.batch, self._fleet.stats
+        final = self._failed(attempt, error)
+        # The other attempt cannot help if the user's code raises or the token is wrong.
+        if batch.attempts and not isinstance(final, DatasetError | AuthenticationError):
+            return False
+        if final is not None:
+            self._deliver(batch, final)
+            return True
+        stats.retries += 1
+        stats.failovers += isinstance(error, CallFailedError) and error.fault.is_loss
+        self._window.retry(batch)
+        return False
+
+    def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
+        """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
+        fleet, batch, connection = self._fleet, attempt.batch, attempt.connection
+        if isinstance(error, CallFailedError):
+            was_first = attempt.is_lowest_of(self._window.unanswered())
+            fleet.call_failed(connection, error, attempt.generation)
+            if error.fault.is_loss:
+                batch.poison.add(connection, error.fault, fleet.clock(), was_first=was_first)
+                return self._lost_too_long(batch)
+            return batch.failed(connection, error, data_timeout_s=self._data_timeout_s)
+        if isinstance(error, AuthenticationError):
+            fleet.fail(error)
+            return error
+        if isinstance(error, ProtocolError):
+            fleet.stats.checksum_errors += isinstance(error, ChecksumError)
+            logger.warning("batch %d from %s is damaged: %s", batch.request.position, connection.name, error)
+            self._router.avoid(connection, kept_s=1.0)
+            return batch.damaged(connection, error)
+        if not isinstance(error, HeteroError):
+            logger.error("internal error while fetching from %s", connection.name, exc_info=error)
+        return error

@@ -1,0 +1,191 @@
+"""Ports and proxies: whether this host can bind its port, which other hosts it can reach, and which proxy is set.
+
+The examination tries two ports of every other host: the port of its launcher (``--port``), and one of the ephemeral
+ports that endpoints and torchrun get from the system. A security group that allows only the first port blocks all
+batches. No process needs to listen, because a refused connection shows that the host was reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from hetero.cluster import resolve_address
+from hetero.cluster.document import listing
+from hetero.doctor.diagnosis import Diagnosis, error, ok, warning
+from hetero.doctor.leftovers import find_processes
+from hetero.doctor.parallel import gather
+from hetero.doctor.snapshot import Snapshot
+from hetero.wire.channels import PROXY_VARIABLES, find_owner, join_address
+
+__all__ = ["examine_ports", "examine_proxies", "last_ephemeral_port"]
+
+_CONNECT_S = 2.0
+_TIMEOUT_S = 6.0
+"""Time limit for all hosts together, including the resolution of their names."""
+_ANSWERS, _REFUSES, _SILENT, _UNRESOLVED = "answers", "refuses", "silent", "unresolved"
+_Outcome: TypeAlias = Diagnosis | dict[str, str]
+_Matrix: TypeAlias = Mapping[str, Mapping[str, str]]
+
+
+def examine_ports(snapshot: Snapshot) -> list[Diagnosis]:
+    """Bind this host's port and connect to the ports of the other hosts, all in parallel."""
+    hosts_file = snapshot.environ.get("HETERO_HOSTS_FILE")
+    own = snapshot.own_host
+    control, other = snapshot.options.port, last_ephemeral_port()
+    others = [host for host in snapshot.hosts if host != own]
+    tasks: dict[str | None, Callable[[], _Outcome]] = {None: functools.partial(_own, own, control, hosts_file)}
+    tasks |= {host: functools.partial(_reach, host, (control, other), hosts_file) for host in others}
+    outcomes = gather(tasks, timeout_s=_TIMEOUT_S)
+    bound = outcomes.pop(None, None)  # an error if this host's name does not resolve, which cluster.py reports
+    diagnoses = [*([bound] if isinstance(bound, Diagnosis) else []), *_ephemeral()]
+    if not others:
+        return diagnoses
+    matrix = {host: _row(outcomes.get(host), (control, other)) for host in others}
+    return [*diagnoses, *_judge(matrix, str(control), str(other))]
+
+
+def last_ephemeral_port() -> int:
+    """Return the last ephemeral port of this system, which other hosts most likely have, too."""
+    return int(_ephemeral_range()[1])
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    return int(first), int(last)
+
+
+def _ephemeral() -> list[Diagnosis]:
+    first, last = _ephemeral_range()
+    if last - first < 1000:
+        to_do = "widen net.ipv4.ip_local_port_range, because an endpoint needs two ports and a connection needs one"
+        return [warning(f"the system has only {last - first + 1} ephemeral ports ({first} to {last})", to_do)]
+    return []
+
+
+def _own(host: str | None, port: int, hosts_file: str | None) -> Diagnosis:
+    """Bind the address and port that a launcher would bind here.
+
+    Raises:
+        ClusterError: If this host's name does not resolve.
+    """
+    address = "127.0.0.1" if host is None else resolve_address(host, hosts_file=hosts_file)
+    target = join_address(address, port)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does, so TIME_WAIT counts as free
+        try:
+            probe.bind((address, port))
+            probe.listen()
+        except OSError as problem:
+            return _refused(problem, target, find_owner(address, port))
+    return ok(f"{target} is free for a launcher")
+
+
+def _refused(problem: OSError, target: str, owner: str) -> Diagnosis:
+    if problem.errno == errno.EADDRNOTAVAIL:
+        to_do = "correct the name or the address; in a container use the host's network (docker run --network host)"
+        return error(f"{target} is not an address of this machine, so a launcher cannot bind it (HET-23)", to_do)
+    if problem.errno != errno.EADDRINUSE:
+        return error(f"{target} cannot be bound: {os.strerror(problem.errno or 0)} (HET-23)", "choose another --port")
+    launchers = [process.pid for process in find_processes() if process.kind == "launcher"]
+    if any(owner.startswith(f"process {pid} ") for pid in launchers):
+        to_do = "keep it if it is this job's launcher; otherwise end it, or give every host of the job another --port"
+        return warning(f"{target} is taken: {owner} listens on it", to_do)
+    holder = f"{owner} listens on it" if owner else "another process uses it, which this user cannot see"
+    to_do = "end the process that uses the port, or give every host of the job another --port"
+    return error(f"{target} is taken (HET-23): {holder}", to_do)
+
+
+def _reach(host: str, ports: tuple[int, ...], hosts_file: str | None) -> dict[str, str]:
+    """Return for each port of a host whether it answers, refuses or is silent, or the error.
+
+    Raises:
+        ClusterError: If the host's name does not resolve.
+    """
+    address = resolve_address(host, hosts_file=hosts_file)
+    return {str(port): _connect(address, port) for port in ports}
+
+
+def _connect(address: str, port: int) -> str:
+    try:
+        with socket.create_connection((address, port), timeout=_CONNECT_S):
+            return _ANSWERS
+    except ConnectionRefusedError:
+        return _REFUSES
+    except TimeoutError:
+        return _SILENT
+    except OSError as problem:
+        return os.strerror(problem.errno) if problem.errno else str(problem)
+
+
+def _row(outcome: _Outcome | Exception | None, ports: tuple[int, ...]) -> dict[str, str]:
+    if isinstance(outcome, dict):
+        return outcome
+    return dict.fromkeys(map(str, ports), _SILENT if outcome is None else _UNRESOLVED)
+
+
+def _judge(matrix: _Matrix, control: str, other: str) -> list[Diagnosis]:
+    """Return the diagnoses for the answers of all hosts. Hosts with the same answers share a diagnosis."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for host, row in matrix.items():
+        alike.setdefault((row[control], row[other]), []).append(host)
+    diagnoses = [_meaning(listing(hosts), control, other, *states) for states, hosts in alike.items()]
+    said = [diagnosis for diagnosis in diagnoses if diagnosis is not None]
+    reached = sum(set(row.values()) <= {_ANSWERS, _REFUSES} for row in matrix.values())
+    found = f"reached {reached} of {len(matrix)} other hosts"
+    if reached == len(matrix):
+        return [ok(found, matrix=matrix), *said]
+    return [warning(found, "see the lines about their names and ports", matrix=matrix), *said]
+
+
+def _meaning(hosts: str, control: str, other: str, at_control: str, at_other: str) -> Diagnosis | None:
+    open_ = (_ANSWERS, _REFUSES)
+    everything = (
+        "let the hosts of the job reach all TCP ports of each other: in a security group, a rule that names itself"
+    )
+    if at_control == _UNRESOLVED:
+        return None  # the subject "names" reports it
+    if at_control in open_ and at_other in open_:
+        listens = "their launchers listen" if at_control == _ANSWERS else "no launcher listens yet, which is fine"
+        return ok(f"{hosts}: reached on port {control} ({listens}) and on others")
+    if at_control in open_:
+        found = f"{hosts}: reached on port {control}, but on port {other}: {at_other}; endpoints and torchrun need any"
+        return error(found, everything)
+    if at_other in open_:
+        return error(f"{hosts}: on port {control}: {at_control}, although port {other} can be reached", everything)
+    to_do = f"check that the host is up. If it is, {everything}"
+    if at_control == _SILENT:
+        return error(f"{hosts}: no answer on any of the ports that were tried, for {_CONNECT_S:.0f} s each", to_do)
+    return error(f"{hosts}: not reached: {at_control}", to_do)
+
+
+def examine_proxies(snapshot: Snapshot) -> list[Diagnosis]:
+    """Report which proxy is set.
+
+    hetero's own channels never use a proxy. TensorFlow's channels do: with http_proxy set, a worker of
+    tf.data.service 2.21 connected to the proxy instead of its dispatcher. Therefore launchers exclude the addresses of
+    a job from the proxy (`without_proxy`).
+    """
+    environ = snapshot.environ
+    name = next((name for name in PROXY_VARIABLES if environ.get(name)), None)
+    if name is None:
+        return [ok("none of grpc_proxy, https_proxy and http_proxy is set")]
+    what = f"{name} is {_without_secrets(environ[name])}"
+    return [ok(f"{what}; connections between the hosts of a job do not use it, including those of TensorFlow")]
+
+
+def _without_secrets(url: str) -> str:
+    """Return a proxy's scheme, host and port, without the user and the password that may precede them."""
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return "a malformed URL"
+    return f"{parts.scheme}://{parts.hostname}{port}" if parts.scheme else f"{parts.hostname}{port}"

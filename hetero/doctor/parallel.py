@@ -1,0 +1,56 @@
+"""Runs tasks in parallel, and abandons those that do not end in time, such as a query to a name server.
+
+This is a separate module because the examination and two of its subjects use it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+__all__ = ["gather"]
+
+_Key = TypeVar("_Key", bound=Hashable)
+_T = TypeVar("_T")
+_MAX_THREADS = 64
+
+
+def gather(tasks: Mapping[_Key, Callable[[], _T]], *, timeout_s: float) -> dict[_Key, _T | Exception]:
+    """Call functions on threads. Return the value or exception of each function that ended in time.
+
+    The others continue until they end, on threads that do not keep the process alive.
+
+    Args:
+        tasks: The functions, by any key.
+        timeout_s: Time limit for all of them together, seconds.
+    """
+    waiting: queue.SimpleQueue[tuple[_Key, Callable[[], _T]]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[_Key, _T | Exception]] = queue.SimpleQueue()
+    deadline_s = time.monotonic() + timeout_s
+    for item in tasks.items():
+        waiting.put(item)
+
+    def work() -> None:
+        while time.monotonic() < deadline_s:
+            try:
+                key, task = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                ended.put((key, task()))
+            except Exception as error:  # noqa: BLE001 - the caller decides about it
+                ended.put((key, error))
+
+    for _ in range(min(_MAX_THREADS, len(tasks))):
+        threading.Thread(target=work, name="doctor", daemon=True).start()
+    found: dict[_Key, _T | Exception] = {}
+    while len(found) < len(tasks):
+        try:
+            key, outcome = ended.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            break
+        found[key] = outcome
+    return found

@@ -1,0 +1,84 @@
+"""grpc: data hosts run the endpoints of hetero's data plane, which compute batches by index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from hetero.cluster import ClusterSpec, Role
+from hetero.config import LaunchOptions
+from hetero.control.directory import EndpointRecord
+from hetero.dataplane.endpoint.options import EndpointOptions
+from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
+from hetero.launch.data_services.service import DataService, HostFacts, Servers
+from hetero.system.cgroups import usable_cpus
+
+__all__ = ["Endpoints", "pool_options"]
+
+_EMULATED_ENDPOINTS = 1
+
+
+class Endpoints(DataService):
+    """Endpoints on data hosts, and on trainer hosts if ``--trainer-endpoints`` asks for them."""
+
+    computes_batches = True
+
+    def plan(self, options: LaunchOptions, cluster: ClusterSpec) -> Servers:
+        """Return which endpoints run on the current host of a cluster.
+
+        With emulated vCPUs, the trainer hosts of a homogeneous job load through endpoints too. Homogeneous and
+        heterogeneous jobs are then emulated in the same way and can be compared.
+        """
+        emulated = options.emulate_sample_s is not None
+        if cluster.role is not Role.TRAINER:
+            number = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
+        elif emulated and not cluster.data_hosts:
+            number = options.trainer_endpoints or _EMULATED_ENDPOINTS
+        else:
+            number = options.trainer_endpoints
+        num_slots = math.ceil((options.emulate_vcpus or usable_cpus()) / number) if emulated and number else 1
+        return Servers(number=number, num_slots=num_slots)
+
+    def make_pool(
+        self,
+        facts: HostFacts,
+        on_change: Callable[[tuple[EndpointRecord, ...]], None],
+        on_line: Callable[[str, str], None],
+    ) -> EndpointPool:
+        """Return the pool of the endpoints of a host."""
+        return EndpointPool(pool_options(facts), on_change=on_change, on_line=on_line)
+
+    def report_options(self, options: LaunchOptions) -> dict[str, str]:
+        """Return the report's entries on how many endpoints were planned for each host."""
+        return {
+            "endpoints per data host": str(options.endpoints_per_host or "default"),
+            "endpoints per trainer host": str(options.trainer_endpoints),
+        }
+
+
+def pool_options(facts: HostFacts) -> PoolOptions:
+    """Return the settings of a host's pool of endpoints."""
+    options, timings = facts.options, facts.timings
+    return PoolOptions(
+        endpoint=EndpointOptions(
+            script=options.script,
+            is_module=options.module,
+            script_args=tuple(options.script_args),
+            host=facts.name,
+            address=facts.address,
+            num_endpoints=facts.servers.number,
+            num_slots=facts.servers.num_slots,
+            sample_time_s=options.emulate_sample_s or 0.0,
+            tls_dir=None if options.tls_dir is None else str(options.tls_dir.absolute()),
+            job_id=facts.job_id,
+            max_batch_bytes=options.max_batch_bytes,
+            log_level=options.log_level.upper(),
+        ),
+        token_path=facts.token_path,
+        endpoint_restarts=options.endpoint_restarts,
+        gives_up=False,  # other endpoints compute the batches, and ranks fail if all endpoints are gone for too long
+        stuck_s=timings.lease_s,
+        prepare_timeout_s=timings.prepare_timeout_s,
+        stable_s=timings.stable_s,
+        environment=facts.environment,
+    )

@@ -1,0 +1,209 @@
+"""Find mistakes in a training job before the job costs money.
+
+`check` examines an estimator. `check_request` examines a request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.sagemaker.checks import rules, security_groups
+from hetero.sagemaker.recording import is_local, record, sdk_version
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
+
+_FIRST_V3 = (3, 18, 0)
+"""First release of version 3 of the SDK that supports channels per group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One mistake in a job, or one fact that the user should know before the job starts."""
+
+    number: str
+    """Number of the check, such as ``SM-03``. Its meaning never changes."""
+    severity: str
+    """``error`` or ``warning``.
+
+    An error means that the service rejects the job, that the job fails, or that it does not do what the user asked for.
+    A warning asks the user to look at the finding.
+    """
+    found: str
+    """Description of the mistake, with the reason why it is a mistake. Never contains a secret."""
+    fix: str
+    """Steps that remove the mistake."""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.severity}: {self.found}\n  fix: {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    title: str
+    is_error: bool
+    rule: rules.Rule
+
+
+_UNPREPARED = "SM-26"
+_CHANNELS = "InputDataConfig"
+_SOURCE = f"{_CHANNELS}[].DataSource.S3DataSource"
+_ALGORITHM = "AlgorithmSpecification"
+_METRICS = f"{_ALGORITHM}.MetricDefinitions"
+_COMMANDS = [f"{_ALGORITHM}.Container{name}{each}" for name in ("Entrypoint", "Arguments") for each in ("", "[]")]
+_RULES = {
+    "SM-01": _Numbered("a distribution that starts ranks on every group", True, rules.torch_distributed),
+    "SM-02": _Numbered("a distribution that is not for exactly one trainer group", True, rules.distribution_groups),
+    "SM-03": _Numbered("only some channels name instance groups", True, rules.some_channels_have_groups),
+    "SM-04": _Numbered("a channel for an unknown group", True, rules.channels_of_unknown_groups),
+    "SM-05": _Numbered("version 3 of the SDK below 3.18.0", True, rules.channels_of_an_old_sdk),
+    "SM-06": _Numbered("an image for other hardware", True, rules.image_of_other_hardware),
+    "SM-07": _Numbered(
+        "more than five groups",
+        True,
+        rules.within_limits("ResourceConfig.InstanceGroups", f"{_SOURCE}.InstanceGroupNames"),
+    ),
+    "SM-08": _Numbered("names of groups", True, rules.group_names),
+    "SM-09": _Numbered("no max_run", False, rules.unlimited_run),
+    "SM-10": _Numbered("a volume size for types with local NVMe", False, rules.volume_that_is_ignored),
+    "SM-11": _Numbered("no volume size for types with EBS only", True, rules.volume_that_is_missing),
+    "SM-12": _Numbered("a KMS key for types with local NVMe", True, rules.key_for_local_storage),
+    "SM-13": _Numbered("security groups", False, rules.security_groups),
+    "SM-14": _Numbered("inter-container encryption", False, rules.traffic_encryption),
+    "SM-15": _Numbered("a secret in the open", False, rules.secrets_in_the_open),
+    "SM-16": _Numbered("warm pools", True, rules.warm_pool),
+    "SM-17": _Numbered("local mode, or an unknown instance type", True, rules.local_types),
+    "SM-18": _Numbered("both groups and an instance type", True, rules.both_forms),
+    "SM-19": _Numbered("roles of the groups", False, rules.unclear_roles),
+    "SM-20": _Numbered("data hosts with different data", True, rules.sharded_channels),
+    "SM-21": _Numbered(
+        "channels beyond the limits",
+        True,
+        rules.within_limits(_CHANNELS, f"{_CHANNELS}[].ChannelName", f"{_CHANNELS}[].InputMode", f"{_SOURCE}.S3Uri"),
+    ),
+    "SM-22": _Numbered(
+        "metrics beyond the limits", True, rules.within_limits(_METRICS, f"{_METRICS}[].Name", f"{_METRICS}[].Regex")
+    ),
+    "SM-23": _Numbered(
+        "hyperparameters beyond the limits",
+        True,
+        rules.within_limits("HyperParameters", "HyperParameters{keys}", "HyperParameters{}"),
+    ),
+    "SM-24": _Numbered(
+        "environment beyond the limits", True, rules.within_limits("Environment", "Environment{keys}", "Environment{}")
+    ),
+    "SM-25": _Numbered(
+        "anything else beyond the limits",
+        True,
+        rules.within_limits(
+            "TrainingJobName",
+            f"{_ALGORITHM}.TrainingInputMode",
+            *_COMMANDS,
+            "StoppingCondition.MaxRuntimeInSeconds",
+            "VpcConfig.SecurityGroupIds",
+            "VpcConfig.Subnets",
+            "Tags",
+        ),
+    ),
+    _UNPREPARED: _Numbered("hetero is not started", False, rules.another_program),
+}
+NUMBERS = {number: numbered.title for number, numbered in _RULES.items()}
+"""Titles of the checks, by number."""
+
+
+def check_request(request: TrainingRequest) -> list[Finding]:
+    """Return the findings about a request, in the order of their numbers. Empty if all checks pass."""
+    return [_finding(number, problem) for number, numbered in _RULES.items() for problem in numbered.rule(request)]
+
+
+def check(estimator: Any, inputs: Any = None, *, ec2: Any = None) -> list[Finding]:
+    """Return the findings about the job that an estimator would start, in the order of their numbers.
+
+    The check uploads and sends nothing, and changes neither the estimator nor its session.
+
+    Args:
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
+        inputs: The inputs that its ``fit`` or ``train`` takes.
+        ec2: boto3's client for ``ec2``. If given, the check uses it to read the rules of the security groups, which a
+            request does not contain.
+
+    Returns:
+        The findings. Empty if all checks pass.
+
+    Raises:
+        ConfigError: If the object is not an estimator.
+        Exception: If the SDK rejects the estimator before it sends a request.
+    """
+    version = sdk_version(estimator)
+    # In local mode there is no request to check.
+    if is_local(estimator):
+        return [_finding("SM-17", problem) for problem in rules.local_session()]
+    request = record(estimator, inputs).request
+    found = check_request(request)
+    # With a client, SM-13 depends on the rules of the security groups.
+    if ec2 is not None:
+        found = [finding for finding in found if finding.number != "SM-13"]
+        found += [_finding("SM-13", problem) for problem in security_groups.seen_security_groups(request, ec2)]
+    # Three mistakes with version 3 are visible only in the trainer or the installed SDK, not in the request.
+    if version == 3:
+        numbers = {finding.number for finding in found}
+        if getattr(estimator, "distributed", None) is not None and len(request.groups) > 1:
+            found += [_finding("SM-01", problem) for problem in rules.drivers_of_version_3()]
+        found += _unprepared_v3(estimator, request)
+        installed = _installed_v3()
+        if installed < _FIRST_V3 and "SM-05" not in numbers and any(channel.groups for channel in request.channels):
+            found += [_finding("SM-05", problem) for problem in rules.old_sdk(".".join(map(str, installed)))]
+    return sorted(found, key=lambda finding: finding.number)
+
+
+def unprepared(estimator: Any, request: TrainingRequest) -> list[Finding]:
+    """Return a finding if an estimator's job does not start hetero. Empty if the job starts hetero."""
+    found = [_finding(_UNPREPARED, problem) for problem in rules.another_program(request)]
+    return found if sdk_version(estimator) == 2 else _unprepared_v3(estimator, request)
+
+
+def _unprepared_v3(estimator: Any, request: TrainingRequest) -> list[Finding]:
+    script = getattr(getattr(estimator, "source_code", None), "entry_script", None)
+    if not isinstance(script, str) or len(request.groups) < 2 or "hetero_script" in request.hyperparameters:
+        return []
+    return [_finding(_UNPREPARED, problem) for problem in rules.another_script(script)]
+
+
+def findings_text(findings: Sequence[Finding]) -> str:
+    """Return the findings as text. The last line contains the numbers of errors and warnings."""
+    counts = [sum(finding.severity == severity for finding in findings) for severity in ("error", "warning")]
+    lines = [*map(str, findings), f"errors: {counts[0]}, warnings: {counts[1]}"]
+    return "\n".join(lines)
+
+
+def findings_json(findings: Sequence[Finding]) -> str:
+    """Return the findings as JSON: an object with the list ``findings``."""
+    return json.dumps({"findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
+
+
+def _finding(number: str, problem: rules.Problem) -> Finding:
+    is_error = _RULES[number].is_error if problem.is_error is None else problem.is_error
+    severity = "error" if is_error else "warning"
+    return Finding(number=number, severity=severity, found=problem.found, fix=problem.fix)
+
+
+def _installed_v3() -> tuple[int, ...]:
+    """Return the installed version of the SDK.
+
+    If only parts of the SDK are installed, derive the version from the part for training, ``sagemaker-train``.
+    """
+    try:
+        return _numbers(importlib.metadata.version("sagemaker"))
+    except importlib.metadata.PackageNotFoundError:
+        major, *rest = _numbers(importlib.metadata.version("sagemaker-train"))
+        return (major + 2, *rest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

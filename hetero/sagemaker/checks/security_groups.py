@@ -1,0 +1,78 @@
+"""Check whether security groups let the hosts of a job reach each other in the user's VPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hetero.sagemaker.checks.facts import member
+from hetero.sagemaker.checks.rules import Problem, security_groups
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["seen_security_groups"]
+
+_LOW_PORT, _HIGH_PORT = 1024, 65535
+"""Ports that a rule must allow. The user chooses the launchers' port, and endpoints and torchrun use any free port."""
+_ANYWHERE = "0.0.0.0/0"
+
+
+def seen_security_groups(request: TrainingRequest, ec2: Any) -> Iterator[Problem]:
+    """Yield a problem unless the rules of the security groups let the hosts reach each other.
+
+    A request names the security groups. This function reads their rules from AWS. If a rule allows only certain
+    addresses, the hosts may or may not have them. The problem is then a warning instead of an error.
+
+    Args:
+        request: Request for a job, whose hosts may be in a VPC.
+        ec2: boto3's client for ``ec2``, in the region of the job.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    unseen = list(security_groups(request))
+    if not unseen:
+        return
+    names = [str(name) for name in member(request, "VpcConfig.SecurityGroupIds", list, [])]
+    try:
+        found = ec2.describe_security_groups(GroupIds=names)["SecurityGroups"]
+    except (BotoCoreError, ClientError) as error:
+        yield Problem(f"{unseen[0].found}. Their rules cannot be read: {str(error)[:200]}", unseen[0].fix)
+        return
+    # Traffic between the hosts must be allowed in both directions.
+    ways = {
+        "in": _allowed(found, "IpPermissions", names),
+        "out": _allowed(found, "IpPermissionsEgress", names),
+    }
+    if closed := [way for way, is_allowed in ways.items() if is_allowed is False]:
+        yield Problem(
+            f"security groups {', '.join(map(repr, names))} do not let the hosts' TCP {' and '.join(closed)}. The "
+            "hosts of this job cannot reach each other",
+            unseen[0].fix,
+            is_error=True,
+        )
+    elif None in ways.values():
+        yield unseen[0]
+
+
+def _allowed(groups: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> bool | None:
+    """Return whether rules allow TCP between members of the groups. None if this depends on the hosts' addresses."""
+    depends = False
+    for rule in (rule for group in groups for rule in group.get(key, ())):
+        if not _holds_for_tcp(rule):
+            continue
+        if any(pair.get("GroupId") in names for pair in rule.get("UserIdGroupPairs", ())):
+            return True
+        ranges = [item.get("CidrIp") for item in rule.get("IpRanges", ())]
+        if _ANYWHERE in ranges:
+            return True
+        depends = depends or bool(ranges or rule.get("PrefixListIds"))
+    return None if depends else False
+
+
+def _holds_for_tcp(rule: Mapping[str, Any]) -> bool:
+    if rule.get("IpProtocol") == "-1":
+        return True
+    return (
+        rule.get("IpProtocol") == "tcp"
+        and rule.get("FromPort", 0) <= _LOW_PORT
+        and rule.get("ToPort", _HIGH_PORT) >= _HIGH_PORT
+    )

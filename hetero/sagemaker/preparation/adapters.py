@@ -1,0 +1,261 @@
+"""Adapters with which `prepare` reads and changes an estimator, one for each version of SageMaker's SDK."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import ConfigError
+from hetero.launch.staged import STAGED_FOLDER
+from hetero.sagemaker.limits import limits
+from hetero.sagemaker.recording import sdk_version
+
+__all__ = ["Adapter", "Code", "adapter_of"]
+
+logger = logging.getLogger(__name__)
+
+_OWN_REQUIREMENTS = f"{STAGED_FOLDER}/requirements.txt"
+"""Path of the requirements file that `prepare` writes if a ``ModelTrainer`` names none.
+
+SDK 3 installs only the requirements file that the trainer names. A ``requirements.txt`` that the trainer does not name
+stays unchanged, because this path is different.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """Location of an estimator's code."""
+
+    folder: Path | None
+    """The source folder, or None if the estimator has only a script."""
+    script: str = ""
+    """The entry point, relative to the folder. Empty if the estimator does not name one."""
+    requirements: str = "requirements.txt"
+    """The requirements file for pip, relative to the folder. The file may not exist yet."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of file names that the SDK does not upload."""
+
+
+class Adapter(ABC):
+    """Uniform access to an estimator of SDK 2 or SDK 3."""
+
+    @abstractmethod
+    def code(self) -> Code:
+        """Return the location of the estimator's code.
+
+        Raises:
+            ConfigError: If the code is not on this machine, if the estimator starts a command instead of a script, or
+                if one of its settings conflicts with the staged code.
+        """
+
+    @abstractmethod
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """Return the estimator's hyperparameters, as Python values or as texts.
+
+        If the estimator was prepared before, they include hetero's hyperparameters.
+        """
+
+    @abstractmethod
+    def image(self) -> str:
+        """Return the image's Python version, such as ``py310``, or else the image's tag. Empty if both are unknown."""
+
+    @abstractmethod
+    def is_isolated(self) -> bool:
+        """Return whether network isolation is on. The containers then reach only each other."""
+
+    @abstractmethod
+    def trains_with_tensorflow(self) -> bool:
+        """Return whether the estimator's image is for TensorFlow."""
+
+    @abstractmethod
+    def apply(
+        self,
+        folder: Path,
+        entry_point: str,
+        *,
+        requirements: str,
+        parameters: Mapping[str, Any],
+        metrics: Sequence[Mapping[str, str]],
+    ) -> None:
+        """Set the estimator's code to a staged folder, and add hyperparameters and metric definitions.
+
+        Args:
+            folder: The staged folder with the code.
+            entry_point: The file in the folder that every host starts.
+            requirements: The requirements file in the folder, which pip installs first.
+            parameters: Hyperparameters to add. They replace hyperparameters of the same name.
+            metrics: Metric definitions to add, with Name and Regex. They do not replace definitions of the same name.
+        """
+
+
+def adapter_of(estimator: Any) -> Adapter:
+    """Return the adapter for an estimator.
+
+    Raises:
+        ConfigError: If the object is not an estimator.
+    """
+    return _Trainer(estimator) if sdk_version(estimator) == 3 else _Estimator(estimator)
+
+
+class _Estimator(Adapter):
+    """Adapter for an estimator of SDK 2."""
+
+    def __init__(self, estimator: Any) -> None:
+        self._estimator = estimator
+
+    def code(self) -> Code:
+        estimator = self._estimator
+        if getattr(estimator, "container_entry_point", None):
+            raise ConfigError(
+                "the estimator has a container_entry_point, which starts without the uploaded code; leave it out if "
+                "the image has the training toolkit, or put hetero and the launcher into the image"
+            )
+        if estimator.git_config:
+            raise ConfigError("the estimator has a git_config; clone the repository and give source_dir instead")
+        if "requirements.txt" in {Path(path).name for path in estimator.dependencies or ()}:
+            raise ConfigError(
+                "dependencies has a requirements.txt, which would replace the staged one; move it into source_dir"
+            )
+        return Code(folder=_local_folder(estimator.source_dir), script=_text(estimator.entry_point, "entry_point"))
+
+    def hyperparameters(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._estimator._hyperparameters or {}
+        return found
+
+    def image(self) -> str:
+        return str(getattr(self._estimator, "py_version", None) or _tag(getattr(self._estimator, "image_uri", None)))
+
+    def is_isolated(self) -> bool:
+        return self._estimator.enable_network_isolation() is True
+
+    def trains_with_tensorflow(self) -> bool:
+        estimator = self._estimator
+        return getattr(estimator, "_framework_name", None) == "tensorflow" or _is_for_tensorflow(
+            getattr(estimator, "image_uri", None)
+        )
+
+    def apply(
+        self,
+        folder: Path,
+        entry_point: str,
+        *,
+        requirements: str,
+        parameters: Mapping[str, Any],
+        metrics: Sequence[Mapping[str, str]],
+    ) -> None:
+        estimator = self._estimator
+        estimator.source_dir = str(folder)
+        estimator.entry_point = entry_point
+        estimator._hyperparameters = dict(estimator._hyperparameters or {})  # copied, because it may be the user's dict
+        if hasattr(type(estimator), "_framework_name"):  # in these classes, hyperparameters() encodes all values
+            estimator._hyperparameters.update(parameters)
+        else:
+            estimator.set_hyperparameters(**parameters)
+        own = list(estimator.metric_definitions or ())
+        estimator.metric_definitions = own + _missing(metrics, [each["Name"] for each in own])
+
+
+class _Trainer(Adapter):
+    """Adapter for a ``ModelTrainer`` of SDK 3."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def code(self) -> Code:
+        trainer, code = self._trainer, self._trainer.source_code
+        if trainer.distributed is not None:
+            raise ConfigError(
+                f"the trainer has distributed={type(trainer.distributed).__name__}(...), which would run on the hosts "
+                "of all groups; leave it out, because hetero starts the ranks on the trainer group"
+            )
+        if code is None:
+            return Code(folder=None, requirements=_OWN_REQUIREMENTS)
+        if code.command or code.args:
+            raise ConfigError(
+                "source_code has a command or args, which would run instead of the launcher; give an entry_script, and "
+                "its arguments as hyperparameters"
+            )
+        return Code(
+            folder=_local_folder(code.source_dir),
+            script=_text(code.entry_script, "entry_script"),
+            requirements=_text(code.requirements, "requirements") or _OWN_REQUIREMENTS,
+            ignored=tuple(code.ignore_patterns or ()),
+        )
+
+    def hyperparameters(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._trainer.hyperparameters or {}
+        return found
+
+    def image(self) -> str:
+        return _tag(self._trainer.training_image)
+
+    def is_isolated(self) -> bool:
+        networking = self._trainer.networking
+        return networking is not None and networking.enable_network_isolation is True
+
+    def trains_with_tensorflow(self) -> bool:
+        return _is_for_tensorflow(self._trainer.training_image)
+
+    def apply(
+        self,
+        folder: Path,
+        entry_point: str,
+        *,
+        requirements: str,
+        parameters: Mapping[str, Any],
+        metrics: Sequence[Mapping[str, str]],
+    ) -> None:
+        from sagemaker.core.shapes import MetricDefinition  # type: ignore[import-untyped,unused-ignore]
+
+        trainer = self._trainer
+        code = {
+            "source_dir": str(folder),
+            "entry_script": entry_point,
+            "requirements": requirements,
+            "ignore_patterns": None,  # the copy lacks these files already, and hetero's files must not be ignored
+        }
+        trainer.source_code = code if trainer.source_code is None else trainer.source_code.model_copy(update=code)
+        trainer.hyperparameters = {**(trainer.hyperparameters or {}), **parameters}
+        own = list(trainer._metric_definitions or ())
+        more = _missing(metrics, [each.name for each in own])
+        added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in more]
+        trainer.with_metric_definitions([*own, *added])
+
+
+def _missing(metrics: Sequence[Mapping[str, str]], own: Sequence[str]) -> list[dict[str, str]]:
+    """Return the definitions whose names are not in ``own``, up to the number that a request may have."""
+    missing = [dict(each) for each in metrics if each["Name"] not in own]
+    most = limits()["AlgorithmSpecification.MetricDefinitions"].high or 0
+    room = max(0, most - len(own))
+    if len(missing) > room:
+        left_out = ", ".join(each["Name"] for each in missing[room:])
+        logger.warning("a job has at most %d metric definitions; left out: %s", most, left_out)
+    return missing[:room]
+
+
+def _local_folder(source_dir: object) -> Path | None:
+    text = _text(source_dir, "source_dir")
+    if not text:
+        return None
+    if not Path(text).is_dir():
+        raise ConfigError(f"source_dir is {text!r:.200}; expected a folder on this machine")
+    return Path(text).absolute()
+
+
+def _text(value: object, name: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{name} is of type {type(value).__name__}; expected a string")
+    return value or ""
+
+
+def _tag(image: object) -> str:
+    """Return the tag in an image's name, or an empty text."""
+    return image.rpartition("/")[2].partition(":")[2] if isinstance(image, str) else ""
+
+
+def _is_for_tensorflow(image: object) -> bool:
+    return isinstance(image, str) and "tensorflow" in image.rpartition("/")[2].partition(":")[0]

@@ -1,0 +1,56 @@
+"""The ignore file ``.heteroignore`` of a source folder, which names the files that `prepare` does not copy.
+
+Its patterns have the syntax and the meaning of a ``.gitignore``. The file has a module of its own, because both
+`prepare` and the rehearsal of a prepared job from its original code read it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hetero.errors import ConfigError
+from hetero.system.documents import read_bounded
+
+__all__ = ["IGNORE_FILE", "Ignored", "ignored_files"]
+
+Ignored = Callable[[str, list[str]], Iterable[str]]
+"""Returns the names in a folder that are not copied. It is the argument ``ignore`` of `shutil.copytree`."""
+IGNORE_FILE = ".heteroignore"
+_ALWAYS = (".git", "__pycache__", ".venv", IGNORE_FILE)
+"""Patterns that come before the patterns of the file. The file can include these names again with ``!``."""
+
+
+def ignored_files(source: Path) -> Ignored:
+    """Return the function that names the files of a source folder that are not copied.
+
+    Args:
+        source: The source folder. Its ignore file is optional.
+
+    Raises:
+        ConfigError: If the ignore file cannot be read, has an invalid pattern, or pathspec is not installed.
+    """
+    path = source / IGNORE_FILE
+    if not path.exists():
+        return shutil.ignore_patterns(*_ALWAYS)
+    try:
+        from pathspec import GitIgnoreSpec
+    except ModuleNotFoundError:
+        raise ConfigError(f"{path} needs pathspec, which is not installed; pip install pathspec") from None
+    try:
+        lines = read_bounded(path, f"the ignore file {path}").decode("utf-8").splitlines()
+        spec = GitIgnoreSpec.from_lines([*_ALWAYS, *lines])
+    except ValueError as error:
+        raise ConfigError(f"{path}: {str(error)[:200]}; expected patterns as in a .gitignore") from error
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        paths = {name: Path(folder, name) for name in names}
+        # As in git, the path of a folder ends with a slash, so that patterns can match only folders.
+        return {
+            name
+            for name, path in paths.items()
+            if spec.match_file(f"{path.relative_to(source).as_posix()}{'/' * path.is_dir()}")
+        }
+
+    return ignored

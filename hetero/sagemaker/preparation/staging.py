@@ -1,0 +1,274 @@
+"""Change an estimator into one that starts a heterogeneous job: `prepare`.
+
+`prepare` copies the user's code and adds these files::
+
+    hetero-launcher.py                      the entry point, on every host
+    hetero-job/hetero-VERSION-...whl        hetero itself, which pip installs without a registry
+    hetero-job/token                        the job's secret, mode 0600
+    requirements.txt                        a line for the wheel, then the user's lines
+
+It then sets the estimator's code to this staged folder. `hetero.launch.staged` reads the token in the container.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from hetero.config import check_hyperparameters
+from hetero.errors import ConfigError
+from hetero.launch.staged import LAUNCHER_NAME, STAGED_FOLDER, TOKEN_NAME
+from hetero.sagemaker.preparation.adapters import Adapter, Code, adapter_of
+from hetero.sagemaker.preparation.ignore_file import IGNORE_FILE, ignored_files
+from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
+from hetero.sagemaker.preparation.wheel import build_wheel
+from hetero.simulate.opt_ml import has_opt_ml
+from hetero.system.workdir import private_folder
+
+__all__ = ["LAUNCHER_FILE", "prepare"]
+
+LAUNCHER_FILE = Path(__file__).with_name("launcher.txt")
+"""The launcher: a link to launchers/launcher.py in the source tree, or a copy of this file if hetero is installed.
+
+It is a text file, because modules of this package must not import higher layers, which the launcher imports.
+"""
+_MAX_CODE_BYTES = 1 << 30
+_LEAST_PYTHON = (3, 10)
+_PYTHON_TAG = re.compile(r"(?:^|-)py(\d)(\d+)(?:-|$)")
+
+_Estimator = TypeVar("_Estimator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The user's code from which a staged folder was made. If the estimator is prepared again, this code is copied."""
+
+    code: Code
+    script: str
+
+
+_origins: dict[str, _Origin] = {}
+_folders = contextlib.ExitStack()
+atexit.register(_folders.close)
+
+
+def prepare(
+    estimator: _Estimator,
+    script: str | None = None,
+    *,
+    token: bool | Path = True,
+    wheels: Path | str | None = None,
+    **options: Any,
+) -> _Estimator:
+    """Make an estimator ready for ``fit()``, or a ``ModelTrainer`` for ``train()``, as a heterogeneous job.
+
+    The function copies the code, and sets the estimator's source folder and entry point to this staged copy. The copy
+    is removed when this process ends. The estimator keeps its own hyperparameters, metric definitions, requirements and
+    all other settings. If the estimator is prepared again, the code is copied again.
+
+    Args:
+        estimator: An estimator of SageMaker's SDK 2 or a ``ModelTrainer`` of SDK 3. The function changes and returns
+            it.
+        script: The training script, relative to the source folder, or with the option ``module=True`` the name of a
+            module in this folder. The default is the estimator's entry point.
+        token: True sends a new secret with the job, and False sends none. A path names a file of mode 0600 with the
+            secret.
+        wheels: Folder with wheels of packages that the job's image lacks. pip searches this folder, too. Under network
+            isolation, pip searches only this folder. Packages of the image that satisfy the requirements are kept.
+        options: Options of `hetero launch`, by the names of `hetero.config.LaunchOptions`.
+
+    Raises:
+        ConfigError: If the object is not an estimator, its code is not a local folder or file, the Python of its image
+            is too old, or an option is unknown or malformed.
+        AuthenticationError: If the token's file cannot be used.
+    """
+    # Find the user's script and check the options.
+    adapter = adapter_of(estimator)
+    _check_python(adapter.image())
+    origin = _origin(adapter, script)
+    code = origin.code
+    module = options.get("module", adapter.hyperparameters().get("hetero_module", False))
+    is_module = str(module).strip('"').lower() in ("true", "yes", "on", "1")
+    script_path = _module_path(origin) if is_module else _script_path(origin)
+    ours = _parameters(script_path.name if code.folder is None else origin.script, adapter, options)
+    # Stage the code. The staged folder outlives this call only if every step succeeds.
+    with contextlib.ExitStack() as undo:
+        folder = undo.enter_context(private_folder("hetero-staged-")) / "source"
+        _copy_code(code, script_path, folder)
+        _add_ours(folder, code.requirements, token=token, wheels=wheels, is_offline=adapter.is_isolated())
+        adapter.apply(
+            folder, LAUNCHER_NAME, requirements=code.requirements, parameters=ours, metrics=METRIC_DEFINITIONS
+        )
+        _folders.push(undo.pop_all())
+    _origins[str(folder)] = origin if code.folder is not None else _Origin(code, str(script_path))
+    return estimator
+
+
+def _origin(adapter: Adapter, script: str | None) -> _Origin:
+    """Return the user's code and script. If the estimator is already prepared, return the original code and script."""
+    code = adapter.code()
+    before = None if code.folder is None else _origins.get(str(code.folder))
+    if before is not None:
+        return _Origin(before.code, script or before.script)
+    parameters = adapter.hyperparameters()
+    if script is None and "hetero_script" in parameters:
+        script = check_hyperparameters(parameters, "the estimator's hyperparameters").script
+    return _Origin(code, script or code.script)
+
+
+def _check_python(image: str) -> None:
+    """Raise ConfigError if the image's Python version or tag states a Python that is too old."""
+    found = _PYTHON_TAG.search(image)
+    if found and (version := (int(found[1]), int(found[2]))) < _LEAST_PYTHON:
+        raise ConfigError(
+            f"the image has Python {version[0]}.{version[1]}; hetero needs {_LEAST_PYTHON[0]}.{_LEAST_PYTHON[1]} or "
+            "newer\n  to do: give another framework_version and py_version, or another image"
+        )
+
+
+def _script_path(origin: _Origin) -> Path:
+    """Return the path of the training script on this machine.
+
+    Raises:
+        ConfigError: If the script does not exist, or is outside the source folder.
+    """
+    folder, name = origin.code.folder, origin.script
+    if not name:
+        raise ConfigError("found no training script; give its path: prepare(estimator, script='train.py')")
+    if folder is None:
+        path = Path(name).absolute()
+        if not path.is_file():
+            raise ConfigError(f"the training script {name!r} does not exist in {Path.cwd()}; give its path")
+        return path
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts or not (folder / name).is_file():
+        raise ConfigError(f"the training script {name!r} is not in {folder}; give its path relative to this folder")
+    return folder / name
+
+
+def _module_path(origin: _Origin) -> Path:
+    """Return the file of a module in the source folder.
+
+    Raises:
+        ConfigError: If the module or the source folder does not exist.
+    """
+    folder, name = origin.code.folder, origin.script
+    if folder is None:
+        raise ConfigError(f"the module {name!r} has no source folder; give the estimator a source_dir with its package")
+    path = folder.joinpath(*name.split("."))
+    for file in (path.with_suffix(".py"), path / "__main__.py"):
+        if all(part.isidentifier() for part in name.split(".")) and file.is_file():
+            return file
+    raise ConfigError(f"{folder} has no module {name!r}; expected a name such as package.train for package/train.py")
+
+
+def _parameters(script: str, adapter: Adapter, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters that `prepare` adds to the estimator's own."""
+    kept = adapter.hyperparameters()
+    given = {f"hetero_{name}": _plain(value) for name, value in options.items()}
+    if adapter.trains_with_tensorflow() and "hetero_framework" not in kept:
+        given.setdefault("hetero_framework", "tensorflow")
+    given["hetero_script"] = script
+    check_hyperparameters({**kept, **given}, "the options of prepare or the hyperparameters")
+    return given
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+def _copy_code(code: Code, script: Path, target: Path) -> None:
+    """Copy the source folder except ignored files, or only the script if there is no folder.
+
+    The output of rehearsals in the folder is not copied, because it contains links to the data, and copies of the code
+    with tokens.
+    """
+    if code.folder is None:
+        target.mkdir()
+        shutil.copy2(script, target)
+        return
+    ignore_file = code.folder / IGNORE_FILE
+    copied_bytes = 0
+
+    def copy(source: str, destination: str) -> None:
+        nonlocal copied_bytes
+        copied_bytes += Path(source).stat().st_size
+        if copied_bytes > _MAX_CODE_BYTES:
+            raise ConfigError(
+                f"{code.folder} has more than {_MAX_CODE_BYTES} bytes; move the data into a channel, or name files to "
+                f"leave out in {ignore_file}"
+            )
+        shutil.copy2(source, destination)
+
+    ignored, ignored_by_sdk = ignored_files(code.folder), shutil.ignore_patterns(*code.ignored)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        own = {name for name in names if Path(folder, name) == target.parent or has_opt_ml(Path(folder, name))}
+        return own.union(ignored(folder, names), ignored_by_sdk(folder, names))
+
+    try:
+        shutil.copytree(code.folder, target, ignore=left_out, copy_function=copy)
+    except OSError as error:  # includes shutil.Error
+        raise ConfigError(f"cannot copy the code in {code.folder}: {str(error)[:300]}") from error
+    # Reject code with files under hetero's names, and ignore patterns that exclude the script.
+    for name in (LAUNCHER_NAME, STAGED_FOLDER):
+        if (target / name).exists():
+            raise ConfigError(f"{code.folder} has a {name}, which prepare makes itself; rename or remove yours")
+    if not (target / script.relative_to(code.folder)).is_file():
+        raise ConfigError(
+            f"the training script {script.name!r} is ignored; correct {ignore_file} or the estimator's "
+            f"ignore_patterns, {list(code.ignored)}"
+        )
+
+
+def _add_ours(
+    source: Path, requirements: str, *, token: bool | Path, wheels: Path | str | None, is_offline: bool
+) -> None:
+    folder = source / STAGED_FOLDER
+    folder.mkdir()
+    shutil.copyfile(LAUNCHER_FILE, source / LAUNCHER_NAME)
+    if token is not False:
+        _write_token(folder / TOKEN_NAME, token)
+    for wheel in _wheels(wheels):
+        shutil.copy2(wheel, folder)
+    own = build_wheel(folder)
+    path = source / requirements
+    users = path.read_text(encoding="utf-8") if path.is_file() else ""
+    hashed = f" --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}" if "--hash" in users else ""
+    lines = [
+        "# hetero.sagemaker.prepare: hetero comes with the code",
+        f"--find-links {STAGED_FOLDER}",
+        *(["--no-index"] if is_offline else []),
+        f"./{STAGED_FOLDER}/{own.name}{hashed}",
+        "# the job's own",
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n" + users, encoding="utf-8")
+
+
+def _write_token(path: Path, token: bool | Path) -> None:
+    from hetero.control.security import Token, load_token, write_token
+
+    if token is not True and not isinstance(token, Path):
+        # The message does not quote the value, because it may be the secret itself.
+        raise ConfigError("token has the wrong type; expected True, False, or a pathlib.Path of a token file")
+    write_token(os.fspath(path), Token.generate() if token is True else load_token(os.fspath(token)))
+
+
+def _wheels(folder: Path | str | None) -> Sequence[Path]:
+    if folder is None:
+        return []
+    found = sorted(Path(folder).glob("*.whl"))
+    if not found:
+        raise ConfigError(f"{folder} has no wheels; fill it with: pip download -d {folder} --only-binary :all: PACKAGE")
+    return found

@@ -1,0 +1,279 @@
+"""The program that runs in the container of each host of a rehearsal.
+
+The platform starts one program per container. With SDK 2 and a framework's image, the program is the training toolkit,
+which runs the user's entry point. With SDK 3, it is a shell script of the SDK. A request may also name another program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.cluster.platforms.sagemaker import (
+    BASE_DIR,
+    BASE_DIR_VARIABLE,
+    CHANNELS,
+    JOB_NAME_VARIABLE,
+    entry_arguments,
+    script_variables,
+)
+from hetero.errors import ConfigError
+from hetero.launch.staged import LAUNCHER_NAME
+from hetero.sagemaker.preparation.ignore_file import Ignored, ignored_files
+from hetero.sagemaker.preparation.staging import LAUNCHER_FILE
+from hetero.sagemaker.request import TrainingRequest
+from hetero.simulate.launchers import HostCommand, SimulatedHost
+from hetero.simulate.opt_ml import has_opt_ml
+
+__all__ = ["THROUGH", "Container", "python_path"]
+
+THROUGH = ("plain", "toolkit")
+_PLATFORM_DIR = re.compile(rf"(?<![\w.-]){BASE_DIR}(?![\w.-])")
+"""Matches the platform's tree ``/opt/ml``, but not ``/opt/mlflow`` or a part of another path or URI."""
+_CODE, _DRIVERS = "code", "sm_drivers"
+"""Channels of SDK 3: the user's code, and the SDK's own scripts, which run this code."""
+_DISTRIBUTIONS = ("mpi", "torch_distributed", "smdistributed", "distributed_dataparallel", "pytorch_ddp")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
+_NO_CODE = shutil.ignore_patterns(".git", "__pycache__")
+"""Selects files that no job needs, which are not copied."""
+_NO_INSTALLATION = 'print("a rehearsal does not install requirements, and uses your environment")\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The container that every host of a job runs."""
+
+    request: TrainingRequest
+    through: str
+    """How to start the user's entry point: through the training ``toolkit``, or ``plain``, which means directly."""
+    entry: tuple[str, ...]
+    """The program that the request names for the container, with its arguments.
+
+    If empty, the container runs the toolkit or the user's entry point.
+    """
+    script: str
+    """The user's entry point, relative to the folder of the user's code."""
+    source_dir: Path | None
+    """Folder of the user's code. None if a channel contains the code."""
+    left_out: Path
+    """A folder that is not copied with the user's code."""
+
+    @classmethod
+    def of(cls, request: TrainingRequest, *, source_dir: Path | None, through: str, output_dir: Path) -> Container:
+        """Return the container for a request.
+
+        Args:
+            request: The request.
+            source_dir: Folder of the user's code. None if a channel contains the code.
+            through: ``toolkit`` or ``plain``.
+            output_dir: The rehearsal's output folder. It is not copied if it is inside the user's code.
+
+        Raises:
+            ConfigError: If the request names no program, if its code or program is not on this machine, if a shell
+                would misread the path that replaces ``/opt/ml``, or if the toolkit would start the ranks of a
+                distribution.
+        """
+        algorithm = request.document.get("AlgorithmSpecification") or {}
+        entry = (*(algorithm.get("ContainerEntrypoint") or ()), *(algorithm.get("ContainerArguments") or ()))
+        script = _unquoted(request.hyperparameters.get("sagemaker_program", ""))
+        # The program and the user's code must be on this machine.
+        if source_dir is not None and not source_dir.is_dir():
+            raise ConfigError(f"the source directory {source_dir} does not exist; expected a folder")
+        if not entry and not script:
+            raise ConfigError(
+                "the request names no program; expected the hyperparameter sagemaker_program (the SDK's entry_point) "
+                "or a ContainerEntrypoint, because a rehearsal cannot run the image's own program"
+            )
+        if not entry and source_dir is None:
+            where = _unquoted(request.hyperparameters.get("sagemaker_submit_directory", "an unknown place"))
+            raise ConfigError(f"the user's code is at {where:.200}; give its folder on this machine: --source-dir DIR")
+        is_here = script == LAUNCHER_NAME or source_dir is None or (source_dir / script).is_file()
+        if not entry and not is_here:
+            raise ConfigError(
+                f"{source_dir} has no {script!r:.100}, the request's entry point; give the folder that has it"
+            )
+        if entry and not _PLATFORM_DIR.search(entry[0]) and shutil.which(_program(entry[0])) is None:
+            raise ConfigError(
+                f"the container's program {entry[0]!r:.200} is not on this machine; a rehearsal cannot run "
+                "programs that only the image has"
+            )
+        # Check that the paths of the output folder can replace /opt/ml.
+        for text in (*entry, *request.environment.values()):
+            _moved(text, output_dir.resolve())
+        # The toolkit would start the ranks of a distribution over the network.
+        enabled = [name for name in _DISTRIBUTIONS if _is_on(request, f"sagemaker_{name}_enabled")]
+        if enabled and through == "toolkit" and not entry:
+            raise ConfigError(
+                f"the request has the distribution {enabled[0]}, for which the toolkit starts ranks over the network; "
+                "leave distribution out of the estimator, because hetero starts the ranks, or rehearse through plain"
+            )
+        return cls(
+            request=request,
+            through=through,
+            entry=entry,
+            script=script or "launcher.py",
+            source_dir=source_dir,
+            left_out=output_dir.resolve(),
+        )
+
+    def set_up(self, host: SimulatedHost, environment: Mapping[str, str], channels: Sequence[str]) -> HostCommand:
+        """Copy the user's code into a host's tree, and return the command that the host runs.
+
+        Args:
+            host: The host. Its tree is complete except for the code.
+            environment: Variables that the rehearsal sets on the host.
+            channels: Names of the channels that the host gets.
+        """
+        base = host.base_dir.resolve()
+        if self.source_dir is not None:
+            # For a prepared job the caller may pass the original code. Then omit ignored files and add the launcher.
+            is_prepared = self.script == LAUNCHER_NAME
+            ignored = ignored_files(self.source_dir) if is_prepared else _NO_CODE
+            _copy(self.source_dir, base / "code", left_out=self.left_out, ignored=ignored)
+            if is_prepared:
+                shutil.copyfile(LAUNCHER_FILE, base / "code" / LAUNCHER_NAME)
+        common = {
+            **self._platform_environment(base),
+            **environment,
+            "PYTHONUNBUFFERED": "1",  # as in the images
+            BASE_DIR_VARIABLE: str(base),
+        }
+        common["PYTHONPATH"] = python_path(common.get("PYTHONPATH"))
+        # If the request names a program, run it.
+        if self.entry:
+            self._copy_channels(base)
+            path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+            return HostCommand(
+                arguments=_here(self.entry, base),
+                environment={**common, "PATH": path},
+                directory=base / "code",
+                is_process_1=True,
+            )
+        # Otherwise run the entry point through the toolkit, or directly.
+        if self.through == "toolkit":
+            image = str((self.request.document.get("AlgorithmSpecification") or {}).get("TrainingImage", ""))
+            return HostCommand(
+                arguments=[sys.executable, "-m", "hetero.sagemaker.rehearsal.toolkit", image],
+                environment=common,
+                directory=base,
+                is_process_1=True,
+            )
+        return HostCommand(
+            arguments=[*_interpreter(self.script), *entry_arguments(self.request.hyperparameters)],
+            environment={**common, **script_variables(base, host.name, channels)},
+            directory=base / "code",
+        )
+
+    def _platform_environment(self, base: Path) -> dict[str, str]:
+        request = self.request
+        found = {
+            JOB_NAME_VARIABLE: request.name,
+            "TRAINING_JOB_ARN": f"arn:aws:sagemaker:us-east-1:000000000000:training-job/{request.name}",
+            "AWS_REGION": _unquoted(request.hyperparameters.get("sagemaker_region", "us-east-1")),
+        }
+        return {**found, **{name: _moved(value, base) for name, value in request.environment.items()}}
+
+    def _copy_channels(self, base: Path) -> None:
+        """Replace the links to SDK 3's code channels with copies.
+
+        In the copied scripts of the SDK, ``/opt/ml`` is replaced with the path of the host's tree.
+        """
+        for name in (_CODE, _DRIVERS):
+            channel = base / CHANNELS / name
+            if channel.is_symlink():
+                source = channel.resolve()
+                channel.unlink()
+                _copy(source, channel, left_out=self.left_out)
+        drivers = base / CHANNELS / _DRIVERS
+        if not drivers.is_dir():
+            return
+        for path in drivers.rglob("*"):
+            if path.suffix in (".py", ".sh", ".json"):
+                path.write_text(_moved(path.read_text(encoding="utf-8"), base), encoding="utf-8")
+        installer = drivers / "scripts" / "install_requirements.py"
+        if installer.exists():
+            installer.write_text(_NO_INSTALLATION, encoding="utf-8")
+
+
+def _here(entry: Sequence[str], base: Path) -> list[str]:
+    """Return the command that starts the container's program on this machine.
+
+    Raises:
+        ConfigError: If the program is in the host's tree but is not an executable file.
+    """
+    program, *arguments = (_moved(part, base) for part in (_program(entry[0]), *entry[1:]))
+    if program != entry[0] and program.startswith(str(base)) and not os.access(program, os.X_OK):
+        raise ConfigError(
+            f"the container's program {entry[0]!r:.200} is not an executable file; expected it with mode 0755 in "
+            f"the code ({BASE_DIR}/code) or in a channel ({BASE_DIR}/{CHANNELS}/CHANNEL)"
+        )
+    return [program, *arguments]
+
+
+def _program(name: str) -> str:
+    """Return this process's interpreter if the program is Python, else the unchanged name."""
+    return sys.executable if re.fullmatch(r"(/.*/)?python3?", name) else name
+
+
+def _moved(text: str, base: Path) -> str:
+    """Return the text with ``/opt/ml`` replaced by the path of a host's tree.
+
+    Raises:
+        ConfigError: If a shell would misread the path of the host's tree.
+    """
+    found, number = _PLATFORM_DIR.subn(lambda _: str(base), text)
+    if number and not _PLAIN_PATH.fullmatch(str(base)):
+        raise ConfigError(
+            f"a shell would misread the path {base}; choose an --output-dir with only letters, digits and ._+-"
+        )
+    return found
+
+
+def _copy(source: Path, target: Path, *, left_out: Path, ignored: Ignored = _NO_CODE) -> None:
+    """Copy code, except ignored files and the output of this or an earlier rehearsal."""
+
+    def all_ignored(folder: str, names: list[str]) -> set[str]:
+        here = Path(folder).resolve()
+        output = {name for name in names if here / name == left_out or has_opt_ml(here / name)}
+        return output.union(ignored(folder, names))
+
+    try:
+        shutil.copytree(source, target, ignore=all_ignored, dirs_exist_ok=True)
+    except shutil.Error as error:  # its argument is a list of (source, target, reason)
+        path, _, why = error.args[0][0]
+        raise ConfigError(f"cannot copy {path} with the code: {why}; make it readable, or remove it") from error
+
+
+def python_path(stated: str | None) -> str:
+    """Return the PYTHONPATH of a host: the folders of the job, the folders of this process, and hetero's source tree.
+
+    The source tree is left out if hetero is installed in ``site-packages``.
+    """
+    parts = [stated or "", os.environ.get("PYTHONPATH", "")]
+    own = Path(__file__).resolve().parents[3]
+    if own.name not in ("site-packages", "dist-packages"):
+        parts.append(str(own))
+    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))
+
+
+def _interpreter(script: str) -> list[str]:
+    return [sys.executable, script] if script.endswith(".py") else ["/bin/sh", script]
+
+
+def _is_on(request: TrainingRequest, name: str) -> bool:
+    return _unquoted(request.hyperparameters.get(name, "false")) == "true"
+
+
+def _unquoted(value: str) -> str:
+    """Undo the JSON quotes that SDK 2 puts around texts."""
+    try:
+        content = json.loads(value)
+    except ValueError:
+        return value
+    return content if isinstance(content, str) else value

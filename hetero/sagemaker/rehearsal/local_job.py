@@ -1,0 +1,285 @@
+"""Run the job of a request on simulated hosts of this machine.
+
+Each host gets the tree that the platform would write, with two differences: data is linked from local folders, and code
+is a copy. Consecutive host names go to different groups, and the groups list their hosts backwards, because no program
+may rely on a host's name or position.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.cluster import ClusterSpec, natural_key, parse_cluster
+from hetero.cluster.platforms.sagemaker import CHANNELS, SageMaker, job_parameters
+from hetero.config import LaunchOptions, resolve_options
+from hetero.config.timings import time_scale
+from hetero.errors import ConfigError, ExitCode
+from hetero.launch.staged import STAGED_FOLDER, TOKEN_NAME
+from hetero.sagemaker.rehearsal.containers import THROUGH, Container
+from hetero.sagemaker.rehearsal.inputs import LocalChannel, local_channels
+from hetero.sagemaker.rehearsal.pipes import PipeFeeder
+from hetero.sagemaker.request import TrainingRequest
+from hetero.simulate.launchers import HostCommand, SimulatedHost
+from hetero.simulate.opt_ml import write_opt_ml
+from hetero.simulate.simulate import SimulatedGroup, check_num_hosts, emulated_vcpus, run_hosts
+
+__all__ = ["check_rehearsal", "host_names", "resource_config", "run_request"]
+
+logger = logging.getLogger(__name__)
+
+
+def run_request(
+    request: TrainingRequest,
+    *,
+    output_dir: Path,
+    data: Mapping[str, Path],
+    source_dir: Path | None = None,
+    through: str | None = None,
+    stated: Mapping[str, object] | None = None,
+    vcpus: Mapping[str, int] | None = None,
+    make_tls: bool = False,
+) -> int:
+    """Run the job of a request on simulated hosts, and return its exit code.
+
+    Args:
+        request: The request.
+        output_dir: Folder for ``report.json``, ``report.md`` and ``hosts/<host>/``. It must exist.
+        data: Local folder or file for each channel.
+        source_dir: Folder of the user's code, if the request names an archive in S3.
+        through: ``toolkit`` runs the user's entry point with SageMaker's training toolkit, and ``plain`` runs it
+            directly. The default is the toolkit if it is installed. If the request has a ContainerEntrypoint, the hosts
+            run this program instead.
+        stated: Launch options, by name. Every host gets them in its environment.
+        vcpus: Numbers of vCPUs of instance types that the catalogue does not know.
+        make_tls: Whether to make certificates for the job.
+
+    Raises:
+        ConfigError: If the request cannot run on this machine. The message names what is missing.
+        ClusterError: If the roles of its groups are unclear, or if the number of vCPUs to emulate is unknown.
+    """
+    # Check the arguments before a host starts.
+    job = _plan(request, output_dir, data, source_dir, through, stated)
+    options, channels = job.options, job.channels
+    counts = {
+        group.name: emulated_vcpus(
+            options,
+            SimulatedGroup(name=group.name, instance_type=group.instance_type, count=group.count),
+            vcpus or {},
+        )
+        for group in request.groups
+    }
+    # Write the trees and run the hosts.
+    feeders: list[PipeFeeder] = []
+    read_only = {channel.name: channel.state() for channel in channels if channel.mode == "FastFile"}
+    with contextlib.ExitStack() as stack:
+
+        def set_up(host: SimulatedHost) -> HostCommand:
+            own = [channel for channel in channels if channel.is_for(host.group)]
+            feeders.extend(map(stack.enter_context, _write_opt_ml(host, request, job.names, own)))
+            environment = dict(job.texts)
+            if (count := counts[host.group]) is not None:
+                environment["HETERO_EMULATE_VCPUS"] = str(count)
+            return job.container.set_up(host, environment, [channel.name for channel in own])
+
+        code = run_hosts(
+            job.cluster,
+            set_up,
+            output_dir=output_dir,
+            port=options.port,
+            make_tls=make_tls,
+            make_token=not _brings_token([source_dir, *(channel.path for channel in channels)]),
+            kill_after_s=job.kill_after_s,
+        )
+    # Report problems with channels that the hosts do not notice.
+    for channel in channels:
+        if channel.mode == "FastFile" and channel.state() != read_only[channel.name]:
+            logger.warning(
+                "a program wrote to the data of channel %s, which is read-only on the platform", channel.name
+            )
+    if any(feeder.has_failed for feeder in feeders):
+        logger.error("a channel's data could not be read, see above. The platform would have failed the job")
+        return code or ExitCode.USAGE
+    return code
+
+
+def _brings_token(folders: Sequence[Path | None]) -> bool:
+    """Return whether the code contains a token. The rehearsal then uses this token."""
+    return any(folder is not None and (folder / STAGED_FOLDER / TOKEN_NAME).is_file() for folder in folders)
+
+
+def check_rehearsal(
+    request: TrainingRequest,
+    *,
+    output_dir: Path,
+    data: Mapping[str, Path],
+    source_dir: Path | None,
+    through: str | None,
+    stated: Mapping[str, object],
+) -> None:
+    """Check the arguments of `run_request` without running the job. Does not check whether vCPUs are known.
+
+    Raises:
+        ConfigError: As for `run_request`.
+        ClusterError: As for `run_request`.
+    """
+    _plan(request, output_dir, data, source_dir, through, stated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A request, with the settings for running it on this machine."""
+
+    names: Mapping[str, Sequence[str]]
+    """Host names of each group."""
+    cluster: ClusterSpec
+    channels: Sequence[LocalChannel]
+    container: Container
+    options: LaunchOptions
+    texts: Mapping[str, str]
+    """Environment variables for the launch options of the caller."""
+    kill_after_s: float
+
+
+def _plan(
+    request: TrainingRequest,
+    output_dir: Path,
+    data: Mapping[str, Path],
+    source_dir: Path | None,
+    through: str | None,
+    stated: Mapping[str, object] | None,
+) -> _Job:
+    texts = _option_texts(request, stated or {})
+    check_num_hosts(sum(group.count for group in request.groups))
+    names = host_names([(group.name, group.count) for group in request.groups])
+    document = resource_config(request, names, names[request.groups[0].name][0])
+    channels = local_channels(request, data)
+    container = Container.of(request, source_dir=source_dir, through=_choose(through), output_dir=output_dir)
+    options = _resolve(request, texts, script=container.script)
+    cluster = parse_cluster(document, roles=options.roles, source="the request's groups")
+    return _Job(
+        names=names,
+        cluster=cluster,
+        channels=channels,
+        container=container,
+        options=options,
+        texts=texts,
+        kill_after_s=SageMaker.kill_after_s * time_scale(os.environ),
+    )
+
+
+def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
+    """Return the host names of every group, ``algo-1`` and so on, in an unexpected order.
+
+    The platform does not specify which names a group gets, or in which order the group lists them.
+
+    Args:
+        groups: Name and number of hosts of each group.
+    """
+    found: dict[str, list[str]] = {name: [] for name, _ in groups}
+    numbers = itertools.count(1)
+    for turn in range(max(count for _, count in groups)):
+        for name, count in groups:
+            if turn < count:
+                found[name].insert(0, f"algo-{next(numbers)}")
+    return found
+
+
+def resource_config(request: TrainingRequest, names: Mapping[str, Sequence[str]], host: str) -> dict[str, object]:
+    """Return the content of ``resourceconfig.json`` for a host."""
+    group = next(group for group in request.groups if host in names[group.name])
+    return {
+        "current_group_name": group.name,
+        "current_host": host,
+        "current_instance_type": group.instance_type,
+        "hosts": sorted(name for own in names.values() for name in own),
+        "instance_groups": [
+            {
+                "instance_group_name": each.name,
+                "instance_type": each.instance_type,
+                "hosts": list(names[each.name]),
+            }
+            for each in request.groups
+        ],
+        "network_interface_name": "lo",
+    }
+
+
+def _write_opt_ml(
+    host: SimulatedHost,
+    request: TrainingRequest,
+    names: Mapping[str, Sequence[str]],
+    channels: Sequence[LocalChannel],
+) -> list[PipeFeeder]:
+    """Write the tree of a host, and return the feeders of its channels in Pipe mode."""
+
+    def sharers(channel: LocalChannel) -> list[str]:
+        hosts = (name for group, own in names.items() if channel.is_for(group) for name in own)
+        return sorted(hosts, key=natural_key)
+
+    parts = host.root / "parts"
+    write_opt_ml(
+        host.base_dir,
+        resource_config=resource_config(request, names, host.name),
+        hyperparameters=request.hyperparameters,
+        channels=[channel.in_tree(host.name, sharers(channel), parts) for channel in channels],
+    )
+    folder = host.base_dir / CHANNELS
+    return [
+        PipeFeeder(
+            folder,
+            channel.name,
+            channel.files(host.name, sharers(channel)),
+            is_compressed=channel.is_compressed,
+        )
+        for channel in channels
+        if channel.mode == "Pipe"
+    ]
+
+
+def _choose(through: str | None) -> str:
+    has_toolkit = importlib.util.find_spec("sagemaker_training") is not None
+    if through is None:
+        return "toolkit" if has_toolkit else "plain"
+    if through not in THROUGH:
+        raise ConfigError(f"through is {through!r:.40}; expected one of {', '.join(THROUGH)}")
+    if through == "toolkit" and not has_toolkit:
+        raise ConfigError(
+            "SageMaker's training toolkit is not installed; pip install sagemaker-training, or use through='plain'"
+        )
+    return through
+
+
+def _option_texts(request: TrainingRequest, stated: Mapping[str, object]) -> dict[str, str]:
+    """Return launch options as environment variables.
+
+    Raises:
+        ConfigError: If a hyperparameter of the request sets the same option.
+    """
+    texts = {}
+    for name, value in stated.items():
+        if f"hetero_{name}" in request.hyperparameters:
+            raise ConfigError(
+                f"the request has the hyperparameter hetero_{name}, which every host follows; change its value instead"
+            )
+        if isinstance(value, tuple | list):
+            text = json.dumps([str(item) for item in value])
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+        texts[f"HETERO_{name.upper()}"] = text
+    return texts
+
+
+def _resolve(request: TrainingRequest, texts: Mapping[str, str], *, script: str) -> LaunchOptions:
+    """Return the launch options of the hosts, from the request and from the caller's variables."""
+    own = None if "hetero_script" in request.hyperparameters else script
+    parameters = job_parameters(request.hyperparameters, "the request's hyperparameters")
+    return resolve_options(argparse.Namespace(script=own), {**request.environment, **texts}, parameters)

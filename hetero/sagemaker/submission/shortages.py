@@ -1,0 +1,71 @@
+"""Find in the service's responses which instances the service lacks for a job.
+
+SageMaker reports two kinds of shortage. If the job exceeds the account's quota of an instance type, the call fails
+(``ResourceLimitExceeded``). Waiting then helps only if other jobs use up the quota. If the service has too few
+instances, the job fails minutes later, before it has begun. Its FailureReason contains ``CapacityError`` or
+``InsufficientCapacity...``, and the job costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hetero.sagemaker.request import TrainingRequest
+
+__all__ = ["Shortage", "shortage_in"]
+
+_KIND = re.compile(r"\b(ResourceLimitExceeded|CapacityError|InsufficientCapacity\w*|InsufficientInstanceCapacity)\b")
+_TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
+_QUOTA = re.compile(
+    r"is (?P<limit>\d+) Instances, with current utilization of (?P<used>\d+) Instances "
+    r"and a request delta of (?P<delta>\d+) Instances"
+)
+_OF_THE_SCRIPT = "AlgorithmError"
+"""Prefix of the FailureReason of a job that began. The script wrote the rest, which may quote errors of any service."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """The instances that a job did not get."""
+
+    kind: str
+    """The service's name for the shortage, such as ``CapacityError`` or ``ResourceLimitExceeded``."""
+    instance_types: tuple[str, ...]
+    """The instance types that the service lacks. All types of the job if the service does not name them."""
+    why: str
+    is_final: bool
+    """Whether waiting cannot help, because the job needs more than the account's quota."""
+
+    def lines(self, request: TrainingRequest) -> list[str]:
+        """Return one line per instance type, with the number that the job needs, the groups, and the reason."""
+        found = []
+        for kind in self.instance_types:
+            groups = [group for group in request.groups if group.instance_type == kind]
+            wanted = f"{sum(group.count for group in groups)} for {', '.join(group.name for group in groups)}"
+            found.append(f"{kind} ({wanted}): {self.kind}: {self.why}")
+        return found
+
+
+def shortage_in(text: str, request: TrainingRequest) -> Shortage | None:
+    """Return the shortage that an error's text or a FailureReason describes, or None.
+
+    Args:
+        text: The service's text, which includes the error's code.
+        request: The request of the job.
+    """
+    found = _KIND.search(text)
+    if found is None or text.lstrip().startswith(_OF_THE_SCRIPT):
+        return None
+    wanted = dict.fromkeys(group.instance_type for group in request.groups)
+    named = tuple(kind for kind in wanted if kind in _TYPE.findall(text))
+    quota = _QUOTA.search(text)
+    why, is_final = "the platform has no free instances", False
+    if quota is not None:
+        limit, used, delta = (int(quota[name]) for name in ("limit", "used", "delta"))
+        is_final = delta > limit
+        why = f"the account's quota is {limit}, {used} are in use and the job needs {delta}"
+        why += ", so waiting does not help" if is_final else ""
+    elif found[1] == "ResourceLimitExceeded":
+        why = " ".join(text.split())[:300]
+    return Shortage(kind=found[1], instance_types=named or tuple(wanted), why=why, is_final=is_final)

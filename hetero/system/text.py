@@ -1,0 +1,117 @@
+"""Makes text from users, files and other processes safe to log, to print and to put into a report.
+
+Such text may hold line ends and terminal escapes that forge a log line, Markdown that becomes a link or an image, or
+megabytes. Each function prevents one of these:
+
+==================  ====================================================================================
+`escape_line`       control characters in a log line. It keeps everything that a terminal shows
+`printable`         all characters that Python does not print, for text inside messages and records
+`one_line`          line ends. They become spaces
+`shortened`         long text. It cuts the end. `without_middle` and `last_bytes` keep the end
+`code_span`         markup. `markdown_text` does not change a text without markup
+==================  ====================================================================================
+
+`counted` is for hetero's own texts. It returns a number with its noun.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+__all__ = [
+    "code_span",
+    "counted",
+    "escape_line",
+    "last_bytes",
+    "markdown_text",
+    "one_line",
+    "printable",
+    "shortened",
+    "without_middle",
+]
+
+# Control characters (C0, DEL, C1) except the tab, line separators, direction overrides, halves of surrogate pairs.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_NO_MARKUP = re.compile(r"[^\W_][\w ,.;:()/%=$+'?-]*")
+_EMPHASIS_OR_LINK = re.compile(r"(^|\W)_|_(\W|$)|://|www\.")
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+_MAX_CODE_CHARS = 200
+
+
+def escape_line(text: str) -> str:
+    r"""Return the text on one line, with control characters as ``\xNN`` or ``\uNNNN``. Tabs stay."""
+    return _CONTROL.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def printable(text: str, *, keep: str = "", max_chars: int | None = None) -> str:
+    r"""Return the text with every character that `str.isprintable` rejects as ``\n``, ``\xNN`` or ``\uNNNN``.
+
+    Args:
+        text: Any text. It may hold halves of surrogate pairs.
+        keep: Characters that stay, for example ``"\n\t"``.
+        max_chars: Longest result. The end of a longer text is cut off. None: no limit.
+    """
+    start = text if max_chars is None else text[: max_chars + 1]
+    escaped = "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in start)
+    return escaped if max_chars is None else shortened(escaped, max_chars)
+
+
+def one_line(text: str, max_chars: int) -> str:
+    """Return the first ``max_chars`` characters on one line. Each run of white space becomes one space."""
+    # Escape halves of surrogate pairs before the cut, so that a receiver with the same limit does not cut again.
+    return " ".join(text.encode("utf-8", "backslashreplace").decode()[:max_chars].split())
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """Return the text, or its beginning and three dots if it has more than ``max_chars`` characters."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
+
+
+def without_middle(text: str, max_bytes: int, *, mark: str = " ... cut ... ") -> str:
+    """Return the text in at most ``max_bytes`` bytes of UTF-8. ``mark`` replaces the middle of a longer text.
+
+    A quarter of the bytes is kept before the mark, the rest after it. The limit must be larger than twice the mark.
+    Halves of surrogate pairs are escaped.
+    """
+    data, gap = text.encode(errors="backslashreplace"), mark.encode()
+    if len(data) <= max_bytes:
+        return data.decode()
+    num_first = max_bytes // 4
+    num_last = max_bytes - num_first - len(gap)
+    return (data[:num_first] + gap + data[-num_last:]).decode(errors="ignore")
+
+
+def last_bytes(text: str, max_bytes: int) -> str:
+    """Return the last ``max_bytes`` bytes of UTF-8. Halves of surrogate pairs are escaped."""
+    return text.encode("utf-8", "backslashreplace")[-max_bytes:].decode("utf-8", "ignore")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or the plural: ``1 endpoint``, ``0 endpoints``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def code_span(text: str) -> str:
+    """Return the text as one Markdown code span that is safe in a line and in a table cell, or ``-`` for no text.
+
+    Line breaks, control characters and invisible characters become ``?``. A back-tick, which would end the span, and a
+    bar, which would end the cell, become characters that look similar. Long text is cut.
+    """
+    visible = "".join("?" if unicodedata.category(char) in _INVISIBLE else char for char in text)
+    visible = visible.replace("`", "'").replace("|", "\N{BROKEN BAR}").strip()
+    if len(visible) > _MAX_CODE_CHARS:
+        visible = visible[: _MAX_CODE_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return f"`{visible}`" if visible else "-"
+
+
+def markdown_text(text: str) -> str:
+    """Return a sentence unchanged if it contains no possible markup, otherwise as a code span."""
+    if _NO_MARKUP.fullmatch(text) and not _EMPHASIS_OR_LINK.search(text):
+        return text
+    return code_span(text)

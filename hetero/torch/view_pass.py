@@ -1,0 +1,210 @@
+"""Batches for a tool's loader, which first gets the indices of a batch, and passes them back to get the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from hetero.batches.failures import with_user_type
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.indices import as_indices
+from hetero.batches.request import BatchRequest
+from hetero.control.rank import session as control
+from hetero.errors import ConfigError, DatasetError
+from hetero.loaders import auditing
+from hetero.loaders.pipeline import Batches
+from hetero.loaders.sampling import PlannedBatch
+from hetero.loaders.state import Start
+from hetero.torch.pipeline import Pipeline
+
+__all__ = ["RequestedBatch", "ViewPass"]
+
+_MARGIN = 64  # number of yielded batches to keep, in case a tool fetches them late
+
+
+class RequestedBatch(list[Any]):
+    """The indices of one batch as tools expect them, and the data needed to fetch it."""
+
+    def __init__(
+        self, planned: PlannedBatch, number: int, source: ViewPass | None, request: BatchRequest | None = None
+    ) -> None:
+        super().__init__(planned.work.labels)
+        self.planned = planned
+        self.number = number
+        """Number of this batch among those that the batch sampler yields."""
+        self.source = source
+        """Pass that fetches this batch. None in a worker process."""
+        self._request = request
+
+    @property
+    def request(self) -> BatchRequest:
+        """Request for this batch. It is made on first use, because most batches belong to other ranks."""
+        if self._request is None:
+            assert self.source is not None
+            self._request = self.source.request(self.planned)
+        return self._request
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        if isinstance(key, slice):
+            raise ConfigError(
+                "a batch of a hetero DataLoader cannot be split over ranks (accelerate's split_batches=True)\n"
+                "  Leave split_batches out: batch_size is that of one rank."
+            )
+        return super().__getitem__(key)
+
+    def __iadd__(self, others: Iterable[Any]) -> RequestedBatch:  # type: ignore[misc]
+        """Return the batch filled up with the indices of earlier samples. accelerate's even_batches calls this."""
+        filled = as_indices([*self, *others])
+        occurrences = np.ones(len(filled), dtype=np.uint32)
+        work = self.planned.work
+        assert isinstance(work, IndexedWork)
+        occurrences[: len(self)] = 0 if work.occurrences is None else work.occurrences
+        planned = dataclasses.replace(self.planned, work=IndexedWork(filled, occurrences))
+        return RequestedBatch(planned, self.number, self.source)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.source is not None:
+            self.source.leaves_process()
+        return RequestedBatch, (self.planned, self.number, None, self.request)
+
+
+class ViewPass:
+    """One pass over a view. It yields `RequestedBatch` objects, and fetches a batch when the tool passes one back.
+
+    A tool may skip batches at the beginning, and then consumes every n-th batch. From the first fetched batch on, the
+    pass prefetches every n-th batch, with the n that the tool has used so far.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, all_ranks: bool) -> None:
+        self._pipeline = pipeline
+        self._all_ranks = all_ranks
+        self._planned: Iterator[PlannedBatch] = iter(())
+        self._batches: deque[RequestedBatch] = deque()
+        self._epoch = 0
+        self._num_planned = 0
+        self._last_position = 0
+        self._num_handed_out = 0
+        self._expected: int | None = None
+        self._last: int | None = None
+        self._reader: Batches | None = None
+        self._is_over = False
+        self._timing = object()
+
+    def __iter__(self) -> Iterator[RequestedBatch]:
+        pipeline = self._pipeline
+        plan = pipeline.plan_of_all_ranks if self._all_ranks else pipeline.plan
+        number, start, self._planned = pipeline.begin(plan)
+        self._begin(start)
+        try:
+            while (batch := self._get(self._num_handed_out)) is not None:
+                self._num_handed_out += 1
+                pipeline.note_delivered(number, batch.planned.sampler_state)
+                yield batch
+            pipeline.note_completed(number)
+        finally:
+            self._is_over = True
+            self._close_reader()
+            pipeline.end_timing(self._timing)
+
+    def request(self, planned: PlannedBatch) -> BatchRequest:
+        """Return the request for a batch of this pass."""
+        return self._pipeline.request(planned, self._epoch)
+
+    def filling(self, indices: Sequence[Any]) -> RequestedBatch:
+        """Return a batch of earlier samples, which accelerate's even_batches requests for a rank without a batch."""
+        repeated = np.ones(len(indices), dtype=np.uint32)
+        planned = PlannedBatch(self._last_position, IndexedWork(as_indices(indices), repeated))
+        return RequestedBatch(planned, self._num_planned, self)
+
+    def leaves_process(self) -> None:
+        """Record that a process of the tool fetches a batch, which the ledger cannot see."""
+        auditing.note_unseen(self._pipeline)
+
+    def fetch(self, batch: RequestedBatch) -> Any:
+        """Return the batch. Block until it has arrived.
+
+        Raises:
+            ConfigError: If the batch belongs to another rank.
+            DatasetError: If the user's code raises.
+        """
+        own_rank = self._pipeline.shard().rank
+        if batch.planned.rank not in (None, own_rank):
+            raise ConfigError(
+                f"rank {own_rank} was asked to fetch a batch of rank {batch.planned.rank}\n"
+                "  loader.batch_sampler yields the batches of all ranks in turn, for tools that shard it as accelerate "
+                "does.\n  Iterate over the hetero DataLoader itself; with accelerate leave out dispatch_batches=True."
+            )
+        timer = self._pipeline.begin_wait(self._timing)
+        control.check_stop(timer)
+        try:
+            fetched = next(self._reader_at(batch))
+        except StopIteration:
+            raise ConfigError(
+                "the batches of the pass ended, but the tool that rebuilt the loader requests more"
+            ) from None
+        except DatasetError as error:
+            self._close_reader()
+            self._pipeline.end_timing(self._timing)
+            raise with_user_type(error) from error.__cause__
+        except BaseException:
+            self._close_reader()
+            self._pipeline.end_timing(self._timing)
+            raise
+        auditing.enter(self._pipeline, batch.request, fetched)
+        timer.end_wait(len(batch))
+        self._last = batch.number
+        if self._is_over:  # accelerate with even_batches=False fetches its last batch after the end of the pass
+            self._close_reader()
+            self._pipeline.end_timing(self._timing)
+        return fetched
+
+    def _begin(self, start: Start) -> None:
+        self._epoch = start.epoch
+        self._pipeline.consumed_elsewhere = True
+        self._pipeline.fill_up = self.filling if self._all_ranks else None
+        if self._pipeline.stride is None:
+            own_order = self._pipeline.sampler_order is None and self._all_ranks
+            self._pipeline.stride = self._pipeline.shard().world_size if own_order else 1
+
+    def _reader_at(self, batch: RequestedBatch) -> Batches:
+        """Return a reader whose next batch is this one. Open a new reader if the tool does not continue as expected."""
+        was_filled_up = self._get(batch.number) is not batch
+        if self._reader is None or batch.number != self._expected or was_filled_up:
+            self._close_reader()
+            if self._last is not None and batch.number > self._last:
+                self._pipeline.stride = batch.number - self._last
+            self._reader = self._pipeline.open(self._requests(batch, self._pipeline.stride or 1))
+        self._expected = batch.number + (self._pipeline.stride or 1)
+        return self._reader
+
+    def _requests(self, batch: RequestedBatch, stride: int) -> Iterator[BatchRequest]:
+        following: RequestedBatch | None = batch
+        while following is not None:
+            yield following.request
+            following = self._get(following.number + stride)
+
+    def _get(self, number: int) -> RequestedBatch | None:
+        """Return a batch by its number. Plan it now if necessary. None past the end, or if it was dropped."""
+        while self._num_planned <= number:
+            planned = next(self._planned, None)
+            if planned is None:
+                return None
+            self._batches.append(RequestedBatch(planned, self._num_planned, self))
+            self._last_position = planned.position
+            self._num_planned += 1
+        oldest = self._batches[0].number
+        if number < oldest:
+            return None
+        found = self._batches[number - oldest]
+        while self._batches[0].number < min(self._num_handed_out, number) - _MARGIN:
+            self._batches.popleft()
+        return found
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()

@@ -1,7 +1,0 @@
-"""The one place that states the version."""
-
-from __future__ import annotations
-
-__all__ = ["__version__"]
-
-__version__ = "0.1.0"

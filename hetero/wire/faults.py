@@ -1,0 +1,102 @@
+"""The catalogue of faults: why a call to an endpoint fails, how the reader notices it, and what the reader does.
+
+An endpoint refuses a request for a batch with a message that names the fault, and any other call with a gRPC status.
+The reader notices the other faults itself. A wrong token is not in the catalogue, because it ends all reading
+(`hetero.errors.AuthenticationError`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["MAX_ATTEMPTS", "CallFailedError", "Fault", "fault_of_status"]
+
+MAX_ATTEMPTS = 3
+"""A request fails after this many failures of one kind: endpoint deaths, late or damaged answers, internal failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    text: str
+    """Public text. Details may follow."""
+    reaction: str
+    """What the reader does with the request and with the endpoint."""
+    is_refusal: bool = False
+    """Whether an endpoint may refuse a request for a batch with this fault. If so, its name is part of the protocol."""
+    statuses: tuple[str, ...] = ()
+    """gRPC statuses that mean this fault. Endpoints send the first one."""
+
+
+class Fault(enum.Enum):
+    """The cause of a failed call, which decides what the reader does next."""
+
+    UNSENT = _Entry(
+        text="the request could not be sent",
+        reaction="Request elsewhere. Connect again after a back-off. Do not blame the request, which was not sent.",
+    )
+    UNREACHABLE = _Entry(
+        text="the connection failed",
+        reaction="Request elsewhere. Connect again after a back-off. Count a death if the endpoint ended.",
+        statuses=("UNAVAILABLE", "CANCELLED"),  # closing the channel cancels its calls
+    )
+    LATE = _Entry(
+        text="no answer in time",
+        reaction="Request again, up to three times. Prefer other endpoints for a second.",
+        statuses=("DEADLINE_EXCEEDED",),
+    )
+    BUSY = _Entry(
+        text="it has too many requests",
+        reaction="Request elsewhere. Do not use the endpoint for a fraction of a second.",
+        is_refusal=True,
+        statuses=("RESOURCE_EXHAUSTED",),
+    )
+    UNPREPARED = _Entry(
+        text="it has not built the data set",
+        reaction="Request elsewhere. Prepare the endpoint again.",
+        is_refusal=True,
+        statuses=("NOT_FOUND",),
+    )
+    FOREIGN = _Entry(
+        text="it is not the intended endpoint",
+        reaction="Request elsewhere. Never use this incarnation again.",
+        statuses=("FAILED_PRECONDITION",),
+    )
+    MALFORMED = _Entry(
+        text="it does not understand the request",
+        reaction="Raise ProtocolError. No endpoint would understand the request.",
+        is_refusal=True,
+        statuses=("INVALID_ARGUMENT", "UNIMPLEMENTED"),
+    )
+    CANCELLED = _Entry(text="the call was cancelled", reaction="Nothing. The reader gave up the call.")
+    BROKEN = _Entry(
+        text="it failed internally",
+        reaction="Request again, up to three times. Prefer other endpoints for a second.",
+        is_refusal=True,
+        statuses=("INTERNAL",),
+    )
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the endpoint could not be reached or was lost."""
+        return self in (Fault.UNREACHABLE, Fault.UNSENT)
+
+
+_FAULT_OF_STATUS = {status: fault for fault in Fault for status in fault.value.statuses}
+
+
+def fault_of_status(name: str) -> Fault:
+    """Return the fault for the name of a gRPC status. A status that endpoints do not send is `Fault.BROKEN`."""
+    return _FAULT_OF_STATUS.get(name, Fault.BROKEN)
+
+
+class CallFailedError(Exception):
+    """A failed call to one endpoint. The fleet decides what the failure means."""
+
+    def __init__(self, fault: Fault, details: str) -> None:
+        super().__init__(fault, details)
+        self.fault = fault
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.fault.value.text}: {self.details}" if self.details else self.fault.value.text

@@ -1,0 +1,30 @@
+"""Transports, which carry requests and batches. Each is one module behind the same interface.
+
+interface.py    what a transport is, and messages between the two ends of a connection
+sockets.py      the parts that all transports over stream sockets share
+tcp.py          TCP
+tls.py          TCP under TLS
+in_process.py   both ends in one process, for tests
+
+A reader connects to an endpoint that listens. The endpoint admits the peer after it has shown a session token.
+
+To add a transport, write its module, choose it in `choose_transport`, and add its kind to the tests of all transports.
+"""
+
+from __future__ import annotations
+
+from hetero.wire.tls import Tls
+from hetero.wire.transports.interface import Transport
+from hetero.wire.transports.tcp import TcpTransport
+from hetero.wire.transports.tls import TlsTransport
+
+__all__ = ["choose_transport"]
+
+
+def choose_transport(tls: Tls | None) -> Transport:
+    """Return the transport of a process. Endpoints and readers of a job make the same choice.
+
+    Args:
+        tls: This host's TLS, None for a job in plaintext.
+    """
+    return TcpTransport() if tls is None else TlsTransport(tls)

@@ -1,0 +1,260 @@
+"""The interface of a transport, for readers and endpoints, and messages over a connection.
+
+A reader calls `Transport.connect`. An endpoint calls `Transport.listen`, accepts peers, and admits those that show a
+session token. Both then have a `Connection`.
+
+A message is sent as its length (4 bytes, little-endian) and its bytes. Payload is sent without a length because both
+sides know its size. A transport defines only how bytes are sent and received.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from hetero.errors import ProtocolError
+
+__all__ = ["Connection", "DeadlineError", "Listener", "Transport", "UnauthenticatedPeer"]
+
+_LENGTH = struct.Struct("<I")
+_BUFFER_BYTES = 64 * 2**10
+_DIRECT_BYTES = 16 * 2**10  # less than this is received through the buffer, to save system calls
+
+
+class DeadlineError(TimeoutError):
+    """The caller's deadline passed. A timeout of the operating system is a plain `TimeoutError`."""
+
+
+class Connection(ABC):
+    """One connection. For one thread at a time, but any thread may call `shut_down` and `is_ended` at any time.
+
+    A transport defines `_send`, `_receive`, `_peek`, `shut_down` and `close`. It calls `_check` before it waits, and at
+    least once a second while it waits.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0  # unread part of the buffer
+        self._is_shut_down = False
+
+    def send(self, message: bytes, payload: Sequence[memoryview] = (), *, deadline_s: float = math.inf) -> None:
+        """Send a message and then payload, without copying a large payload. Block until the kernel has taken all of it.
+
+        Args:
+            message: Message of at most 4 GiB.
+            payload: Buffers of format ``B`` that are not empty.
+            deadline_s: Deadline in `time.monotonic` seconds.
+
+        Raises:
+            OSError: If the connection failed or was shut down. `DeadlineError` after the deadline.
+        """
+        pieces = [memoryview(_LENGTH.pack(len(message)) + message), *payload]
+        if sum(map(len, pieces)) <= _BUFFER_BYTES:
+            pieces = [memoryview(b"".join(pieces))]
+        self._send(pieces, deadline_s)
+
+    def send_raw(self, data: bytes, *, deadline_s: float = math.inf) -> None:
+        """Send bytes without the length of a message. Otherwise like `send`."""
+        self._send([memoryview(data)], deadline_s)
+
+    def receive_message(self, max_bytes: int, *, deadline_s: float = math.inf) -> bytes | None:
+        """Return the next message, or None if the other side ended the connection first. Blocks.
+
+        Raises:
+            ProtocolError: If the message is longer than ``max_bytes``. Memory is not allocated in this case.
+            OSError: As in `send`, and if the connection ends in the middle of the message.
+        """
+        prefix = bytearray(_LENGTH.size)
+        if not self._fill(memoryview(prefix), deadline_s, may_end=True):
+            return None
+        (size,) = _LENGTH.unpack(prefix)
+        if size > max_bytes:
+            raise ProtocolError(f"a message of {size} bytes is announced, at most {max_bytes} are allowed")
+        if size <= self._end - self._begin:
+            self._begin += size
+            return bytes(self._buffer[self._begin - size : self._begin])
+        message = bytearray(size)
+        self._fill(memoryview(message), deadline_s)
+        return bytes(message)
+
+    def receive_into(self, room: memoryview, *, deadline_s: float = math.inf) -> int:
+        """Receive payload until ``room`` is full, and return its length. ``room`` must not be empty. Blocks.
+
+        Raises:
+            OSError: As in `send`, and if the connection ends first.
+        """
+        self._fill(room, deadline_s)
+        return len(room)
+
+    def wait_for_data(self, *, deadline_s: float = math.inf) -> None:
+        """Block until there is something to receive.
+
+        Raises:
+            OSError: As in `receive_into`.
+        """
+        while self._begin == self._end:
+            if not self._refill(deadline_s):
+                raise ConnectionResetError("the connection ended in the middle of an answer")
+
+    @property
+    def has_leftover(self) -> bool:
+        """Whether bytes were received that the caller has not requested."""
+        return self._begin < self._end
+
+    def is_ended(self) -> bool:
+        """Return whether the connection has failed or the other side ended it. Does not block."""
+        return self._peek() == b""
+
+    def is_quiet(self) -> bool:
+        """Return whether the connection is alive and without unrequested bytes. Does not block."""
+        return not self.has_leftover and self._peek() is None
+
+    @abstractmethod
+    def shut_down(self) -> None:
+        """End the connection, so blocked calls fail in every thread. Idempotent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection and free what it holds. Call this only when no thread blocks in it. Idempotent."""
+
+    @abstractmethod
+    def _send(self, pieces: list[memoryview], deadline_s: float) -> None:
+        """Send all pieces in order. Blocks."""
+
+    @abstractmethod
+    def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
+        """Receive into ``room`` and return the number of bytes, 0 at the end of the connection. Blocks.
+
+        Return as soon as bytes have arrived. With ``is_whole``, wait for more if that saves system calls.
+        """
+
+    @abstractmethod
+    def _peek(self) -> bytes | None:
+        """Return an arrived byte, or empty bytes at the end of the connection, or None if nothing has arrived."""
+
+    def _fill(self, room: memoryview, deadline_s: float, *, may_end: bool = False) -> bool:
+        """Fill ``room``. Return False if the connection ended before the first byte and ``may_end`` is set."""
+        filled = 0
+        while filled < len(room):
+            if self._begin < self._end:
+                size = min(len(room) - filled, self._end - self._begin)
+                room[filled : filled + size] = self._buffer[self._begin : self._begin + size]
+                self._begin += size
+                filled += size
+                continue
+            if len(room) - filled < _DIRECT_BYTES:
+                size = self._refill(deadline_s)
+            else:
+                size = self._receive(room[filled:], deadline_s, is_whole=True)
+                filled += size
+            if not size:
+                if may_end and not filled:
+                    return False
+                raise ConnectionResetError("the connection ended in the middle of an answer")
+        return True
+
+    def _refill(self, deadline_s: float) -> int:
+        """Receive available bytes into the empty buffer. Return their number, 0 at the end of the connection."""
+        self._begin = self._end = 0
+        self._end = self._receive(self._buffer, deadline_s)
+        return self._end
+
+    def _check(self, deadline_s: float) -> None:
+        """Raise if the connection was shut down or the deadline has passed.
+
+        Call this before every system call. The system call itself does not time out while the peer sends a few bytes
+        at a time.
+        """
+        if self._is_shut_down:
+            raise ConnectionAbortedError("the connection was shut down")
+        if deadline_s < math.inf and time.monotonic() >= deadline_s:
+            raise DeadlineError("no answer in time")
+
+
+class UnauthenticatedPeer(ABC):
+    """An accepted connection whose peer has not shown a session token. It takes little memory. For one thread."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when bytes arrive."""
+
+    @abstractmethod
+    def receive(self, max_bytes: int) -> bytes | None:
+        """Return bytes that have arrived, None if there are none yet, b"" if the peer has left. Does not block.
+
+        Raises:
+            TlsError: If a check of TLS fails.
+        """
+
+    @abstractmethod
+    def admit(self) -> Connection:
+        """Return the connection, which continues after the received bytes. Close it instead of the peer."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+
+
+class Listener(ABC):
+    """A port on which an endpoint accepts peers. For one thread, except `shut_down`."""
+
+    port: int
+    """The port that `Transport.connect` needs, 1 to 65,535."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when a peer connects, and after `shut_down`."""
+
+    @abstractmethod
+    def accept(self) -> UnauthenticatedPeer:
+        """Return the next peer. Does not block.
+
+        Raises:
+            OSError: If there is no peer, for example because it has left, or if no descriptors are free.
+        """
+
+    @abstractmethod
+    def shut_down(self) -> None:
+        """Accept no more peers. Idempotent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the listener holds. Idempotent."""
+
+
+class Transport(ABC):
+    """Makes the connections that carry requests and batches. Thread-safe."""
+
+    @abstractmethod
+    def listen(self, address: str) -> Listener:
+        """Return a listener at a free port of one numeric address.
+
+        Raises:
+            PortError: If the address does not belong to this host.
+        """
+
+    @abstractmethod
+    def connect(
+        self,
+        address: str,
+        port: int,
+        *,
+        host: str = "",
+        deadline_s: float = math.inf,
+        on_connection: Callable[[Connection], object] = lambda connection: None,
+    ) -> Connection:
+        """Return a connection to a listener. Block for about 5 s at most, plus 5 s for a TLS handshake.
+
+        Args:
+            address: Numeric address of the endpoint.
+            port: Port of the listener.
+            host: Name of the endpoint's host, for transports that check it.
+            deadline_s: Deadline in `time.monotonic` seconds.
+            on_connection: Called with the connection before it is open. Another thread can then shut it down.
+
+        Raises:
+            OSError: If the connection fails or is shut down. `DeadlineError` after the deadline.
+        """

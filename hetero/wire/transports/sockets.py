@@ -1,0 +1,198 @@
+"""The parts that all transports over stream sockets share: connections without copies, peers, and listeners.
+
+Calls block in the kernel without holding the interpreter's lock, for at most one second at a time. A blocked thread
+therefore notices its deadline within a second, and also a `SocketConnection.shut_down` by another thread if the kernel
+does not wake it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hetero.wire.transports.interface import Connection, Listener, UnauthenticatedPeer
+
+__all__ = ["SocketConnection", "SocketListener", "SocketPeer"]
+
+_SLICE = struct.pack("ll", 1, 0)  # a struct timeval of one second
+_WAKE_BYTES = 256 * 2**10  # a thread that waits for many more bytes is woken when this many have arrived
+_MAX_PIECES = 512  # pieces per system call, whose limit is 1,024
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class SocketConnection(Connection):
+    """A connection over a stream socket.
+
+    Args:
+        given: The socket, which the connection owns from now on.
+        options: Options of the socket: level, option and value.
+    """
+
+    def __init__(self, given: socket.socket, options: Iterable[tuple[int, int, int]] = ()) -> None:
+        super().__init__()
+        self._socket = given
+        # Guards the descriptor, because a new connection may get the same number as soon as this one is closed.
+        self._closing = threading.Lock()
+        given.settimeout(None)
+        given.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
+        given.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE)
+        for level, option, value in options:
+            given.setsockopt(level, option, value)
+
+    def shut_down(self) -> None:
+        """See `Connection.shut_down`."""
+        self._is_shut_down = True
+        with self._closing, contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See `Connection.close`."""
+        self.shut_down()  # close alone has no effect if a forked process has a copy of the descriptor
+        with self._closing:
+            self._socket.close()
+
+    def open(self, place: Any, deadline_s: float) -> None:
+        """Connect the socket.
+
+        Args:
+            place: Address of the socket to connect to.
+            deadline_s: Deadline in `time.monotonic` seconds.
+
+        Raises:
+            OSError: As for `hetero.wire.transports.interface.Transport.connect`.
+        """
+        give_up_s = time.monotonic() + _CONNECT_TIMEOUT_S
+        while True:
+            self._check(deadline_s)
+            code = self._socket.connect_ex(place)  # blocks for one second at most
+            if code in (0, errno.EISCONN):
+                return
+            if code not in (errno.EINPROGRESS, errno.EALREADY):
+                raise OSError(code, os.strerror(code))
+            if time.monotonic() >= give_up_s:
+                raise TimeoutError(errno.ETIMEDOUT, f"no connection within {_CONNECT_TIMEOUT_S:g} s")
+
+    def _send(self, pieces: list[memoryview], deadline_s: float) -> None:
+        first = 0
+        while first < len(pieces):
+            self._check(deadline_s)
+            try:
+                # MSG_NOSIGNAL, because a script may have restored SIGPIPE's default action, which ends the process.
+                sent = self._socket.sendmsg(pieces[first : first + _MAX_PIECES], (), socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                continue
+            while first < len(pieces) and sent >= len(pieces[first]):
+                sent -= len(pieces[first])
+                first += 1
+            if sent:
+                pieces[first] = pieces[first][sent:]
+
+    def _peek(self) -> bytes | None:
+        with self._closing:
+            try:
+                return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return b""
+
+    def _receive(self, room: memoryview, deadline_s: float, *, is_whole: bool = False) -> int:
+        flags = socket.MSG_WAITALL if is_whole else 0
+        # To save wake-ups, the kernel wakes this thread only when `_WAKE_BYTES` have arrived. The last `_WAKE_BYTES`
+        # are left for another call, or the kernel could wait for bytes that never arrive.
+        has_much = is_whole and len(room) >= 2 * _WAKE_BYTES
+        if has_much:
+            room = room[:-_WAKE_BYTES]
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _WAKE_BYTES)
+        try:
+            while True:
+                self._check(deadline_s)
+                try:
+                    return self._socket.recv_into(room, len(room), flags)
+                except BlockingIOError:
+                    continue
+        finally:
+            if has_much:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+class SocketPeer(UnauthenticatedPeer):
+    """A peer at the other end of a stream socket.
+
+    Args:
+        given: The socket, which the peer owns from now on.
+        options: Options of the socket once the peer is admitted.
+    """
+
+    def __init__(self, given: socket.socket, options: Iterable[tuple[int, int, int]] = ()) -> None:
+        given.setblocking(False)
+        self._socket = given
+        self._options = options
+
+    def fileno(self) -> int:
+        """See `UnauthenticatedPeer.fileno`."""
+        return self._socket.fileno()
+
+    def receive(self, max_bytes: int) -> bytes | None:
+        """See `UnauthenticatedPeer.receive`."""
+        try:
+            return self._socket.recv(max_bytes)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def admit(self) -> Connection:
+        """See `UnauthenticatedPeer.admit`."""
+        return SocketConnection(self._socket, self._options)
+
+    def close(self) -> None:
+        """See `UnauthenticatedPeer.close`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # close alone has no effect if a forked process has a copy
+        self._socket.close()
+
+
+class SocketListener(Listener):
+    """A listening stream socket.
+
+    Args:
+        given: The socket, which the listener owns from now on.
+        port: The port for `Transport.connect`.
+        peer: Makes the peer of an accepted socket.
+    """
+
+    def __init__(self, given: socket.socket, port: int, peer: Callable[[socket.socket], UnauthenticatedPeer]) -> None:
+        given.setblocking(False)
+        self._socket = given
+        self._peer = peer
+        self.port = port
+
+    def fileno(self) -> int:
+        """See `Listener.fileno`."""
+        return self._socket.fileno()
+
+    def accept(self) -> UnauthenticatedPeer:
+        """See `Listener.accept`."""
+        accepted, _ = self._socket.accept()
+        try:
+            return self._peer(accepted)
+        except BaseException:  # for example when memory runs out
+            accepted.close()
+            raise
+
+    def shut_down(self) -> None:
+        """See `Listener.shut_down`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for peers
+
+    def close(self) -> None:
+        """See `Listener.close`."""
+        self._socket.close()

@@ -1,0 +1,149 @@
+"""Digests of the values of globals."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import logging
+import re
+import threading
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.batches.purity.globals import digest_of
+
+torch = pytest.importorskip("torch")
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass
+class Options:
+    size: int
+    names: tuple[str, ...] = ()
+
+
+class Plain:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+DIFFERENT: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    2**200,
+    0.0,
+    1.0,
+    float("nan"),
+    1j,
+    "",
+    "a",
+    b"a",
+    PurePosixPath("a"),
+    Color.RED,
+    Color.BLUE,
+    (),
+    [],
+    (1,),
+    [1],
+    [1, 2],
+    {},
+    {"a": 1},
+    {"a": 2},
+    {"a": 1, "b": 2},
+    set(),
+    {1},
+    {1, 2},
+    range(3),
+    dt.date(2024, 1, 1),
+    dt.timedelta(seconds=1),
+    decimal.Decimal("1.5"),
+    re.compile("a"),
+    np.int64(1),
+    np.float32(1),
+    np.zeros(3),
+    np.zeros(3, np.float32),
+    np.zeros((3, 1)),
+    np.ones(3),
+    np.zeros(300_000),
+    np.ones(300_000),
+    torch.zeros(3),
+    torch.zeros(3, dtype=torch.bfloat16),
+    torch.zeros(300_000),
+    torch.ones(3),
+    "x" * 2**21,
+    "x" * (2**21 + 1),
+    list(range(60_000)),
+    list(range(1, 60_001)),
+    argparse.Namespace(size=1),
+    argparse.Namespace(size=2),
+    SimpleNamespace(size=1),
+    Options(1),
+    Options(2),
+    Plain(1),
+    Plain(2),
+]
+
+
+def test_digest_of_values_that_differ_differs_and_of_equal_ones_is_the_same() -> None:
+    digests = [digest_of(value) for value in DIFFERENT]
+    assert None not in digests
+    assert len(set(digests)) == len(DIFFERENT)
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    assert digest_of(collections.OrderedDict(a=1)) == digest_of({"a": 1})
+    assert digest_of(np.arange(6).reshape(2, 3).T) == digest_of(np.arange(6).reshape(2, 3).T.copy())
+    assert digest_of(torch.arange(6).reshape(2, 3).T) == digest_of(torch.arange(6).reshape(2, 3).T.contiguous())
+    assert digest_of(frozenset({1, 2})) == digest_of({2, 1})
+
+
+class Hostile:
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return Hostile
+        raise RuntimeError("leave me alone")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        len,
+        Plain,
+        logging,
+        logging.getLogger("x"),
+        threading.Lock(),
+        torch.nn.Linear(1, 1),
+        torch.device("cpu"),
+        np.random.default_rng(0),
+        [len],
+        {"a": object()},
+        np.array([object()]),
+        torch.zeros(3).to_sparse(),
+        torch.zeros(2, device="meta"),
+        Hostile(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_digest_of_what_is_no_plain_data_is_none(value: Any) -> None:
+    assert digest_of(value) is None
+
+
+def test_digest_of_a_cycle_is_none() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    assert digest_of(cycle) is None
+    assert digest_of([cycle, cycle, cycle]) is None
