@@ -132,7 +132,10 @@ class BatchEntry:
     indices: bytes
     """16-byte digest of the indices in order, see `hetero.batches.indexed`."""
     samples: bytes
-    """16-byte sum over the indices in any order. The sums of all ranks add up to the sum of the global batch."""
+    """16-byte sum of a hash of each index. It does not depend on the order.
+
+    The sums of all ranks add up to the sum of the global batch.
+    """
     content: bytes
     """16-byte digest of the batch that the script received."""
 

@@ -180,7 +180,7 @@ class LoaderPipeline(LoaderTiming):
         return start.batches >= self.num_global_batches(start)
 
     def is_over(self, start: Start) -> bool:
-        """Return whether an epoch has no batches left. Return True also if this cannot be known."""
+        """Return whether an epoch has no batches left. Return True also if the loader cannot know."""
         return self.is_through(start)
 
     def warn_of_rest(self, resumed: Start | None) -> None:

@@ -11,16 +11,16 @@ __all__ = ["METRIC_MARK", "METRIC_NAMES", "metric_text"]
 
 METRIC_MARK = "hetero_metric"
 METRIC_NAMES = {
-    "steps": "steps of the loader that takes most time, on the rank with the fewest steps",
+    "steps": "steps of the loader that is used longest, on the rank with the fewest steps",
     "step_time_ms": "mean time of a step after the warm-up, on the slowest rank",
-    "data_wait_ms": "of it, mean time that a rank was blocked for its next batch, on the rank with the longest",
-    "data_wait_percent": "the same, as a share of the time of that rank",
+    "data_wait_ms": "mean time of a step for which a rank waits for its next batch, on the rank that waits longest",
+    "data_wait_percent": "data_wait_ms as a share of that rank's step time",
     "samples_per_second": "of all ranks together",
     "endpoints": "endpoints that serve, or workers of tf.data.service with their dispatcher",
     "wall_seconds": "from the start of the first trainer host's launcher to the report",
     "usd": "list prices of all hosts for that time",
-    "usd_per_1k_steps": "the same for 1,000 steps, start-up excluded",
-    "usd_per_million_samples": "the same for a million samples",
+    "usd_per_1k_steps": "list prices of all hosts for 1,000 steps, without start-up",
+    "usd_per_million_samples": "list prices of all hosts for a million samples, without start-up",
     "job_restarts": "restarts of the trainer group",
     "endpoint_restarts": "endpoints that crashed and were started again",
 }

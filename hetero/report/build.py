@@ -258,7 +258,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
         advice += f" How many vCPUs would suffice is not known, because {_were_not_given(missing)}."
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
     if vcpus is None:
-        advice += " How many vCPUs would suffice is not known, because the number that preprocess now is not known."
+        advice += " How many vCPUs would suffice is not known, because it is not known how many vCPUs preprocess now."
         return Verdict(bottleneck="data", advice=advice, vcpus=None, vcpus_needed=None)
     if busy < _MIN_UTILISATION:
         advice += f" There is almost no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter."

@@ -58,9 +58,9 @@ class MeasuredDataset(tf.data.Dataset):  # type: ignore[misc]
         batches (by ``map``, ``prefetch``, ``repeat`` or ``take``, but not ``cache``). Use another dataset for
         validation.
 
-        The wait of a step is the time from the step's beginning until its batch left this dataset, by TensorFlow's
-        clock. It is zero if the batch was made ahead. With ``steps_per_execution`` every step counts, but only the wait
-        for the first batch of an execution is measured.
+        The data wait of a step is the time from the step's beginning until this dataset returned its batch. It is zero
+        if TensorFlow fetched the batch ahead. With ``steps_per_execution`` every step counts, but the data wait is
+        measured for the first batch of an execution only.
 
         Args:
             batches_per_step: Batches of this dataset that a step consumes. With

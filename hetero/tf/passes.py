@@ -273,7 +273,7 @@ class PassLog:
     def end(self, tf_pass: TensorFlowPass) -> None:
         """Record that TensorFlow asks for no more batches of a pass. Never waits for the lock.
 
-        The garbage collector may drop an iterator in a thread that holds the lock, and that thread waits for this call.
+        The garbage collector may call this in a thread that already holds the lock. Waiting would then be a deadlock.
         """
         self._ended.append(tf_pass)
         if self._lock.acquire(blocking=False):
