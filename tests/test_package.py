@@ -27,7 +27,7 @@ LAYERS = (
     {"config"},
     {"batches"},
     {"audit", "datasets", "wire", "pricing", "metrics"},
-    {"control"},
+    {"control", "planning"},
     {"dataplane"},
     {"loaders"},
     {"torch", "tf", "report"},

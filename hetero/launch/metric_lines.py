@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hetero.control.status import HostStatus
 from hetero.errors import ConfigError
+from hetero.metrics.figures import Figure
 from hetero.metrics.lines import metric_text
 from hetero.metrics.steps import StepSummary
-from hetero.report.model import Figure, Report
+from hetero.report.model import Report
 
 __all__ = ["log_metrics", "progress_metrics", "result_metrics"]
 

@@ -3,6 +3,7 @@
 steps.py    step time and data wait of one loader, and the bytes of its batches. A rank's session reports the summary
 skips.py    the samples that one loader skipped
 hosts.py    CPU, memory, network and GPU of one host. The host's launcher samples them in a separate thread
+figures.py  a number with its unit and origin
 lines.py    log lines with figures, which the platform reads
 """
 

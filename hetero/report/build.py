@@ -6,13 +6,13 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from hetero.metrics.figures import Figure
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import cost
 from hetero.pricing.catalog import Catalogue
 from hetero.report.model import (
     SCHEMA_VERSION,
     Cost,
-    Figure,
     Headline,
     PriceFacts,
     Report,

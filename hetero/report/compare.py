@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetero.errors import ConfigError
+from hetero.metrics.figures import Figure
 from hetero.pricing import cost
 from hetero.report.build import cost_objection
-from hetero.report.model import Figure, Headline, Report
+from hetero.report.model import Headline, Report
 
 __all__ = ["FEW_STEPS", "Comparison", "compare"]
 

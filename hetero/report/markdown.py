@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetero.errors import ExitCode
+from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection, missing_emulation
 from hetero.report.compare import Comparison
-from hetero.report.model import Cost, Figure, Headline, Report
+from hetero.report.model import Cost, Headline, Report
 from hetero.system.text import code_span, markdown_text
 
 __all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]

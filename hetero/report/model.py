@@ -12,20 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetero.errors import ConfigError
+from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
 from hetero.system.documents import read_bounded
 from hetero.system.records import decode, encode, limits
 
 __all__ = [
-    "BASES",
     "BOTTLENECKS",
     "PLACEMENTS",
     "REPORT_FILE_NAME",
     "ROLES",
     "SCHEMA_VERSION",
     "Cost",
-    "Figure",
     "GroupFacts",
     "Headline",
     "PriceFacts",
@@ -40,7 +39,6 @@ SCHEMA_VERSION = 1
 REPORT_FILE_NAME = "report.json"
 PLACEMENTS = ("homogeneous", "heterogeneous", "hybrid")
 ROLES = ("data", "trainer")
-BASES = ("measured", "simulated", "modelled")
 BOTTLENECKS = ("data", "compute", "unknown")
 _MAX_FILE_BYTES = 64 << 20
 
@@ -111,16 +109,6 @@ class RunFacts:
     def num_hosts(self) -> int:
         """Number of hosts in all groups."""
         return sum(group.count for group in self.groups)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A number that a report derives from observations, with its unit and basis."""
-
-    value: float = field(metadata=limits(minimum=-(2.0**63)))
-    unit: str
-    basis: str = field(metadata=limits(choices=BASES))
-    """``measured`` on this hardware, ``simulated`` (measured with an emulated part), or ``modelled`` (computed)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
