@@ -1,0 +1,57 @@
+"""A cluster that a plan considers (`Candidate`), and the ways in which batches can travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetero.planning.machines import Machine
+
+__all__ = ["AS_IS", "FORMS", "UINT8", "Candidate", "DataGroup"]
+
+AS_IS = "as is"
+UINT8 = "uint8"
+FORMS = (AS_IS, UINT8, "lz4", "zstd")
+"""Forms of a batch on the network: unchanged, with uint8 instead of wider numbers, or compressed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataGroup:
+    """Data hosts of one type."""
+
+    machine: Machine
+    count: int
+    """Number of hosts, at least 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A cluster with the way in which it is used."""
+
+    trainer: Machine
+    num_trainer_hosts: int
+    local_endpoints: int
+    """Processes per trainer host that preprocess: endpoints, or loader workers in a job without data hosts."""
+    data: tuple[DataGroup, ...] = ()
+    form: str = AS_IS
+    """One of `FORMS`. In a job without data hosts batches do not travel."""
+
+    @property
+    def num_data_hosts(self) -> int:
+        """Number of data hosts of all types."""
+        return sum(group.count for group in self.data)
+
+    @property
+    def hourly_usd(self) -> float | None:
+        """Price of all hosts in USD per hour. None if a price is unknown."""
+        prices = [(self.trainer, self.num_trainer_hosts), *((group.machine, group.count) for group in self.data)]
+        total = 0.0
+        for machine, count in prices:
+            if machine.hourly_usd is None:
+                return None
+            total += machine.hourly_usd * count
+        return total
+
+    @property
+    def has_spot(self) -> bool:
+        """Whether a data host is a spot instance."""
+        return any(group.machine.is_spot for group in self.data)

@@ -1,0 +1,119 @@
+"""The machines that a plan chooses from: facts and prices of the catalogue in the units of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetero.errors import ConfigError
+from hetero.pricing.catalog import Catalogue, InstanceTypeInfo
+
+__all__ = ["Machine", "bigger_machines", "family_of", "menu_of"]
+
+_BYTES_PER_GBIT = 1e9 / 8
+_GIB = 2.0**30
+_FAMILY = re.compile(r"(?:ml\.)?([a-z0-9-]+)\..+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One instance type. An unknown fact is None."""
+
+    instance_type: str
+    vcpus: int
+    memory_bytes: float | None = None
+    network_bytes_per_s: float | None = None
+    """Sustained bandwidth of the network interface in each direction."""
+    num_accelerators: int = 0
+    accelerator: str | None = None
+    hourly_usd: float | None = None
+    is_spot: bool = False
+    """Whether `hourly_usd` is a spot price, so that the platform may take the host back."""
+
+    @property
+    def family(self) -> str:
+        """Family of the type, for example ``c5``. Types of a family have the same processors."""
+        return family_of(self.instance_type)
+
+    @classmethod
+    def from_info(cls, info: InstanceTypeInfo) -> Machine:
+        """Return the machine of a catalogue entry.
+
+        Raises:
+            ConfigError: If the number of vCPUs is unknown.
+        """
+        if info.vcpus is None:
+            raise ConfigError(
+                f"the number of vCPUs of {info.instance_type} is not known; leave it out of --menu, because a plan "
+                "needs this number"
+            )
+        return cls(
+            instance_type=info.instance_type,
+            vcpus=info.vcpus,
+            memory_bytes=None if info.memory_gib is None else info.memory_gib * _GIB,
+            network_bytes_per_s=None if info.network_gbps is None else info.network_gbps * _BYTES_PER_GBIT,
+            num_accelerators=info.num_accelerators or 0,
+            accelerator=info.accelerator,
+            hourly_usd=info.hourly_usd,
+        )
+
+
+def family_of(instance_type: str) -> str:
+    """Return the family of an instance type: ``c5`` for ``ml.c5.xlarge``. Other names are their own family."""
+    found = _FAMILY.fullmatch(instance_type)
+    return found[1] if found else instance_type
+
+
+def menu_of(
+    catalogue: Catalogue, instance_types: Sequence[str] = (), *, spot_usd: Mapping[str, float] | None = None
+) -> tuple[Machine, ...]:
+    """Return the machines that may become data hosts.
+
+    Args:
+        catalogue: Instance types with prices.
+        instance_types: Types to choose from. Empty means all priced types without accelerators.
+        spot_usd: Spot prices by type in USD per hour. Each adds a second machine of the type.
+
+    Raises:
+        ConfigError: If a type is unknown or has no price or no vCPUs, or no type has a price.
+    """
+    spot_usd = spot_usd or {}
+    if instance_types:
+        infos = [catalogue.get(name) for name in dict.fromkeys(instance_types)]
+        unpriced = [
+            info.instance_type for info in infos if info.hourly_usd is None and info.instance_type not in spot_usd
+        ]
+        if unpriced:
+            raise ConfigError(f"{unpriced[0]} has no price; {catalogue.explain(unpriced[0])}")
+    else:
+        infos = [
+            info
+            for info in catalogue.types()
+            if not info.num_accelerators and info.vcpus is not None and info.hourly_usd is not None
+        ]
+        infos += [catalogue.get(name) for name in spot_usd if name not in {info.instance_type for info in infos}]
+        if not infos:
+            raise ConfigError(
+                "no instance type without accelerators has a price, so there is nothing to choose from\n"
+                "  to do: give prices with --price TYPE=USD, --price-file FILE or --price-profile NAME"
+            )
+    machines = [machine for info in infos if (machine := Machine.from_info(info)).hourly_usd is not None]
+    spots = [
+        replace(Machine.from_info(catalogue.get(name)), hourly_usd=usd, is_spot=True) for name, usd in spot_usd.items()
+    ]
+    return (*machines, *spots)
+
+
+def bigger_machines(catalogue: Catalogue, trainer: Machine) -> tuple[Machine, ...]:
+    """Return priced machines of the trainer's family with the same accelerators and more vCPUs."""
+    if not trainer.num_accelerators:
+        return ()
+    infos = (info for info in catalogue.types() if family_of(info.instance_type) == trainer.family)
+    return tuple(
+        Machine.from_info(info)
+        for info in infos
+        if info.hourly_usd is not None
+        and (info.vcpus or 0) > trainer.vcpus
+        and (info.num_accelerators, info.accelerator) == (trainer.num_accelerators, trainer.accelerator)
+    )

@@ -1,0 +1,341 @@
+"""The answer to "which machines?" (`Plan`), with the reason for it and the rejected alternatives.
+
+`make_plan` is what ``hetero plan`` and `hetero.sagemaker.plan` call. ``plan.json`` holds a plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hetero.errors import ConfigError
+from hetero.metrics.figures import Figure
+from hetero.planning.candidates import FORMS, Candidate
+from hetero.planning.machines import Machine, bigger_machines, menu_of
+from hetero.planning.model import BOTTLENECKS
+from hetero.planning.profile import Profile
+from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of
+from hetero.planning.search import GOALS, STEPS_OF_SPENDING, Alternative, Constraints, Search, search
+from hetero.pricing.catalog import Catalogue
+from hetero.system.documents import read_bounded
+from hetero.system.records import decode, encode, limits
+
+__all__ = [
+    "PLAN_FILE_NAME",
+    "PLAN_SCHEMA_VERSION",
+    "Plan",
+    "PlanOptions",
+    "PlannedCluster",
+    "PlannedGroup",
+    "load_plan",
+    "make_plan",
+]
+
+PLAN_SCHEMA_VERSION = 1
+PLAN_FILE_NAME = "plan.json"
+_MAX_FILE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What the user asks for."""
+
+    menu: tuple[str, ...] = ()
+    """Instance types that may become data hosts. Empty means all priced types without accelerators."""
+    trainer_type: str = ""
+    """Type of the trainer hosts. Empty means the type in the profile."""
+    num_trainer_hosts: int | None = None
+    """None means the number in the profile."""
+    num_ranks: int | None = None
+    """Ranks of all trainer hosts together. None means as many per host as in the profile."""
+    goal: str = "cost"
+    """One of `GOALS`."""
+    num_steps: int | None = None
+    """Steps of the whole job, for `max_hours`."""
+    max_hours: float | None = None
+    max_usd_per_1k_steps: float | None = None
+    spot_usd: Mapping[str, float] = field(default_factory=dict)
+    """Spot prices by instance type in USD per hour."""
+    endpoints_per_host: int | None = None
+    """Endpoints per data host. None means one per vCPU, or more if they wait for storage."""
+    vcpu_speeds: Mapping[str, float] = field(default_factory=dict)
+    """Relative speed of a vCPU by instance type, compared with the type that the profile measured first."""
+
+    def __post_init__(self) -> None:
+        if self.goal not in GOALS:
+            raise ConfigError(f"goal is {self.goal!r}; expected one of {', '.join(GOALS)}")
+        for name in (
+            "max_hours",
+            "max_usd_per_1k_steps",
+            "num_steps",
+            "num_ranks",
+            "num_trainer_hosts",
+            "endpoints_per_host",
+        ):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e12:
+                raise ConfigError(f"{name} is {value}; expected a number above 0")
+        if self.max_hours is not None and self.num_steps is None:
+            raise ConfigError(
+                "max_hours is given without num_steps; also give the number of steps of the whole job (--steps N)"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """One instance group of a planned cluster."""
+
+    name: str
+    role: str = field(metadata=limits(choices=("data", "trainer")))
+    instance_type: str
+    count: int = field(metadata=limits(minimum=1))
+    is_spot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCluster:
+    """A cluster with its predicted step time and cost."""
+
+    spending: str = field(metadata=limits(choices=STEPS_OF_SPENDING))
+    groups: tuple[PlannedGroup, ...]
+    """The trainer group and the data groups."""
+    local_endpoints: int
+    """Processes per trainer host that preprocess."""
+    endpoints_per_host: int | None
+    """Endpoints per data host. None means one per vCPU, which is the launcher's default."""
+    form: str = field(metadata=limits(choices=FORMS))
+    """How batches travel: unchanged, as uint8, or compressed."""
+    step_time: Figure
+    step_time_low_s: float
+    """End of the 90 % interval."""
+    step_time_high_s: float
+    hourly_usd: float | None
+    """Price of all hosts. None if a price is unknown."""
+    usd_per_1k_steps: Figure | None
+    usd_per_1k_steps_low: float | None
+    usd_per_1k_steps_high: float | None
+    bottleneck: str = field(metadata=limits(choices=BOTTLENECKS))
+    rejected: str
+    """Why the plan does not choose this cluster. Empty for the chosen one."""
+
+    @property
+    def flags(self) -> str:
+        """Flags of ``hetero simulate`` and ``hetero launch`` for this cluster."""
+        words = [f"--group {group.name}={group.instance_type}:{group.count}" for group in self.groups]
+        if any(group.role == "data" for group in self.groups) and self.local_endpoints:
+            words.append(f"--trainer-endpoints {self.local_endpoints}")
+        if self.endpoints_per_host is not None:
+            words.append(f"--endpoints-per-host {self.endpoints_per_host}")
+        return " ".join(words)
+
+    @property
+    def instance_groups(self) -> str:
+        """Argument for a SageMaker estimator."""
+        rows = "".join(f'    InstanceGroup("{g.name}", "{g.instance_type}", {g.count}),\n' for g in self.groups)
+        return f"instance_groups=[\n{rows}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The chosen cluster, the reason for it, and the alternatives. Immutable. `make_plan` creates it."""
+
+    schema_version: int = field(metadata=limits(minimum=PLAN_SCHEMA_VERSION, maximum=PLAN_SCHEMA_VERSION))
+    command: str
+    """The training script of the profile and its arguments."""
+    goal: str = field(metadata=limits(choices=GOALS))
+    answer: str
+    """One sentence: what to do, with the figures that decide it."""
+    reason: str = field(metadata=limits(choices=REASONS))
+    chosen: PlannedCluster
+    baseline: PlannedCluster
+    """The trainer hosts as the profile used them, without data hosts."""
+    alternatives: tuple[PlannedCluster, ...] = field(metadata=limits(max_items=100))
+    headspace: Figure
+    """Step time with batches always ready, in seconds."""
+    speedup: float
+    """Step time of the baseline / step time of the chosen cluster."""
+    break_even_speedup: float | None
+    """Speed-up above which the chosen cluster costs less per step than the baseline."""
+    chance_to_pay: float = field(metadata=limits(maximum=1))
+    """Probability that the chosen cluster costs less per step than the baseline, given the uncertain figures."""
+    notes: tuple[str, ...]
+    """What the reader of the plan must know."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the plan as JSON values."""
+        result: dict[str, object] = encode(self)
+        return result
+
+
+def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | None = None) -> Plan:
+    """Return the best cluster for a job.
+
+    Args:
+        profile: The figures of the job.
+        catalogue: Instance types with prices.
+        options: Menu, goal and limits. None means the lowest cost.
+
+    Raises:
+        ConfigError: If a type or price is missing, the profile is of another type than the trainer hosts, or no
+            cluster satisfies the limits.
+    """
+    options = options or PlanOptions()
+    trainer = _trainer_of(profile, catalogue, options)
+    profile = _resized(profile, trainer, options)
+    max_step_s = None
+    if options.max_hours is not None and options.num_steps is not None:
+        max_step_s = options.max_hours * 3600 / options.num_steps
+    found = search(
+        profile,
+        trainer,
+        menu_of(catalogue, options.menu, spot_usd=options.spot_usd),
+        bigger=bigger_machines(catalogue, trainer),
+        constraints=Constraints(
+            goal=options.goal, max_usd_per_1k_steps=options.max_usd_per_1k_steps, max_step_s=max_step_s
+        ),
+        vcpu_speeds=options.vcpu_speeds,
+        endpoints_per_host=options.endpoints_per_host,
+    )
+    return _plan_of(profile, found, options)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan.
+
+    Args:
+        path: ``plan.json``, or the directory that contains it.
+
+    Raises:
+        ConfigError: If the plan is missing or malformed. The message names the file and the key path.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= PLAN_FILE_NAME
+    to_do = "make one with hetero plan PROFILE --json"
+    content = read_bounded(path, f"plan {path}", max_bytes=_MAX_FILE_BYTES, to_do=to_do)
+    try:
+        value = json.loads(content)
+        version = value.get("schema_version") if isinstance(value, dict) else None
+        if isinstance(version, int) and version != PLAN_SCHEMA_VERSION:
+            raise ConfigError(f"schema_version: found {version}, this hetero reads {PLAN_SCHEMA_VERSION}")
+        return decode(Plan, value)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"plan {path}: {error}; {to_do}") from error
+
+
+def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> Machine:
+    """Return the machine of the trainer hosts."""
+    measured = profile.training.instance_type
+    name = options.trainer_type or measured
+    if not name:
+        raise ConfigError(
+            "the profile does not name the type of the trainer hosts\n"
+            "  to do: give it with --baseline TYPE:COUNT, for example --baseline ml.p3.2xlarge:1"
+        )
+    if measured and name != measured:
+        raise ConfigError(
+            f"the profile was measured on {measured}, the baseline is {name}; the accelerators of another type take "
+            "another time per step\n"
+            f"  to do: run hetero profile on {name}, or plan for {measured}"
+        )
+    info = catalogue.get(name)
+    if info.hourly_usd is None and options.goal == "cost":
+        raise ConfigError(f"{catalogue.explain(name)}, because the goal is cost")
+    return Machine.from_info(info)
+
+
+def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profile:
+    """Return the profile with the plan's numbers of hosts and ranks, and the trainer's type."""
+    training = profile.training
+    num_hosts = options.num_trainer_hosts or training.num_hosts
+    ranks_per_host = training.ranks_per_host
+    if options.num_ranks is not None:
+        if options.num_ranks % num_hosts:
+            raise ConfigError(
+                f"the number of ranks is {options.num_ranks}, the number of trainer hosts {num_hosts}; expected a "
+                "multiple"
+            )
+        ranks_per_host = options.num_ranks // num_hosts
+    supply = profile.supply
+    if not training.instance_type and not supply[0].instance_type:
+        supply = (replace(supply[0], instance_type=trainer.instance_type), *supply[1:])
+    return replace(
+        profile,
+        training=replace(
+            training,
+            instance_type=trainer.instance_type,
+            num_hosts=num_hosts,
+            ranks_per_host=ranks_per_host,
+        ),
+        supply=supply,
+    )
+
+
+def _plan_of(profile: Profile, found: Search, options: PlanOptions) -> Plan:
+    basis = profile.training.step_s.basis
+
+    def cluster(alternative: Alternative) -> PlannedCluster:
+        rejected = "" if alternative is found.chosen else rejection_of(alternative, found, options.goal)
+        return _cluster_of(alternative, rejected, basis)
+
+    chosen, baseline = found.chosen.prediction, found.baseline.prediction
+    reason = reason_of(profile, found)
+    return Plan(
+        schema_version=PLAN_SCHEMA_VERSION,
+        command=profile.command,
+        goal=options.goal,
+        answer=answer_of(profile, found, reason, options.goal),
+        reason=reason,
+        chosen=cluster(found.chosen),
+        baseline=cluster(found.baseline),
+        alternatives=tuple(map(cluster, found.alternatives)),
+        headspace=Figure(value=profile.training.headspace_s.mean, unit="s", basis=profile.training.headspace_s.basis),
+        speedup=baseline.step_s / chosen.step_s,
+        break_even_speedup=found.break_even,
+        chance_to_pay=found.chance_to_pay,
+        notes=notes_of(profile, found, options.vcpu_speeds),
+    )
+
+
+def _cluster_of(alternative: Alternative, rejected: str, basis: str) -> PlannedCluster:
+    candidate, prediction = alternative.candidate, alternative.prediction
+    usd, interval = alternative.usd_per_1k_steps, alternative.usd_interval
+    step_basis = basis if prediction.is_measured else "modelled"
+    return PlannedCluster(
+        spending=alternative.spending,
+        groups=_groups_of(candidate),
+        local_endpoints=candidate.local_endpoints,
+        endpoints_per_host=alternative.endpoints_per_host,
+        form=candidate.form,
+        step_time=Figure(value=prediction.step_s, unit="s", basis=step_basis),
+        step_time_low_s=prediction.low_s,
+        step_time_high_s=prediction.high_s,
+        hourly_usd=candidate.hourly_usd,
+        usd_per_1k_steps=None if usd is None else Figure(value=usd, unit="USD", basis=step_basis),
+        usd_per_1k_steps_low=interval[0] if interval else None,
+        usd_per_1k_steps_high=interval[1] if interval else None,
+        bottleneck=prediction.bottleneck,
+        rejected=rejected,
+    )
+
+
+def _groups_of(candidate: Candidate) -> tuple[PlannedGroup, ...]:
+    data = [
+        PlannedGroup(
+            name="data" if index == 0 else f"data{index + 1}",
+            role="data",
+            instance_type=group.machine.instance_type,
+            count=group.count,
+            is_spot=group.machine.is_spot,
+        )
+        for index, group in enumerate(candidate.data)
+    ]
+    trainer = PlannedGroup(
+        name="trainer",
+        role="trainer",
+        instance_type=candidate.trainer.instance_type,
+        count=candidate.num_trainer_hosts,
+    )
+    return (*data, trainer)

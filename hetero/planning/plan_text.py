@@ -1,0 +1,62 @@
+"""Shows a plan as text, which is also valid Markdown."""
+
+from __future__ import annotations
+
+from hetero.planning.plan import Plan, PlannedCluster
+from hetero.planning.reasons import form_text, seconds_text
+from hetero.pricing.tables import markdown_table
+
+__all__ = ["plan_text"]
+
+
+def plan_text(plan: Plan) -> str:
+    """Return the answer, the table of alternatives, and what to paste."""
+    parts = [plan.answer, _table(plan), _break_even(plan)]
+    if plan.chosen.groups != plan.baseline.groups:
+        parts.append(f"Try it on this machine: hetero simulate {plan.chosen.flags} SCRIPT")
+        parts.append(f"On SageMaker:\n\n    {plan.chosen.instance_groups.replace(chr(10), chr(10) + '    ')}")
+    parts += [f"Note: {note}" for note in plan.notes]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(plan: Plan) -> str:
+    header = ("cluster", "step time", "90 % interval", "USD per 1,000 steps", "90 % interval", "limit", "verdict")
+    rows = [
+        (
+            cluster_text(cluster),
+            f"{seconds_text(cluster.step_time.value)}{'' if cluster.step_time.basis == 'modelled' else ' *'}",
+            f"{seconds_text(cluster.step_time_low_s)} to {seconds_text(cluster.step_time_high_s)}",
+            "-" if cluster.usd_per_1k_steps is None else f"{cluster.usd_per_1k_steps.value:.3g}",
+            _usd_interval(cluster),
+            cluster.bottleneck,
+            cluster.rejected or "chosen",
+        )
+        for cluster in plan.alternatives
+    ]
+    table = markdown_table(header, rows, right=(1, 3))
+    measured = {cluster.step_time.basis for cluster in plan.alternatives} - {"modelled"}
+    footnote = "".join(f"\n\n\\* {basis}, the other step times are modelled" for basis in sorted(measured))
+    return table + footnote
+
+
+def _usd_interval(cluster: PlannedCluster) -> str:
+    low, high = cluster.usd_per_1k_steps_low, cluster.usd_per_1k_steps_high
+    return "-" if low is None or high is None else f"{low:.3g} to {high:.3g}"
+
+
+def _break_even(plan: Plan) -> str:
+    if plan.break_even_speedup is None or plan.chosen.groups == plan.baseline.groups:
+        return ""
+    return (
+        f"Break-even: the cluster costs {plan.break_even_speedup:.3g} times as much per hour, so steps must become "
+        f"{plan.break_even_speedup:.3g} times faster. The plan expects {plan.speedup:.3g} times."
+    )
+
+
+def cluster_text(cluster: PlannedCluster) -> str:
+    """Return a cluster in a few words: ``1 x ml.p3.2xlarge + 2 x ml.c5.4xlarge, 5 processes on each trainer host``."""
+    groups = sorted(cluster.groups, key=lambda group: group.role != "trainer")
+    text = " + ".join(f"{g.count} x {g.instance_type}{' (spot)' if g.is_spot else ''}" for g in groups)
+    if cluster.local_endpoints:
+        text += f", {cluster.local_endpoints} processes on each trainer host"
+    return text if cluster.form == "as is" else f"{text}, batches {form_text(cluster.form)}"

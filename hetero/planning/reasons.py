@@ -1,0 +1,255 @@
+"""The words of a plan: the sentence that answers, the reason for it, and why each alternative was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hetero.planning.candidates import AS_IS, UINT8, Candidate
+from hetero.planning.machines import family_of
+from hetero.planning.profile import Profile
+from hetero.planning.search import Alternative, Search
+
+__all__ = ["REASONS", "answer_of", "notes_of", "reason_of", "rejection_of"]
+
+REASONS = (
+    "data hosts pay",
+    "accelerator",
+    "trainer network",
+    "data network",
+    "storage",
+    "memory",
+    "trainer CPU",
+    "window",
+    "break-even",
+    "free CPUs",
+    "cheaper bytes",
+    "bigger machine",
+    "not registered",
+)
+"""Why a plan is as it is. The reasons after the first are those of a plan without data hosts."""
+_NEARLY_BUSY = 0.05
+"""Share of a step that waits for data below which the accelerators count as busy."""
+_UNSURE = (0.1, 0.9)
+"""Range of the chance to pay in which a plan is not certain."""
+
+
+def reason_of(profile: Profile, found: Search) -> str:
+    """Return the reason for the choice, one of `REASONS`."""
+    chosen, base = found.chosen, found.baseline
+    if chosen.candidate.data:
+        return "data hosts pay"
+    if chosen.candidate != base.candidate:
+        if base.prediction.bottleneck == "storage" and chosen.spending == "free CPUs":
+            return "storage"
+        return chosen.spending
+    if _waiting_share(profile, base) < _NEARLY_BUSY:
+        return "accelerator"
+    if not profile.has_registered_dataset:
+        return "not registered"
+    if base.prediction.bottleneck == "storage":
+        return "storage"
+    return found.prevented_by if found.prevented_by in REASONS else "break-even"
+
+
+def answer_of(profile: Profile, found: Search, reason: str, goal: str) -> str:
+    """Return one sentence: what to do, with the figures that decide it."""
+    chosen, base = found.chosen, found.baseline
+    change = _change(chosen, base)
+    match reason:
+        case "data hosts pay":
+            return f"Add {hosts_text(chosen.candidate)} as data hosts: {change}."
+        case "free CPUs":
+            return f"Use {_processes(chosen.candidate)}{_instead(base.candidate)}: {change}."
+        case "cheaper bytes":
+            return f"Send batches {form_text(chosen.candidate.form)}: {change}."
+        case "bigger machine":
+            old, new = base.candidate.trainer.instance_type, chosen.candidate.trainer.instance_type
+            return f"Train on {new} instead of {old}: {change}."
+        case "storage" if chosen is not base:
+            processes = f"{_processes(chosen.candidate)}{_instead(base.candidate)}"
+            return f"Do not add data hosts: processes wait for storage most of the time. Use {processes}: {change}."
+        case "accelerator":
+            busy = 100 * (1 - _waiting_share(profile, base))
+            return f"Do not add data hosts: the accelerator is busy {busy:.0f} % of each step."
+        case "not registered":
+            return (
+                "Data hosts cannot build the data set, because no @hetero.dataset registers its factory. Register it, "
+                "then run hetero profile again."
+            )
+        case _:
+            return _refusal(profile, found, reason, goal)
+
+
+def _refusal(profile: Profile, found: Search, reason: str, goal: str) -> str:
+    """Return the sentence that rejects data hosts although the job waits for data."""
+    best, fastest, base = _cheapest_with_data(found), _fastest(found), found.baseline
+    if best is None or fastest is None:
+        return "Do not add data hosts: no type of the menu can make batches."
+    cost = _cost_text(best, base) if goal == "cost" else ""
+    machine = base.candidate.trainer
+    match reason:
+        case "trainer network" if machine.network_bytes_per_s is not None:
+            needed = next((a for a in _with_data(found) if a.prediction.trainer_network_share > 0.98), fastest)
+            return (
+                f"Do not add data hosts: the network interface of {machine.instance_type} carries "
+                f"{machine.network_bytes_per_s / 1e6:,.0f} MB/s, which {hosts_text(needed.candidate)} fill{cost}."
+            )
+        case "storage":
+            return f"Do not add data hosts: their processes would wait for storage most of the time{cost}."
+        case "memory":
+            kind, number = best.candidate.data[0].machine.instance_type, best.endpoints_per_host or 0
+            return (
+                f"Do not add data hosts: the memory of {kind} holds only {number} endpoint{'' if number == 1 else 's'}"
+                f"{cost}."
+            )
+        case "trainer CPU":
+            return (
+                f"Do not add data hosts: the CPUs of {machine.instance_type} cannot receive batches faster, even from "
+                f"{hosts_text(fastest.candidate)}{cost}."
+            )
+        case "window":
+            return f"Do not add data hosts: the ranks' memory holds too few batches at the same time to use them{cost}."
+        case "data network":
+            return f"Do not add data hosts: their network interfaces limit what they can send{cost}."
+        case _:
+            faster = 100 * (1 - best.prediction.step_s / base.prediction.step_s)
+            return (
+                f"Do not add data hosts: even the cheapest, {hosts_text(best.candidate)}, makes a step "
+                f"{faster:.0f} % shorter{cost.replace(', and', ', but')}."
+            )
+
+
+def rejection_of(alternative: Alternative, found: Search, goal: str) -> str:
+    """Return why the plan does not choose an alternative, as a phrase."""
+    chosen = found.chosen
+    own, best = alternative.usd_per_1k_steps, chosen.usd_per_1k_steps
+    parts = []
+    step = alternative.prediction.step_s / chosen.prediction.step_s - 1
+    if goal == "time":
+        parts.append(f"a step takes {step:.0%} longer" if step > 0.005 else "not faster, and it uses more machines")
+    elif own is None or best is None:
+        parts.append("its price is not known")
+    elif own / best - 1 > 0.005:
+        parts.append(f"costs {own / best - 1:.0%} more per step")
+    elif own / best - 1 >= -0.005:
+        parts.append("costs the same, and the chosen one is simpler")
+    else:
+        parts.append("breaks a limit")
+    parts.append(_limit_text(alternative))
+    return "; ".join(parts)
+
+
+def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) -> tuple[str, ...]:
+    """Return what the reader of a plan must know about its figures."""
+    notes = []
+    chosen = found.chosen
+    known = {family_of(supply.instance_type) for supply in profile.supply if supply.instance_type}
+    for group in chosen.candidate.data:
+        name = group.machine.instance_type
+        if name not in vcpu_speeds and group.machine.family not in known:
+            notes.append(
+                f"The speed of {name}'s vCPUs was not measured. The plan assumes that of "
+                f"{profile.supply[0].instance_type or 'the profiled host'}, give or take a third. "
+                f"Run hetero profile on {name}, or give --vcpu-speed {name}=RATIO."
+            )
+        if group.machine.network_bytes_per_s is None:
+            notes.append(f"The network bandwidth of {name} is not known, so the interval is wider.")
+        if group.machine.is_spot:
+            notes.append(f"{name} is a spot instance. The job goes on without a host that is taken back, but slower.")
+    low, high = _UNSURE
+    if low < found.chance_to_pay < high:
+        notes.append(
+            f"It is not certain that this pays: the chance is {found.chance_to_pay:.0%}. A profile on the data hosts' "
+            "type decides it."
+        )
+    if UINT8 in {chosen.candidate.form}:
+        notes.append("To send uint8, return the images as uint8 from the data set and normalise on the accelerator.")
+    if profile.origin == "report":
+        notes.append("The profile comes from the report of a finished run, which knows less than hetero profile.")
+    if profile.simulated:
+        notes.append("The profile was measured with emulated parts: " + " ".join(profile.simulated))
+    return tuple(notes)
+
+
+# Phrases
+
+
+def hosts_text(candidate: Candidate) -> str:
+    """Return the data hosts in words: ``3 x ml.c5.4xlarge and 1 x ml.m5.xlarge``."""
+    parts = [
+        f"{group.count} x {group.machine.instance_type}{' (spot)' if group.machine.is_spot else ''}"
+        for group in candidate.data
+    ]
+    return " and ".join(parts)
+
+
+def form_text(form: str) -> str:
+    """Return how batches travel, as the end of a sentence."""
+    return {AS_IS: "as they are", UINT8: "as uint8"}.get(form, f"compressed with {form}")
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a step time in ms or s with three digits."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _change(chosen: Alternative, base: Alternative) -> str:
+    """Return what a step takes and costs with the choice, compared with the baseline."""
+    prediction = chosen.prediction
+    text = (
+        f"a step takes {seconds_text(prediction.step_s)} ({seconds_text(prediction.low_s)} to "
+        f"{seconds_text(prediction.high_s)}) instead of {seconds_text(base.prediction.step_s)}"
+    )
+    own, other = chosen.usd_per_1k_steps, base.usd_per_1k_steps
+    if own is not None and other is not None:
+        text += f", and 1,000 steps cost USD {own:.3g} instead of {other:.3g} ({own / other - 1:+.0%})"
+    return text
+
+
+def _cost_text(best: Alternative, base: Alternative) -> str:
+    own, other = best.usd_per_1k_steps, base.usd_per_1k_steps
+    if own is None or other is None:
+        return ""
+    return f", and 1,000 steps would cost {own / other - 1:.0%} more with {hosts_text(best.candidate)}"
+
+
+def _limit_text(alternative: Alternative) -> str:
+    """Return what limits the step time of an alternative."""
+    candidate = alternative.candidate
+    return {
+        "accelerator": "the accelerator limits it",
+        "preprocessing": "too few vCPUs preprocess",
+        "trainer network": f"the network interface of {candidate.trainer.instance_type} is full",
+        "data network": "the network interfaces of the data hosts are full",
+        "storage": "its processes wait for storage",
+        "memory": "too few endpoints fit into the memory of its data hosts",
+        "trainer CPU": f"the CPUs of {candidate.trainer.instance_type} are full",
+        "window": "too few batches fit into the ranks' memory",
+    }[alternative.prediction.bottleneck]
+
+
+def _processes(candidate: Candidate) -> str:
+    number = candidate.local_endpoints
+    return f"{number} process{'' if number == 1 else 'es'} per trainer host to preprocess"
+
+
+def _instead(base: Candidate) -> str:
+    return f" instead of {base.local_endpoints}"
+
+
+def _waiting_share(profile: Profile, base: Alternative) -> float:
+    """Return the share of a step of the baseline that better data loading could save."""
+    return max(0.0, 1 - profile.training.headspace_s.mean / max(base.prediction.step_s, 1e-12))
+
+
+def _with_data(found: Search) -> list[Alternative]:
+    return [alternative for alternative in found.alternatives if alternative.candidate.data]
+
+
+def _fastest(found: Search) -> Alternative | None:
+    return min(_with_data(found), key=lambda a: a.prediction.step_s, default=None)
+
+
+def _cheapest_with_data(found: Search) -> Alternative | None:
+    priced = [a for a in _with_data(found) if a.usd_per_1k_steps is not None]
+    return min(priced, key=lambda a: a.usd_per_1k_steps or 0.0, default=None)

@@ -1,0 +1,125 @@
+"""The figures of a profile with their uncertainty.
+
+Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow.
+These are means of resampled values, and random values for what was not measured: the relative speed of another type's
+vCPUs, an unknown network bandwidth, and what the model itself does not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.planning.machines import Machine, family_of
+from hetero.planning.profile import Profile, Spread, SupplyProfile
+
+__all__ = ["Array", "UncertainFigures"]
+
+Array = NDArray[np.float64]
+
+_OTHER_FAMILY_SPREAD = 0.25
+"""Standard deviation of the logarithm of a vCPU's relative speed if its type was not measured. In the published PyTorch
+example a vCPU of ml.c5 did about 1.6 times the work of one of ml.p3."""
+_SAME_FAMILY_SPREAD = 0.04
+"""The same for a type of a family of which another type was measured."""
+_MODEL_SPREAD = 0.03
+"""Standard deviation of the logarithm of a step time that comes from the model instead of the figures."""
+_UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU = (2.0e7, 1.6e8)
+"""Range for types whose bandwidth is not known: the catalogue's other types have 0.16 to 1.3 Gbit/s per vCPU."""
+_NUM_BATCHES = 512
+"""Number of random batches that describe how long batches take."""
+
+
+class UncertainFigures:
+    """Draws of the figures that a step time depends on. Equal arguments give equal draws.
+
+    Args:
+        profile: The measured figures.
+        vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply.
+        num_draws: Number of draws.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, profile: Profile, *, vcpu_speeds: Mapping[str, float], num_draws: int, seed: int) -> None:
+        self._training = profile.training
+        self._given_speeds = dict(vcpu_speeds)
+        self._num_draws = num_draws
+        self._seed = seed
+        self._random = np.random.default_rng(seed)
+        self.headspace_s = self._means(profile.training.headspace_s)
+        """Step time in seconds with batches always ready."""
+        self.measured_step_s = self._means(profile.training.step_s)
+        """Step time in seconds as the job ran."""
+        self.model_error = self._lognormal(_MODEL_SPREAD)
+        """Real step time / modelled step time."""
+        self._supply = {supply.instance_type: self._costs(supply) for supply in profile.supply}
+        self._reference = profile.supply[0]
+        self._family_speeds: dict[str, Array] = {}
+        self.batch_shape = self._batch_times()
+        """Times of random batches, relative to the mean, in ascending order."""
+
+    def _means(self, spread: Spread) -> Array:
+        """Return the mean of a measured figure, and means of resampled values."""
+        values = np.asarray(spread.values)
+        chosen = self._random.integers(len(values), size=(self._num_draws, len(values)))
+        means = values[chosen].mean(axis=1)
+        # If only some of the values were kept, the mean of all is better known than that of the kept ones.
+        shrink = math.sqrt(len(values) / max(len(values), spread.num_measured))
+        centre = values.mean()
+        return np.concatenate([[spread.mean], np.maximum(spread.mean + (means - centre) * shrink, 0.0)])
+
+    def _lognormal(self, spread: float) -> Array:
+        return np.concatenate([[1.0], np.exp(self._random.normal(0.0, spread, self._num_draws))])
+
+    def _costs(self, supply: SupplyProfile) -> tuple[Array, Array]:
+        """Return CPU seconds and waiting seconds per sample of a measured type."""
+        return self._means(supply.sample_cpu_s) + self._means(supply.batch_cpu_s), self._means(supply.sample_wait_s)
+
+    def costs_on(self, machine: Machine) -> tuple[Array, Array]:
+        """Return CPU seconds and waiting seconds per sample of any type."""
+        name = machine.instance_type
+        cpu_s, wait_s = self._supply[self._reference.instance_type]
+        if name in self._given_speeds:
+            return cpu_s / self._given_speeds[name], wait_s
+        if name in self._supply:
+            return self._supply[name]
+        # Another type of a measured family, or a family about which nothing is known.
+        for measured, (family_cpu_s, family_wait_s) in self._supply.items():
+            if measured and family_of(measured) == machine.family:
+                return family_cpu_s * self._family_speed(name, _SAME_FAMILY_SPREAD), family_wait_s
+        return cpu_s * self._family_speed(machine.family, _OTHER_FAMILY_SPREAD), wait_s
+
+    def _family_speed(self, name: str, spread: float) -> Array:
+        """Return the drawn relative cost of a vCPU. Equal names have equal draws, whatever was asked for before."""
+        if name not in self._family_speeds:
+            number = int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
+            random = np.random.default_rng((self._seed, number))
+            self._family_speeds[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
+        return self._family_speeds[name]
+
+    def _batch_times(self) -> Array:
+        """Return the times of random batches, relative to the mean, in ascending order."""
+        supply, size = self._reference, self._training.batch_samples
+        fixed = self._reference.batch_cpu_s.mean
+        values = np.asarray(supply.sample_cpu_s.values) + supply.sample_wait_s.mean + fixed
+        num = min(size, 256)
+        random = np.random.default_rng(self._seed)
+        means = values[random.integers(len(values), size=(_NUM_BATCHES, num))].mean(axis=1)
+        centre = float(means.mean())
+        if centre <= 0:
+            return np.ones(_NUM_BATCHES)
+        # The mean of `size` samples varies less than that of 256 of them.
+        relative = 1.0 + (means / centre - 1.0) * math.sqrt(num / size)
+        return np.sort(relative)
+
+    def network_of(self, machine: Machine) -> Array:
+        """Return the bandwidth of a machine in bytes per second, drawn from a range if it is unknown."""
+        if machine.network_bytes_per_s is not None:
+            return np.full(self._num_draws + 1, machine.network_bytes_per_s)
+        low, high = (math.log(per_vcpu * machine.vcpus) for per_vcpu in _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU)
+        number = int.from_bytes(machine.instance_type.encode()[:16].ljust(16, b"\0"), "big")
+        random = np.random.default_rng((self._seed, 1, number))
+        return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))

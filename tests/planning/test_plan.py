@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planning_profiles import make_profile, measured
+
+from hetero.errors import ConfigError
+from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
+from hetero.planning.plan_text import plan_text
+from hetero.planning.profile import CodecProfile, ConcurrencyPoint
+from hetero.pricing.catalog import Catalogue
+
+
+def plan_of(catalogue: Catalogue, *, menu: tuple[str, ...] = ("ml.c5.9xlarge",), **profile: Any) -> Plan:
+    return make_plan(make_profile(**profile), catalogue, PlanOptions(menu=menu))
+
+
+def test_plan_of_a_starving_job_adds_data_hosts(catalogue: Catalogue) -> None:
+    plan = plan_of(catalogue, headspace_s=0.18, cpu_s=0.15)
+    assert plan.reason == "data hosts pay"
+    assert plan.answer.startswith("Add 1 x ml.c5.9xlarge as data hosts: a step takes ")
+    assert plan.speedup > plan.break_even_speedup == pytest.approx(5.661 / 3.825)  # type: ignore[operator]
+    assert plan.chance_to_pay == 1
+    assert "--group data=ml.c5.9xlarge:1 --group trainer=ml.p3.2xlarge:1" in plan.chosen.flags
+    assert 'InstanceGroup("data", "ml.c5.9xlarge", 1)' in plan.chosen.instance_groups
+
+
+@pytest.mark.parametrize(
+    ("job", "reason", "words"),
+    [
+        # The accelerator is the slowest part.
+        (
+            {"headspace_s": 1.16, "cpu_s": 0.1, "step_s": 1.19},
+            "accelerator",
+            "the accelerator is busy 97 % of each step",
+        ),
+        # Data hosts would help a little, for a higher price per hour.
+        ({"headspace_s": 0.85, "cpu_s": 0.125}, "break-even", "but 1,000 steps would cost"),
+        # 312 MB/s carry 16 samples/s of 20 MB. The host itself makes 40.
+        (
+            {"headspace_s": 0.01, "cpu_s": 0.2, "sample_bytes": 2e7, "batch": 2},
+            "trainer network",
+            "the network interface of ml.p3.2xlarge carries 312 MB/s, which 1 x ml.c5.9xlarge fill",
+        ),
+        # An endpoint of the data host would need 60 GiB.
+        (
+            {"headspace_s": 0.18, "cpu_s": 0.15, "private_bytes": 60e9},
+            "memory",
+            "the memory of ml.c5.9xlarge holds only 1 endpoint, and",
+        ),
+        # Six CPUs have nothing to do.
+        ({"headspace_s": 0.18, "cpu_s": 0.02, "processes": 2}, "free CPUs", "Use 8 processes per trainer host"),
+        # Eight processes wait for storage while the CPUs idle.
+        (
+            {"headspace_s": 0.18, "cpu_s": 0.002, "wait_s": 0.1},
+            "storage",
+            "processes wait for storage most of the time",
+        ),
+        # Data hosts cannot build the data set.
+        (
+            {"headspace_s": 0.18, "cpu_s": 0.15, "has_registered_dataset": False},
+            "not registered",
+            "no @hetero.dataset registers its factory",
+        ),
+    ],
+)
+def test_plan_against_data_hosts_states_the_reason(
+    catalogue: Catalogue, job: dict[str, Any], reason: str, words: str
+) -> None:
+    plan = plan_of(catalogue, **job)
+    assert (plan.reason, plan.answer) == (reason, plan.answer)
+    assert words in plan.answer
+    assert all(group.role == "trainer" for group in plan.chosen.groups)
+
+
+def test_plan_sends_uint8_before_it_adds_hosts(catalogue: Catalogue) -> None:
+    # As float32 the trainer's network carries 312 samples/s, as uint8 four times as many.
+    plan = plan_of(catalogue, headspace_s=0.1, cpu_s=0.03, sample_bytes=1e6, dtype="float32", step_s=0.4)
+    assert plan.chosen.form == "uint8"
+    assert "return the images as uint8" in " ".join(plan.notes)
+
+
+def test_plan_compresses_if_the_network_is_full(catalogue: Catalogue) -> None:
+    codec = CodecProfile(name="lz4", ratio=0.3, encode_cpu_s_per_sample=1e-4, decode_cpu_s_per_sample=1e-4)
+    plan = plan_of(catalogue, headspace_s=0.1, cpu_s=0.03, sample_bytes=1e6, step_s=0.4, codecs=(codec,))
+    assert plan.chosen.form == "lz4"
+
+
+def test_plan_trains_on_a_bigger_machine_of_the_family_if_that_is_cheaper() -> None:
+    prices = ("ml.g5.xlarge=1.4", "ml.g5.4xlarge=2.0", "ml.c5.9xlarge=1.8")
+    job = make_profile(headspace_s=0.1, cpu_s=0.025, vcpus=4, processes=4, trainer="ml.g5.xlarge")
+    plan = make_plan(job, Catalogue.load(overrides=prices))
+    assert plan.reason == "bigger machine"
+    assert plan.answer.startswith("Train on ml.g5.4xlarge instead of ml.g5.xlarge")
+
+
+def test_plan_for_time_spends_more(catalogue: Catalogue) -> None:
+    job = make_profile(headspace_s=0.7, cpu_s=0.125)
+    cheap = make_plan(job, catalogue, PlanOptions(menu=("ml.c5.18xlarge",)))
+    fast = make_plan(job, catalogue, PlanOptions(menu=("ml.c5.18xlarge",), goal="time"))
+    assert cheap.chosen.groups == cheap.baseline.groups
+    assert fast.chosen.step_time.value < cheap.chosen.step_time.value
+    limit = PlanOptions(menu=("ml.c5.18xlarge",), goal="time", max_usd_per_1k_steps=1.1)
+    assert make_plan(job, catalogue, limit).chosen.groups == cheap.chosen.groups
+
+
+def test_plan_with_limits_that_no_cluster_satisfies_names_the_nearest(catalogue: Catalogue) -> None:
+    job = make_profile(headspace_s=0.18, cpu_s=0.15)
+    with pytest.raises(ConfigError, match=r"the lowest cost is .* USD per 1,000 steps, the limit is 0.0001"):
+        make_plan(job, catalogue, PlanOptions(max_usd_per_1k_steps=1e-4))
+    with pytest.raises(ConfigError, match=r"the shortest step of all clusters is .* s, the limit is 0.1 s"):
+        make_plan(job, catalogue, PlanOptions(max_hours=1, num_steps=36_000))
+
+
+def test_plan_of_equal_draws_knows_how_likely_it_pays(catalogue: Catalogue) -> None:
+    # At the break-even, the unknown speed of the data host's vCPUs decides.
+    plan = make_plan(make_profile(headspace_s=0.1, cpu_s=0.22, vcpus=36, processes=36), catalogue)
+    uncertain = [c for c in plan.alternatives if c.step_time_high_s > 1.3 * c.step_time_low_s]
+    assert uncertain
+    assert any("was not measured" in note for note in plan.notes)
+
+
+def test_plan_with_a_given_vcpu_speed_has_a_narrow_interval(catalogue: Catalogue) -> None:
+    job = make_profile(headspace_s=0.05, cpu_s=0.15)
+    menu = ("ml.c5.9xlarge",)
+    assumed = make_plan(job, catalogue, PlanOptions(menu=menu))
+    given = make_plan(job, catalogue, PlanOptions(menu=menu, vcpu_speeds={"ml.c5.9xlarge": 1.0}))
+
+    def width(plan: Plan) -> float:
+        return plan.chosen.step_time_high_s / plan.chosen.step_time_low_s
+
+    assert width(given) < 1.15 < width(assumed)
+    assert not any("was not measured" in note for note in given.notes)
+
+
+def test_contention_of_processes_lengthens_steps(catalogue: Catalogue) -> None:
+    job = make_profile(headspace_s=0.05, cpu_s=0.15)
+    (supply,) = job.supply
+    bent = tuple(
+        ConcurrencyPoint(num_processes=number, samples_per_s=number / cost, cpu_s_per_sample=cost)
+        for number, cost in ((1, 0.15), (4, 0.15), (8, 0.25))
+    )
+    options = PlanOptions(menu=("ml.c5.9xlarge",), vcpu_speeds={"ml.c5.9xlarge": 1.0})
+    straight = make_plan(job, catalogue, options)
+    curved = make_plan(replace(job, supply=(replace(supply, concurrency=bent),)), catalogue, options)
+    one = [
+        next(c for c in plan.alternatives if c.groups[0].count == 1 and c.groups[0].role == "data")
+        for plan in (straight, curved)
+    ]
+    assert one[1].step_time.value > 1.4 * one[0].step_time.value
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"goal": "speed"}, "goal is 'speed'; expected one of cost, time"),
+        ({"max_hours": 3.0}, r"max_hours is given without num_steps.*--steps N"),
+        ({"num_ranks": 0}, "num_ranks is 0; expected a number above 0"),
+        ({"max_usd_per_1k_steps": float("nan")}, "max_usd_per_1k_steps is nan"),
+    ],
+)
+def test_options_that_contradict_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PlanOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"menu": ("ml.m5.4xlarge",)}, r"no price for ml\.m5\.4xlarge; pass --price ml\.m5\.4xlarge=USD"),
+        ({"menu": ("ml.c5.9xlrge",)}, r"did you mean ml\.c5\.9xlarge"),
+        ({"trainer_type": "ml.p4d.24xlarge"}, r"measured on ml\.p3\.2xlarge, the baseline is ml\.p4d\.24xlarge"),
+        ({"num_ranks": 3, "num_trainer_hosts": 2}, "the number of ranks is 3, the number of trainer hosts 2"),
+    ],
+)
+def test_plan_without_a_fact_that_it_needs_is_rejected(
+    catalogue: Catalogue, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(make_profile(headspace_s=0.18, cpu_s=0.15), catalogue, PlanOptions(**options))
+
+
+def test_plan_without_any_price_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"no price for ml\.p3\.2xlarge"):
+        make_plan(make_profile(headspace_s=0.18, cpu_s=0.15), Catalogue.load())
+
+
+def test_type_without_known_vcpus_is_rejected() -> None:
+    catalogue = Catalogue.load("seed-2022", overrides=("ml.x9.large=1",))
+    with pytest.raises(ConfigError, match=r"the number of vCPUs of ml\.x9\.large is not known"):
+        make_plan(make_profile(headspace_s=0.18, cpu_s=0.15), catalogue, PlanOptions(menu=("ml.x9.large",)))
+
+
+def test_spot_hosts_are_cheaper_and_named(catalogue: Catalogue) -> None:
+    options = PlanOptions(menu=("ml.c5.9xlarge",), spot_usd={"ml.c5.9xlarge": 0.6})
+    plan = make_plan(make_profile(headspace_s=0.18, cpu_s=0.15), catalogue, options)
+    assert plan.chosen.spending == "spot data hosts"
+    assert "(spot)" in plan.answer
+    assert any("spot instance" in note for note in plan.notes)
+
+
+def test_plan_written_as_json_reads_the_same(catalogue: Catalogue, tmp_path: Path) -> None:
+    plan = plan_of(catalogue, headspace_s=0.18, cpu_s=0.15)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    assert load_plan(tmp_path) == plan
+    (tmp_path / "plan.json").write_text('{"schema_version": 7}')
+    with pytest.raises(ConfigError, match="schema_version: found 7, this hetero reads 1"):
+        load_plan(tmp_path)
+
+
+def test_plan_as_text_has_the_answer_the_table_and_what_to_paste(catalogue: Catalogue) -> None:
+    plan = plan_of(catalogue, headspace_s=0.18, cpu_s=0.15)
+    text = plan_text(plan)
+    assert text.startswith(plan.answer)
+    assert text.count("\n|") == len(plan.alternatives) + 2
+    assert "| chosen" in text
+    assert "Break-even: the cluster costs 1.48 times as much per hour" in text
+    assert 'InstanceGroup("trainer", "ml.p3.2xlarge", 1),' in text
+
+
+def test_same_profile_gives_the_same_plan(catalogue: Catalogue) -> None:
+    job = make_profile(headspace_s=0.18, cpu_s=0.15)
+    assert make_plan(job, catalogue) == make_plan(job, catalogue)
+
+
+def test_receiving_costs_the_trainer_hosts_cpus(catalogue: Catalogue) -> None:
+    # 40 s of CPU per GB: eight vCPUs receive 0.2 GB/s.
+    job = make_profile(headspace_s=0.05, cpu_s=0.02, sample_bytes=1e6, batch=64)
+    slow = replace(job, training=replace(job.training, receive_cpu_s_per_gb=measured(40.0, "s/GB")))
+    options = PlanOptions(menu=("ml.c5.18xlarge",), goal="time")
+    assert make_plan(slow, catalogue, options).chosen.step_time.value > (
+        1.2 * make_plan(job, catalogue, options).chosen.step_time.value
+    )
