@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,18 @@ class _HostRate:
     num_endpoints: Array
     limit: int
     """Index of the bottleneck: vCPUs, memory, network or storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Modelled step times. One row per candidate."""
+
+    step_s: Array
+    """One column per draw."""
+    limits: NDArray[np.int64]
+    """Indices of the bottlenecks."""
+    network_s: Array
+    """Seconds of each step in which the trainer host's network interface is busy. 0 if its bandwidth is unknown."""
 
 
 class StepModel:
@@ -207,46 +219,66 @@ class StepModel:
         rate = float(self._rate_of(machine, form).samples_per_s[0])
         return math.ceil(wanted / rate) if rate > 0 else 0
 
+    def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
+        """Return whether fewer bytes could shorten steps: a network, the receiving CPUs or the window is half used."""
+        nbytes = self.bytes_per_sample(AS_IS)
+        if nbytes <= 0:
+            return False
+        wanted = self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
+        free_cpus = max(0.5, trainer.vcpus - self._training.ranks_per_host * self._rank_cores)
+        rate = self._rate_of(machine, AS_IS)
+        batches = self._window(trainer, np.array([float(machine.vcpus)]), nbytes)[0]
+        return (
+            wanted * nbytes > 0.5 * self._figures.network_of(trainer)[0]
+            or float(rate.samples_per_s[0]) * nbytes > 0.5 * self._figures.network_of(machine)[0]
+            or wanted * nbytes * self._receive_s_per_byte > 0.25 * free_cpus
+            or batches < _WINDOW_PER_ENDPOINT * machine.vcpus
+        )
+
     # Step times
+
+    def expected_s(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Return the step times of candidates, without intervals."""
+        found = [0.0] * len(candidates)
+        for indices, parts in self._grouped(candidates):
+            for row, index in enumerate(indices):
+                found[index] = float(self._draws_of(candidates[index], parts.step_s[row])[0])
+        return found
 
     def predict(self, candidates: Sequence[Candidate]) -> list[Prediction]:
         """Return the predictions of candidates, in their order."""
-        groups: dict[tuple[Machine, int, str], list[int]] = defaultdict(list)
-        for index, candidate in enumerate(candidates):
-            groups[candidate.trainer, candidate.num_trainer_hosts, candidate.form].append(index)
-        found: list[Prediction | None] = [None] * len(candidates)
-        for (trainer, num_hosts, form), indices in groups.items():
-            chosen = [candidates[index] for index in indices]
-            for index, prediction in zip(indices, self._predict(trainer, num_hosts, form, chosen), strict=True):
-                found[index] = prediction
-        return [prediction for prediction in found if prediction is not None]
-
-    def _predict(
-        self, trainer: Machine, num_hosts: int, form: str, candidates: Sequence[Candidate]
-    ) -> list[Prediction]:
-        """Return the predictions of candidates with the same trainer hosts and form."""
-        parts = self._parts(trainer, num_hosts, form, candidates)
-        step_s, limits = parts["step"], parts["limit"]
-        predictions = []
-        for row, candidate in enumerate(candidates):
-            draws, is_measured = step_s[row] * self._figures.model_error, False
-            if not candidate.data:
-                draws = draws + self._residual_s
-            if self._is_profiled(candidate):
-                draws, is_measured = self._figures.measured_step_s, True
-            low, high = np.quantile(draws[1:] if self._num_draws else draws, (0.05, 0.95))
-            predictions.append(
-                Prediction(
+        found: dict[int, Prediction] = {}
+        for indices, parts in self._grouped(candidates):
+            for row, index in enumerate(indices):
+                draws = self._draws_of(candidates[index], parts.step_s[row])
+                low, high = np.quantile(draws[1:] if self._num_draws else draws, (0.05, 0.95))
+                found[index] = Prediction(
                     step_s=float(draws[0]),
                     low_s=float(min(low, draws[0])),
                     high_s=float(max(high, draws[0])),
-                    bottleneck=BOTTLENECKS[int(limits[row])],
+                    bottleneck=BOTTLENECKS[int(parts.limits[row])],
                     draws_s=draws[1:],
-                    trainer_network_share=float(parts["network share"][row] / draws[0]),
-                    is_measured=is_measured,
+                    trainer_network_share=float(parts.network_s[row] / draws[0]),
+                    is_measured=self._is_profiled(candidates[index]),
                 )
-            )
-        return predictions
+        return [found[index] for index in range(len(candidates))]
+
+    def _grouped(self, candidates: Sequence[Candidate]) -> Iterator[tuple[list[int], _Parts]]:
+        """Yield the candidates with the same trainer hosts and form, as indices, with their step times."""
+        groups: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        for index, candidate in enumerate(candidates):
+            groups[id(candidate.trainer), candidate.num_trainer_hosts, candidate.form].append(index)
+        for indices in groups.values():
+            chosen = [candidates[index] for index in indices]
+            first = chosen[0]
+            yield indices, self._parts(first.trainer, first.num_trainer_hosts, first.form, chosen)
+
+    def _draws_of(self, candidate: Candidate, modelled_s: Array) -> Array:
+        """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
+        if self._is_profiled(candidate):
+            return self._figures.measured_step_s
+        draws = modelled_s * self._figures.model_error
+        return draws if candidate.data else draws + self._residual_s
 
     def _unexplained_s(self) -> float:
         """Return by how much the measured step exceeds the modelled one, at most the time that it waited for data.
@@ -259,7 +291,7 @@ class StepModel:
         candidate = Candidate(
             trainer=own, num_trainer_hosts=training.num_hosts, local_endpoints=training.num_local_processes
         )
-        modelled_s = float(self._parts(own, training.num_hosts, AS_IS, [candidate])["step"][0, 0])
+        modelled_s = float(self._parts(own, training.num_hosts, AS_IS, [candidate]).step_s[0, 0])
         return min(max(0.0, training.step_s.mean - modelled_s), training.data_wait_s.mean)
 
     def _is_profiled(self, candidate: Candidate) -> bool:
@@ -273,7 +305,8 @@ class StepModel:
             and candidate.local_endpoints == training.num_local_processes
         )
 
-    def _parts(self, trainer: Machine, num_hosts: int, form: str, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    def _parts(self, trainer: Machine, num_hosts: int, form: str, candidates: Sequence[Candidate]) -> _Parts:
+        """Return the modelled step times of candidates with the same trainer hosts and form."""
         training = self._training
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
         nbytes = self.bytes_per_sample(form)
@@ -281,12 +314,13 @@ class StepModel:
         accelerator_s = self.headspace_s
 
         # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
-        machines = list(dict.fromkeys(group.machine for candidate in candidates for group in candidate.data))
-        rates = [self._rate_of(machine, form) for machine in machines]
+        machines = {id(group.machine): group.machine for candidate in candidates for group in candidate.data}
+        columns = {machine: column for column, machine in enumerate(machines)}
+        rates = [self._rate_of(machine, form) for machine in machines.values()]
         counts = np.zeros((len(candidates), len(machines)))
         for row, candidate in enumerate(candidates):
             for group in candidate.data:
-                counts[row, machines.index(group.machine)] += group.count
+                counts[row, columns[id(group.machine)]] += group.count
         shape = (len(candidates), self._num_draws + 1)
         if machines:
             remote = counts @ np.stack([rate.samples_per_s for rate in rates]) / num_hosts
@@ -320,8 +354,7 @@ class StepModel:
         supply_s = samples / total_rate
         spare = trainer.vcpus + remote * (local_cpu_s - receive_cpu_s)
         shared_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(spare, 1e-9)
-        with np.errstate(divide="ignore"):
-            alone_s = np.where(remote > 0, samples / np.maximum(remote, 1e-12), np.inf)
+        alone_s = samples / np.maximum(remote, 1e-12)
         data_s = np.where(local > 0, np.minimum(alone_s, np.maximum(supply_s, shared_s)), alone_s)
         received = np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
@@ -346,9 +379,9 @@ class StepModel:
         limits = np.where(is_serial & (serial_s[0] > 1.02 * accelerator_s[0]), _PREPROCESSING, limits)
         if wait_s[0] > cpu_s[0]:
             limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)
-        share = received[:, 0] * samples * nbytes / self._figures.network_of(trainer)[0]
-        share = np.where(trainer.network_bytes_per_s is None, 0.0, share)
-        return {"step": step_s, "limit": limits, "network share": share}
+        has_bandwidth = trainer.network_bytes_per_s is not None
+        carried = self._figures.network_of(trainer)[0] if has_bandwidth else np.inf
+        return _Parts(step_s=step_s, limits=limits, network_s=received[:, 0] * samples * nbytes / carried)
 
     def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float) -> Array:
         """Return the batches that a rank asks for at the same time."""

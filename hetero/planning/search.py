@@ -36,6 +36,8 @@ _TIE = 0.005
 _REMOVABLE = ("trainer network", "data network", "memory", "window", "trainer CPU")
 """Limits that a plan names as the reason if data hosts would pay without them."""
 _NUM_DRAWS = 200
+_NUM_TYPES = 8
+"""Number of types of data hosts in the table."""
 _NUM_LEADERS = 4
 """Number of single-type clusters that mixtures of two types start from."""
 
@@ -141,6 +143,7 @@ def search(
         ranking.add(_without_data(profile, base, bigger))
         if profile.has_registered_dataset:
             ranking.add(_with_data(profile, quick, ranking.best_local(), menu))
+            ranking.add(_refined(profile, ranking.leaders()))
             ranking.add(_mixtures(ranking.leaders(), menu))
         return ranking
 
@@ -179,7 +182,7 @@ def spending_of(candidate: Candidate, base: Candidate) -> str:
         return "two types"
     if candidate.data:
         return "data hosts"
-    if candidate.trainer != base.trainer:
+    if candidate.trainer is not base.trainer:
         return "bigger machine"
     if candidate.form != AS_IS:
         return "cheaper bytes"
@@ -214,7 +217,7 @@ def _without_data(profile: Profile, base: Candidate, bigger: Sequence[Machine]) 
 
 
 def _forms(profile: Profile) -> list[str]:
-    forms = [AS_IS, *(codec.name for codec in profile.codecs)]
+    forms = [codec.name for codec in profile.codecs]
     if any(leaf.fits_uint8 for leaf in profile.leaves):
         forms.append(UINT8)
     return forms
@@ -228,14 +231,24 @@ def _with_data(
     More hosts than those whose batches the accelerators can use only cost more, so the counts end there.
     """
     base = replace(best_local, local_endpoints=0)
-    counts = [0, *_process_counts(profile, base.trainer)]
-    for form in _forms(profile):
-        for machine in menu:
+    for machine in menu:
+        forms = [AS_IS, *(_forms(profile) if model.has_bytes_limit(base.trainer, machine) else ())]
+        for form in forms:
             enough = model.hosts_for_headspace(machine, form)
-            for local_endpoints in dict.fromkeys(counts):
-                for count in range(1, min(MAX_HOSTS, enough + 1) + 1):
-                    groups = (DataGroup(machine=machine, count=count),)
+            for count in range(1, min(MAX_HOSTS, enough + 1) + 1):
+                groups = (DataGroup(machine=machine, count=count),)
+                for local_endpoints in dict.fromkeys((0, best_local.local_endpoints)):
                     yield replace(base, local_endpoints=local_endpoints, data=groups, form=form)
+
+
+def _refined(profile: Profile, leaders: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Yield good clusters with other numbers of processes on the trainer hosts, and one host more or less."""
+    for leader in leaders:
+        (group,) = leader.data
+        for count in range(max(1, group.count - 1), min(MAX_HOSTS, group.count + 1) + 1):
+            groups = (DataGroup(machine=group.machine, count=count),)
+            for local_endpoints in _process_counts(profile, leader.trainer):
+                yield replace(leader, local_endpoints=local_endpoints, data=groups)
 
 
 def _mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator[Candidate]:
@@ -254,87 +267,102 @@ def _mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator
 # Choice
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A candidate with what the choice depends on."""
+
+    candidate: Candidate
+    spending: str
+    step_s: float
+    hourly_usd: float | None
+    cost: float
+    """What the goal minimises: USD per step in arbitrary units, or seconds. Infinite without a price."""
+
+    @property
+    def simplicity(self) -> tuple[int, int, int]:
+        """Sort key in the order of spending."""
+        candidate = self.candidate
+        return STEPS_OF_SPENDING.index(self.spending), candidate.num_data_hosts, candidate.local_endpoints
+
+
 class _Ranking:
     """The candidates with their expected step times and costs."""
 
     def __init__(self, model: StepModel, constraints: Constraints) -> None:
         self._model = model
         self._constraints = constraints
+        self._entries: dict[tuple[object, ...], _Entry] = {}
         self._base: Candidate | None = None
-        self._step_s: dict[Candidate, float] = {}
 
     def add(self, candidates: Iterable[Candidate]) -> None:
-        new = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._step_s]
-        if new and self._base is None:
-            self._base = new[0]
-        for candidate, prediction in zip(new, self._model.predict(new), strict=True):
-            self._step_s[candidate] = prediction.step_s
+        """Predict and rank more candidates. The first one of all is the baseline."""
+        # The hash of a candidate takes longer than its prediction, so the machines' identities are the keys.
+        new = {key: candidate for candidate in candidates if (key := _identity(candidate)) not in self._entries}
+        self._base = self._base or next(iter(new.values()))
+        by_time = self._constraints.goal == "time"
+        for (key, candidate), step_s in zip(new.items(), self._model.expected_s(list(new.values())), strict=True):
+            hourly = candidate.hourly_usd
+            cost = step_s if by_time else math.inf if hourly is None else hourly * step_s
+            spending = spending_of(candidate, self._base)
+            self._entries[key] = _Entry(candidate, spending, step_s, hourly, cost)
 
-    def _cost(self, candidate: Candidate) -> float:
-        """Return what the goal minimises: USD per step in arbitrary units, or seconds."""
-        if self._constraints.goal == "time":
-            return self._step_s[candidate]
-        hourly = candidate.hourly_usd
-        return math.inf if hourly is None else hourly * self._step_s[candidate]
-
-    def _is_allowed(self, candidate: Candidate) -> bool:
-        limits, hourly = self._constraints, candidate.hourly_usd
-        if limits.max_step_s is not None and self._step_s[candidate] > limits.max_step_s:
+    def _is_allowed(self, entry: _Entry) -> bool:
+        limits = self._constraints
+        if limits.max_step_s is not None and entry.step_s > limits.max_step_s:
             return False
         if limits.max_usd_per_1k_steps is None:
             return True
-        return hourly is not None and cost_per_1k_steps_usd(hourly, self._step_s[candidate]) <= (
-            limits.max_usd_per_1k_steps
-        )
-
-    def _key(self, candidate: Candidate) -> tuple[int, int, int]:
-        assert self._base is not None
-        return (
-            STEPS_OF_SPENDING.index(spending_of(candidate, self._base)),
-            candidate.num_data_hosts,
-            candidate.local_endpoints,
-        )
+        hourly = entry.hourly_usd
+        return hourly is not None and cost_per_1k_steps_usd(hourly, entry.step_s) <= limits.max_usd_per_1k_steps
 
     def choose(self) -> Candidate:
-        allowed = [candidate for candidate in self._step_s if self._is_allowed(candidate)]
+        """Return the best candidate.
+
+        Raises:
+            ConfigError: If no candidate satisfies the constraints.
+        """
+        allowed = [entry for entry in self._entries.values() if self._is_allowed(entry)]
         if not allowed:
             raise ConfigError(self._too_strict())
-        best = min(map(self._cost, allowed))
-        if math.isinf(best):  # without the trainer host's price only the shortest step can be compared
-            return min(allowed, key=self._key)
-        return min((c for c in allowed if self._cost(c) <= best * (1 + _TIE)), key=self._key)
+        best = min(entry.cost for entry in allowed)
+        near = (entry for entry in allowed if entry.cost <= best * (1 + _TIE))
+        return min(near, key=lambda entry: entry.simplicity).candidate
 
     def _too_strict(self) -> str:
         limits, parts = self._constraints, []
-        fastest = min(self._step_s, key=lambda candidate: self._step_s[candidate])
         if limits.max_step_s is not None:
+            fastest_s = min(entry.step_s for entry in self._entries.values())
             parts.append(
-                f"the shortest step of all clusters is {self._step_s[fastest]:.4g} s, the limit is "
-                f"{limits.max_step_s:.4g} s"
+                f"the shortest step of all clusters is {fastest_s:.4g} s, the limit is {limits.max_step_s:.4g} s"
             )
-        priced = [candidate for candidate in self._step_s if candidate.hourly_usd is not None]
-        if limits.max_usd_per_1k_steps is not None and priced:
-            cheapest = min(cost_per_1k_steps_usd(c.hourly_usd or 0.0, self._step_s[c]) for c in priced)
+        costs = [
+            cost_per_1k_steps_usd(entry.hourly_usd, entry.step_s)
+            for entry in self._entries.values()
+            if entry.hourly_usd is not None
+        ]
+        if limits.max_usd_per_1k_steps is not None and costs:
             parts.append(
-                f"the lowest cost is {cheapest:.4g} USD per 1,000 steps, the limit is {limits.max_usd_per_1k_steps:.4g}"
+                f"the lowest cost is {min(costs):.4g} USD per 1,000 steps, the limit is "
+                f"{limits.max_usd_per_1k_steps:.4g}"
             )
         return f"no cluster satisfies the limits: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
 
     def best_local(self) -> Candidate:
-        """Return the best cluster without data hosts, of the baseline's trainer machine."""
+        """Return the fastest cluster without data hosts, of the baseline's trainer machine."""
         assert self._base is not None
-        local = [c for c in self._step_s if not c.data and c.trainer == self._base.trainer]
-        return min(local, key=lambda candidate: (self._step_s[candidate], candidate.local_endpoints))
+        trainer = self._base.trainer
+        local = [e for e in self._entries.values() if not e.candidate.data and e.candidate.trainer is trainer]
+        return min(local, key=lambda entry: (entry.step_s, entry.candidate.local_endpoints)).candidate
 
     def leaders(self) -> list[Candidate]:
         """Return the best clusters with one type of data hosts, at most one per type."""
-        best: dict[Machine, Candidate] = {}
-        for candidate in self._step_s:
-            if len(candidate.data) == 1:
-                machine = candidate.data[0].machine
-                if machine not in best or self._cost(candidate) < self._cost(best[machine]):
-                    best[machine] = candidate
-        return sorted(best.values(), key=self._cost)[:_NUM_LEADERS]
+        best: dict[int, _Entry] = {}
+        for entry in self._entries.values():
+            if len(entry.candidate.data) == 1:
+                machine = id(entry.candidate.data[0].machine)
+                if machine not in best or entry.cost < best[machine].cost:
+                    best[machine] = entry
+        return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_LEADERS]]
 
     def limit_of_leader(self) -> str:
         """Return what limits the best cluster with data hosts, one of `BOTTLENECKS`, or an empty text."""
@@ -343,23 +371,30 @@ class _Ranking:
 
     def shown(self, chosen: Candidate) -> list[Candidate]:
         """Return the candidates for the table: the best of each kind, and the neighbours of the chosen one."""
-        best: dict[object, Candidate] = {}
-        for candidate in self._step_s:
-            assert self._base is not None
-            spending = spending_of(candidate, self._base)
-            keys: list[object] = [spending, (spending, candidate.form)]
+        best: dict[object, _Entry] = {}
+        for entry in self._entries.values():
+            candidate = entry.candidate
+            keys: list[object] = [entry.spending, (entry.spending, candidate.form)]
             if len(candidate.data) == 1:
-                keys.append(candidate.data[0].machine)
-                if chosen.data and candidate.data[0].machine == chosen.data[0].machine:
-                    keys.append((candidate.data, candidate.form == chosen.form))
+                (group,) = candidate.data
+                keys.append(id(group.machine))
+                own = chosen.data[0] if len(chosen.data) == 1 else None
+                if own is not None and group.machine is own.machine and abs(group.count - own.count) <= 1:
+                    keys.append((id(group.machine), group.count))
             for key in keys:
-                if key not in best or self._cost(candidate) < self._cost(best[key]):
-                    best[key] = candidate
-        fastest = min(self._step_s, key=lambda candidate: (self._step_s[candidate], self._cost(candidate)))
-        found = sorted(dict.fromkeys([*best.values(), fastest]), key=self._cost)
-        own = chosen.num_data_hosts
-        near = [c for c in found if c.data and chosen.data and abs(c.num_data_hosts - own) <= 1]
-        return list(dict.fromkeys([*found[:12], *near[:4], fastest]))
+                if key not in best or entry.cost < best[key].cost:
+                    best[key] = entry
+        fastest = min(self._entries.values(), key=lambda entry: (entry.step_s, entry.cost))
+        kinds = [best[key] for key in best if not isinstance(key, int)]
+        types = sorted((best[key] for key in best if isinstance(key, int)), key=lambda entry: entry.cost)
+        found = {_identity(entry.candidate): entry.candidate for entry in (*kinds, *types[:_NUM_TYPES], fastest)}
+        return list(found.values())
+
+
+def _identity(candidate: Candidate) -> tuple[object, ...]:
+    """Return a key that is equal for equal candidates with the same machine objects."""
+    groups = tuple((id(group.machine), group.count) for group in candidate.data)
+    return (id(candidate.trainer), candidate.num_trainer_hosts, candidate.local_endpoints, groups, candidate.form)
 
 
 def _alternatives(candidates: Sequence[Candidate], model: StepModel) -> list[Alternative]:

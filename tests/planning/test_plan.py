@@ -11,7 +11,7 @@ from planning_profiles import make_profile, measured
 from hetero.errors import ConfigError
 from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
 from hetero.planning.plan_text import plan_text
-from hetero.planning.profile import CodecProfile, ConcurrencyPoint
+from hetero.planning.profile import CodecProfile
 from hetero.pricing.catalog import Catalogue
 
 
@@ -135,23 +135,6 @@ def test_plan_with_a_given_vcpu_speed_has_a_narrow_interval(catalogue: Catalogue
 
     assert width(given) < 1.15 < width(assumed)
     assert not any("was not measured" in note for note in given.notes)
-
-
-def test_contention_of_processes_lengthens_steps(catalogue: Catalogue) -> None:
-    job = make_profile(headspace_s=0.05, cpu_s=0.15)
-    (supply,) = job.supply
-    bent = tuple(
-        ConcurrencyPoint(num_processes=number, samples_per_s=number / cost, cpu_s_per_sample=cost)
-        for number, cost in ((1, 0.15), (4, 0.15), (8, 0.25))
-    )
-    options = PlanOptions(menu=("ml.c5.9xlarge",), vcpu_speeds={"ml.c5.9xlarge": 1.0})
-    straight = make_plan(job, catalogue, options)
-    curved = make_plan(replace(job, supply=(replace(supply, concurrency=bent),)), catalogue, options)
-    one = [
-        next(c for c in plan.alternatives if c.groups[0].count == 1 and c.groups[0].role == "data")
-        for plan in (straight, curved)
-    ]
-    assert one[1].step_time.value > 1.4 * one[0].step_time.value
 
 
 @pytest.mark.parametrize(
