@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from planning_profiles import make_profile
 
 from hetero.cli import main
 from hetero.errors import ExitCode
 from hetero.planning.profile import write_profile
-from planning_profiles import make_profile
 
 
 @pytest.fixture
