@@ -44,6 +44,9 @@ def add(commands: Subparsers) -> None:
         help="spot price of a data host. Repeat for each type",
     )
     parser.add_argument(
+        "--endpoints-per-host", type=int, metavar="N", help="endpoints per data host. Default: one per vCPU"
+    )
+    parser.add_argument(
         "--vcpu-speed",
         action="append",
         default=[],

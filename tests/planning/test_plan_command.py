@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from planning_profiles import make_profile
+
+from hetero.cli import main
+from hetero.errors import ExitCode
+from hetero.planning.profile import write_profile
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    write_profile(make_profile(headspace_s=0.18, cpu_s=0.15), tmp_path / "profile.json")
+    return str(tmp_path)
+
+
+def test_plan_command_prints_the_answer(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", profile, "--price-profile", "seed-2022"]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("Add 1 x ml.c5.9xlarge as data hosts: ")
+
+
+def test_plan_command_prints_json(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--price-profile", "seed-2022", "--menu", "ml.c5.18xlarge", "--vcpu-speed", "ml.c5.18xlarge=1.5"]
+    assert main(["plan", profile, *arguments, "--json"]) == ExitCode.OK
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["chosen"]["groups"][0] == {
+        "name": "data",
+        "role": "data",
+        "instance_type": "ml.c5.18xlarge",
+        "count": 1,
+        "is_spot": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--baseline", "ml.p3.2xlarge"], "--baseline 'ml.p3.2xlarge': expected TYPE:COUNT"),
+        (["--baseline", "ml.p3.2xlarge:0"], "--baseline 'ml.p3.2xlarge:0': expected TYPE:COUNT"),
+        (["--spot", "ml.c5.9xlarge"], "--spot 'ml.c5.9xlarge': expected TYPE=USD with a number above 0"),
+        (["--vcpu-speed", "ml.c5.9xlarge=fast"], "--vcpu-speed 'ml.c5.9xlarge=fast': expected TYPE=RATIO"),
+        (["--max-hours", "2"], "also give the number of steps of the whole job (--steps N)"),
+        (["--menu", "ml.c5.9xlarg"], "did you mean ml.c5.9xlarge"),
+    ],
+)
+def test_plan_command_with_a_wrong_option_says_what_is_expected(
+    profile: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["plan", profile, "--price-profile", "seed-2022", *arguments]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_plan_command_without_prices_says_how_to_give_them(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", profile]) == ExitCode.USAGE
+    assert "pass --price ml.p3.2xlarge=USD" in capsys.readouterr().err
