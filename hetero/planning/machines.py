@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetero.errors import ConfigError
-from hetero.pricing.catalog import Catalogue, InstanceTypeInfo
+from hetero.pricing import Catalogue, InstanceTypeInfo
 
 __all__ = ["Machine", "bigger_machines", "family_of", "menu_of"]
 
@@ -24,7 +24,7 @@ class Machine:
     vcpus: int
     memory_bytes: float | None = None
     network_bytes_per_s: float | None = None
-    """Sustained bandwidth of the network interface in each direction."""
+    """Sustained bandwidth of the host's first network card in each direction. All batches use this card."""
     num_accelerators: int = 0
     accelerator: str | None = None
     hourly_usd: float | None = None
@@ -52,7 +52,7 @@ class Machine:
             instance_type=info.instance_type,
             vcpus=info.vcpus,
             memory_bytes=None if info.memory_gib is None else info.memory_gib * _GIB,
-            network_bytes_per_s=None if info.network_gbps is None else info.network_gbps * _BYTES_PER_GBIT,
+            network_bytes_per_s=None if info.network_card_gbps is None else info.network_card_gbps * _BYTES_PER_GBIT,
             num_accelerators=info.num_accelerators or 0,
             accelerator=info.accelerator,
             hourly_usd=info.hourly_usd,

@@ -1,6 +1,7 @@
 """Instance types, their prices if the user or a file states them, and cost arithmetic.
 
-catalog.py        instance types with their facts, and prices from the user, a file or a profile
+catalog.py        the catalogue of instance types, and their prices from the user, a file or a profile
+instance_types.py one instance type: its facts with their sources, and its price
 cost.py           cost arithmetic
 tables.py         tables for ``hetero prices`` and for reports
 refresh.py        ``hetero prices refresh``: writes AWS's prices into a price file
@@ -14,7 +15,8 @@ The code runs in the launcher that writes the report, and in the user's shell.
 
 from __future__ import annotations
 
-from hetero.pricing.catalog import Catalogue, InstanceTypeInfo, Price
+from hetero.pricing.catalog import Catalogue
+from hetero.pricing.instance_types import FactSource, InstanceTypeInfo, Price
 from hetero.pricing.tables import list_text, show_text
 
-__all__ = ["Catalogue", "InstanceTypeInfo", "Price", "list_text", "show_text"]
+__all__ = ["Catalogue", "FactSource", "InstanceTypeInfo", "Price", "list_text", "show_text"]

@@ -21,59 +21,20 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from hetero.errors import ConfigError
+from hetero.pricing.instance_types import InstanceTypeInfo, Price, data_folder, shipped_types
 from hetero.system.documents import parse_yaml, read_bounded
 from hetero.system.text import printable
 
-__all__ = ["MAX_HOURLY_USD", "Catalogue", "InstanceTypeInfo", "Price", "parse_prices", "read_price_file"]
+__all__ = ["MAX_HOURLY_USD", "Catalogue", "parse_prices", "read_price_file"]
 
 MAX_HOURLY_USD = 1000.0
 """Upper bound of a price. No instance costs this much an hour, so a larger value has a misplaced decimal point."""
 _PREFIX, _SUFFIX = "prices_", ".json"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """The price of an instance type and its source."""
-
-    hourly_usd: float
-    """USD per instance and hour, in (0, 1000)."""
-    region: str | None = None
-    as_of: str | None = None
-    """ISO date or year of the price. None if the source states no date."""
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceTypeInfo:
-    """Facts about one instance type. An unknown fact is None."""
-
-    instance_type: str
-    vcpus: int | None
-    memory_gib: float | None
-    num_accelerators: int | None
-    accelerator: str | None
-    """Name of the accelerator, such as ``NVIDIA A100`` or ``AWS Trainium``."""
-    network_gbps: float | None
-    """Sustained bandwidth, not burst. Also None if AWS states no number, only "high"."""
-    instance_storage_gb: int | None
-    """Size of the local NVMe storage. 0 if all storage is EBS."""
-    as_of: str
-    """Date of the facts, or empty if unknown."""
-    source: str
-    """Origin of the facts."""
-    price: Price | None = None
-
-    @property
-    def hourly_usd(self) -> float | None:
-        """USD per instance and hour, or None without a price."""
-        return self.price.hourly_usd if self.price else None
 
 
 class Catalogue:
@@ -104,12 +65,12 @@ class Catalogue:
                 in (0, 1000) or is for another region. The message names the file and the key.
         """
         # Collect the prices, from the weakest source to the strongest.
-        infos = _shipped_types()
+        infos = shipped_types()
         prices: dict[str, Price] = {}
         if profile is not None:
             if profile not in (known := cls.profiles()):
                 raise ConfigError(f"price profile {profile!r} is unknown; expected one of {', '.join(known)}")
-            text = _data().joinpath(f"{_PREFIX}{profile}{_SUFFIX}").read_text(encoding="utf-8")
+            text = data_folder().joinpath(f"{_PREFIX}{profile}{_SUFFIX}").read_text(encoding="utf-8")
             prices.update(parse_prices(json.loads(text), where=f"profile {profile}", region=region))
         if price_file is not None:
             content = read_price_file(Path(price_file))
@@ -119,13 +80,13 @@ class Catalogue:
             prices[name] = price
         # Add the prices. A priced type that is not shipped gets an entry without facts.
         for name, price in prices.items():
-            infos[name] = dataclasses.replace(infos.get(name) or _bare(name, price), price=price)
+            infos[name] = dataclasses.replace(infos.get(name) or InstanceTypeInfo(instance_type=name), price=price)
         return cls(infos)
 
     @staticmethod
     def profiles() -> tuple[str, ...]:
         """Return the names of the shipped price profiles."""
-        names = (entry.name for entry in _data().iterdir())
+        names = (entry.name for entry in data_folder().iterdir())
         return tuple(sorted(name[len(_PREFIX) : -len(_SUFFIX)] for name in names if name.startswith(_PREFIX)))
 
     def types(self) -> tuple[InstanceTypeInfo, ...]:
@@ -162,31 +123,6 @@ class Catalogue:
         """Return the hint `` (did you mean ...?)`` with the known types closest to an unknown one, or an empty text."""
         close = difflib.get_close_matches(instance_type.lower(), self._infos, n=2, cutoff=0.75)
         return f" (did you mean {' or '.join(close)}?)" if close else ""
-
-
-def _data() -> Any:
-    return resources.files("hetero.pricing").joinpath("data")
-
-
-def _shipped_types() -> dict[str, InstanceTypeInfo]:
-    document = json.loads(_data().joinpath("instance_types.json").read_text(encoding="utf-8"))
-    common = {"as_of": document["as_of"], "source": document["source"]}
-    infos = (InstanceTypeInfo(**row, **common) for row in document["instances"])
-    return {info.instance_type: info for info in infos}
-
-
-def _bare(name: str, price: Price) -> InstanceTypeInfo:
-    return InstanceTypeInfo(
-        instance_type=name,
-        vcpus=None,
-        memory_gib=None,
-        num_accelerators=None,
-        accelerator=None,
-        network_gbps=None,
-        instance_storage_gb=None,
-        as_of=price.as_of or "",
-        source=price.source,
-    )
 
 
 def read_price_file(path: Path) -> object:

@@ -1,0 +1,123 @@
+"""An instance type: its facts, each with its source, and its price. Reads the shipped facts.
+
+``data/instance_types.json`` names every source once, under a key. A row names the key of a group of facts, for example
+``network``, if it differs from the default of the file. A row leaves out the facts that no source states.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["FACT_GROUPS", "FactSource", "InstanceTypeInfo", "Price", "data_folder", "shipped_types"]
+
+FACT_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "training_offer": ("instance_type",),
+        "hardware": (
+            "vcpus",
+            "threads_per_core",
+            "clock_ghz",
+            "memory_gib",
+            "num_accelerators",
+            "accelerator",
+            "instance_storage_gb",
+        ),
+        "processor": ("processor",),
+        "cpu_baseline": ("cpu_baseline_percent",),
+        "memory_technology": ("memory_technology",),
+        "accelerator_memory": ("accelerator_memory_gib",),
+        "network": ("network_baseline_gbps", "network_burst_gbps", "num_network_cards", "network_card_gbps"),
+    }
+)
+"""Fields of `InstanceTypeInfo` by group. The facts of a group have one source. ``training_offer`` is the fact
+that SageMaker trains on the type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactSource:
+    """The document that states a group of facts."""
+
+    title: str
+    url: str
+    as_of: str | None
+    """ISO date or year of the facts. None if the source states no date."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """The price of an instance type and its source."""
+
+    hourly_usd: float
+    """USD per instance and hour, in (0, 1000)."""
+    region: str | None = None
+    as_of: str | None = None
+    """ISO date or year of the price. None if the source states no date."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceTypeInfo:
+    """Facts about one instance type. A fact that no source states is None."""
+
+    instance_type: str
+    vcpus: int | None = None
+    threads_per_core: int | None = None
+    """2 if a vCPU is one of a core's two hyper-threads, 1 if a vCPU is a whole core."""
+    cpu_baseline_percent: int | None = None
+    """Share of each vCPU that a burstable or flex type may use without end, in percent. None if AWS states no limit."""
+    clock_ghz: float | None = None
+    """Sustained clock of the processor."""
+    processor: str | None = None
+    """Name of the processor, as AWS's guide states it. AWS may run a family on a second processor too."""
+    memory_gib: float | None = None
+    memory_technology: str | None = None
+    """Kind and rate of the memory in MT/s, for example ``DDR5-7200``."""
+    num_accelerators: int | None = None
+    accelerator: str | None = None
+    """Name of the accelerator, such as ``NVIDIA A100`` or ``AWS Trainium``."""
+    accelerator_memory_gib: float | None = None
+    """Memory of each accelerator."""
+    network_baseline_gbps: float | None = None
+    """Sustained bandwidth in each direction, in Gbit/s, of all network cards together."""
+    network_burst_gbps: float | None = None
+    """Bandwidth in each direction while the host has network credits, in Gbit/s. At least the sustained bandwidth. A
+    burst lasts 5 to 60 minutes, and AWS does not guarantee it."""
+    num_network_cards: int | None = None
+    network_card_gbps: float | None = None
+    """Sustained bandwidth of the first network card, in Gbit/s. An address belongs to one card, so a host that has one
+    address reaches at most this. The other cards serve EFA or more addresses."""
+    instance_storage_gb: int | None = None
+    """Size of the local NVMe storage. 0 if all storage is EBS."""
+    sources: Mapping[str, FactSource] = field(default_factory=dict, hash=False)
+    """Source of each group in `FACT_GROUPS` that has a known fact."""
+    price: Price | None = None
+
+    @property
+    def hourly_usd(self) -> float | None:
+        """USD per instance and hour, or None without a price."""
+        return self.price.hourly_usd if self.price else None
+
+
+def data_folder() -> Any:
+    """Return the folder of the shipped facts and price profiles."""
+    return resources.files("hetero.pricing").joinpath("data")
+
+
+def shipped_types() -> dict[str, InstanceTypeInfo]:
+    """Return the shipped instance types by name, in the order of the file (CPU types first, by family, then size)."""
+    document = json.loads(data_folder().joinpath("instance_types.json").read_text(encoding="utf-8"))
+    sources = {key: FactSource(**source) for key, source in document["sources"].items()}
+    defaults = document["default_sources"]
+    infos = (_parse_row(row, sources, defaults) for row in document["instances"])
+    return {info.instance_type: info for info in infos}
+
+
+def _parse_row(row: dict[str, Any], sources: Mapping[str, FactSource], defaults: Mapping[str, str]) -> InstanceTypeInfo:
+    keys = {**defaults, **row["sources"]}
+    stated = {group: sources[keys[group]] for group, names in FACT_GROUPS.items() if not row.keys().isdisjoint(names)}
+    return InstanceTypeInfo(**{**row, "sources": stated})
