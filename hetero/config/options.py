@@ -181,6 +181,8 @@ class LaunchOptions:
     """YAML or JSON file with prices. They override those of the profile."""
     prices: tuple[str, ...] = _option((), flag="--price", metavar="TYPE=USD")
     """Price of an instance type in USD per hour. Overrides the price file. Repeat for each type."""
+    plan: Path | None = _option(None, metavar="FILE")
+    """JSON of hetero plan. The report says how far the plan was from the measured step time."""
     sigterm_ok: bool = _option(False)
     """Whether a job that stopped on request exits with 0 instead of 143."""
     allow_faults: bool = _option(False)

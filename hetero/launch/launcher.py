@@ -56,9 +56,14 @@ def launch(options: LaunchOptions, cluster: ClusterSpec, *, platform: Platform) 
     """Run this host's part of the job and return its exit code. Call it on the main thread.
 
     Raises:
-        ConfigError: If the script does not exist, or if `HETERO_FAULTS` is set where it is not allowed.
+        ConfigError: If the script does not exist, the plan is malformed, or `HETERO_FAULTS` is set where it is not
+            allowed.
     """
     find_script(options.script, is_module=options.module)
+    if options.plan is not None:  # an error in it must not appear hours later, with the report
+        from hetero.planning.plan import load_plan  # imports numpy, which other jobs' launchers do not need
+
+        load_plan(options.plan)
     logs.setup_logging(
         group=cluster.current_group.name, host=cluster.current_host, role=cluster.role.value, level=options.log_level
     )

@@ -26,7 +26,7 @@ from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS, build_report, idle_data_hosts
 from hetero.report.markdown import render_report
-from hetero.report.model import REPORT_FILE_NAME, GroupFacts, RankFacts, RunFacts
+from hetero.report.model import REPORT_FILE_NAME, Expectation, GroupFacts, RankFacts, RunFacts
 from hetero.system.documents import write_text
 from hetero.system.text import code_span
 
@@ -159,6 +159,29 @@ def run_facts(
             "emulate_sample_s": str(options.emulate_sample_s),
             "emulate_step_s": str(options.emulate_step_s),
         },
+        expectation=_expectation(options, cluster),
+    )
+
+
+def _expectation(options: LaunchOptions, cluster: ClusterSpec) -> Expectation | None:
+    """Return what the plan predicted for this cluster. Log a warning if it has no such cluster."""
+    if options.plan is None:
+        return None
+    from hetero.planning.plan import PlannedGroup, load_plan
+
+    groups = [
+        PlannedGroup(name=group.name, role=group.role.value, instance_type=group.instance_type, count=len(group.hosts))
+        for group in cluster.groups
+    ]
+    planned = load_plan(options.plan).cluster_of(groups, options.trainer_endpoints)
+    if planned is None:
+        logger.warning("the plan %s has no cluster like this job's, so the report does not compare them", options.plan)
+        return None
+    return Expectation(
+        step_time_s=planned.step_time.value,
+        step_time_low_s=planned.step_time_low_s,
+        step_time_high_s=planned.step_time_high_s,
+        usd_per_1k_steps=None if planned.usd_per_1k_steps is None else planned.usd_per_1k_steps.value,
     )
 
 

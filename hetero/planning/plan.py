@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -163,6 +164,16 @@ class Plan:
     notes: tuple[str, ...]
     """What the reader of the plan must know."""
 
+    def cluster_of(self, groups: Iterable[PlannedGroup], local_endpoints: int) -> PlannedCluster | None:
+        """Return the prediction for a job's groups, or None if the plan has no such cluster.
+
+        Names of groups and spot prices do not matter. Of clusters that differ only in the processes on the trainer
+        hosts, the one with the nearest number is returned.
+        """
+        wanted = _sizes(groups)
+        same = [cluster for cluster in (self.chosen, *self.alternatives) if _sizes(cluster.groups) == wanted]
+        return min(same, key=lambda cluster: abs(cluster.local_endpoints - local_endpoints), default=None)
+
     def to_json(self) -> dict[str, object]:
         """Return the plan as JSON values."""
         result: dict[str, object] = encode(self)
@@ -223,6 +234,14 @@ def load_plan(path: str | Path) -> Plan:
         return decode(Plan, value)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"plan {path}: {error}; {to_do}") from error
+
+
+def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:
+    """Return the number of hosts by role and instance type."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        sizes[group.role, group.instance_type] += group.count
+    return sizes
 
 
 def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> Machine:

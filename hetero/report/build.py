@@ -65,7 +65,17 @@ def build_report(facts: RunFacts, catalogue: Catalogue) -> Report:
         headline=headline,
         cost=_cost(facts, headline, catalogue),
         verdict=verdict,
+        plan_error=_plan_error(facts, headline),
     )
+
+
+def _plan_error(facts: RunFacts, headline: Headline | None) -> Figure | None:
+    if facts.expectation is None or headline is None or headline.step_time_mean is None:
+        return None
+    actual_s = headline.step_time_mean.value
+    if actual_s <= 0 or facts.expectation.step_time_s <= 0:
+        return None
+    return Figure(value=cost.relative_error(facts.expectation.step_time_s, actual_s), unit="1", basis=facts.basis)
 
 
 def missing_emulation(run: RunFacts) -> list[str]:

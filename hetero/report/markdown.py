@@ -15,7 +15,7 @@ from hetero.metrics.hosts import HostUsage
 from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection, missing_emulation
 from hetero.report.compare import Comparison
-from hetero.report.model import Cost, Headline, Report
+from hetero.report.model import Cost, Expectation, Headline, Report
 from hetero.system.text import code_span, markdown_text
 
 __all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
@@ -40,6 +40,8 @@ def render_report(report: Report) -> str:
     sections += _traffic_section(report)
     sections += _skip_section(report)
     sections += ["## Cost", _cost_text(report)]
+    if run.expectation is not None:
+        sections += ["## Plan", _plan_text(report, run.expectation)]
     if run.hosts:
         sections += ["## Hosts", _hosts_table(run.hosts)]
     if any(run.events.values()):
@@ -79,6 +81,13 @@ def render_comparison(comparison: Comparison) -> str:
     prices = _prices_text([report.cost for report in reports])
     if prices:
         sections.append(prices)
+    planned = [
+        f"{code_span(report.run.run_id)}: {_plan_text(report, report.run.expectation)}"
+        for report in reports
+        if report.run.expectation is not None
+    ]
+    if planned:
+        sections += ["## Plan", _list(planned)]
     if comparison.caveats:
         sections += ["## Caveats", _list(comparison.caveats)]
     first, second = (report.run.simulated for report in reports)
@@ -135,6 +144,25 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
         for row in rows
     ]
     return _known_columns(header, cells, right=range(2, 9))
+
+
+def _plan_text(report: Report, expected: Expectation) -> str:
+    """Return how far the plan was from what happened."""
+    interval = f"{_seconds(expected.step_time_low_s)} to {_seconds(expected.step_time_high_s)}"
+    text = f"The plan expected a step time of {_seconds(expected.step_time_s)} ({interval})"
+    step_time = report.headline.step_time_mean if report.headline else None
+    if report.plan_error is None or step_time is None:
+        return f"{text}. The run measured no step."
+    error = report.plan_error.value
+    is_inside = expected.step_time_low_s <= step_time.value <= expected.step_time_high_s
+    text += (
+        f", {100 * abs(error):.1f} % {'more' if error > 0 else 'less'} than the {_seconds(step_time.value)} of the "
+        f"run, which is {'inside' if is_inside else 'outside'} the interval."
+    )
+    usd = _value(report.cost.per_1k_steps)
+    if expected.usd_per_1k_steps is not None and usd is not None:
+        text += f" It expected USD {_usd(expected.usd_per_1k_steps)} per 1,000 steps. The run took USD {_usd(usd)}."
+    return text
 
 
 def _facts_table(report: Report) -> str:

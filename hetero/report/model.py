@@ -25,6 +25,7 @@ __all__ = [
     "ROLES",
     "SCHEMA_VERSION",
     "Cost",
+    "Expectation",
     "GroupFacts",
     "Headline",
     "PriceFacts",
@@ -77,6 +78,18 @@ class RankFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What a plan predicted for the cluster of the run."""
+
+    step_time_s: float
+    step_time_low_s: float
+    """End of the 90 % interval."""
+    step_time_high_s: float
+    usd_per_1k_steps: float | None
+    """None if a price was unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """Observations of one run, collected by the launcher."""
 
@@ -99,6 +112,8 @@ class RunFacts:
     """One sentence for each thing that was emulated. Empty if everything was real."""
     versions: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
+    expectation: Expectation | None = None
+    """Prediction of the plan that was given with ``--plan``. None without a plan, or if it has no such cluster."""
 
     @property
     def basis(self) -> str:
@@ -190,6 +205,8 @@ class Report:
     """None if no loader delivered a batch."""
     cost: Cost
     verdict: Verdict
+    plan_error: Figure | None = None
+    """Predicted step time / measured step time - 1. None without a plan or without a measured step."""
 
     def to_json(self) -> dict[str, object]:
         """Return the report as JSON values (schema: ``hetero/report/data/report.schema.json``)."""
