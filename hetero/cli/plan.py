@@ -26,7 +26,7 @@ def add(commands: Subparsers) -> None:
         default=[],
         metavar="TYPE",
         help="instance type that may become data hosts. Repeat for each type. Default: all priced types without "
-        "accelerators",
+        "accelerators, except burstable and flex types",
     )
     parser.add_argument("--baseline", metavar="TYPE:COUNT", help="the trainer hosts. Default: those of the profile")
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of all trainer hosts. Default: as in the profile")

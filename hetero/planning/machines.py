@@ -72,7 +72,8 @@ def menu_of(
 
     Args:
         catalogue: Instance types with prices.
-        instance_types: Types to choose from. Empty means all priced types without accelerators.
+        instance_types: Types to choose from. Empty means all priced types without accelerators. Types that sustain only
+            a share of each vCPU are left out, because preprocessing uses the CPUs all the time.
         spot_usd: Spot prices by type in USD per hour. Each adds a second machine of the type.
 
     Raises:
@@ -90,13 +91,17 @@ def menu_of(
         infos = [
             info
             for info in catalogue.types()
-            if not info.num_accelerators and info.vcpus is not None and info.hourly_usd is not None
+            if not info.num_accelerators
+            and info.vcpus is not None
+            and info.hourly_usd is not None
+            and info.cpu_baseline_percent is None
         ]
         infos += [catalogue.get(name) for name in spot_usd if name not in {info.instance_type for info in infos}]
         if not infos:
             raise ConfigError(
                 "no instance type without accelerators has a price, so there is nothing to choose from\n"
-                "  to do: give prices with --price TYPE=USD, --price-file FILE or --price-profile NAME"
+                "  to do: give prices with --price TYPE=USD, --price-file FILE or --price-profile NAME. "
+                "Burstable and flex types count only if --menu names them"
             )
     machines = [machine for info in infos if (machine := Machine.from_info(info)).hourly_usd is not None]
     spots = [

@@ -1,0 +1,34 @@
+"""The machines that a plan chooses from."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.planning.machines import Machine, menu_of
+from hetero.pricing import Catalogue
+
+
+def names(menu: tuple[Machine, ...]) -> list[str]:
+    return [machine.instance_type for machine in menu]
+
+
+def test_default_menu_has_priced_cpu_types_that_sustain_their_vcpus() -> None:
+    prices = ["ml.c7i.large=1", "ml.c7i-flex.xlarge=1", "ml.t3.large=1", "ml.g5.xlarge=1"]
+    assert names(menu_of(Catalogue.load(overrides=prices))) == ["ml.c7i.large"]
+
+
+def test_menu_with_a_burstable_type_by_name_has_it() -> None:
+    catalogue = Catalogue.load(overrides=["ml.c7i.large=1", "ml.t3.large=1"])
+    assert names(menu_of(catalogue, ["ml.t3.large"])) == ["ml.t3.large"]
+
+
+def test_default_menu_with_prices_of_burstable_types_only_raises() -> None:
+    with pytest.raises(ConfigError, match="nothing to choose from"):
+        menu_of(Catalogue.load(overrides=["ml.t3.large=1"]))
+
+
+def test_machine_with_several_network_cards_has_the_bandwidth_of_the_first() -> None:
+    catalogue = Catalogue.load()
+    assert Machine.from_info(catalogue.get("ml.p4d.24xlarge")).network_bytes_per_s == 12.5e9
+    assert Machine.from_info(catalogue.get("ml.c5.xlarge")).network_bytes_per_s == 1.25e9 / 8
