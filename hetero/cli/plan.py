@@ -12,6 +12,7 @@ from hetero import config
 from hetero.cli.arguments import Subparsers
 from hetero.cli.output import say
 from hetero.errors import ConfigError, ExitCode
+from hetero.system.documents import write_text
 
 __all__ = ["add"]
 
@@ -55,12 +56,12 @@ def add(commands: Subparsers) -> None:
     )
     config.add_price_arguments(parser)
     parser.add_argument("--json", action="store_true", help="write JSON instead of text")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the plan as an HTML page")
     parser.set_defaults(run=_run)
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from hetero.planning import load_profile, make_plan, plan_text
-    from hetero.planning.plan import PlanOptions
+    from hetero.planning import PlanOptions, load_profile, make_plan, plan_page, plan_text
     from hetero.pricing import Catalogue
 
     trainer_type, num_hosts = _baseline(namespace.baseline)
@@ -84,8 +85,17 @@ def _run(namespace: argparse.Namespace) -> int:
         overrides=tuple(namespace.price or ()),
     )
     plan = make_plan(load_profile(namespace.profile), catalogue, options)
+    if namespace.html is not None:
+        _write(namespace.html, plan_page(plan))
     say(json.dumps(plan.to_json(), indent=2, allow_nan=False) + "\n" if namespace.json else plan_text(plan))
     return int(ExitCode.OK)
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        write_text(path, page)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; give another file to --html") from error
 
 
 def _baseline(text: str | None) -> tuple[str, int | None]:

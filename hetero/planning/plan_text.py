@@ -6,12 +6,12 @@ from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.reasons import form_text, seconds_text
 from hetero.pricing.tables import markdown_table
 
-__all__ = ["plan_text"]
+__all__ = ["break_even_text", "cluster_text", "plan_text"]
 
 
 def plan_text(plan: Plan) -> str:
     """Return the answer, the table of alternatives, and what to paste."""
-    parts = [plan.answer, _table(plan), _break_even(plan)]
+    parts = [plan.answer, _table(plan), break_even_text(plan)]
     if plan.chosen.groups != plan.baseline.groups:
         parts.append(f"Try it on this machine: hetero simulate {plan.chosen.flags} SCRIPT")
         parts.append(f"On SageMaker:\n\n    {plan.chosen.instance_groups.replace(chr(10), chr(10) + '    ')}")
@@ -44,7 +44,8 @@ def _usd_interval(cluster: PlannedCluster) -> str:
     return "-" if low is None or high is None else f"{low:.3g} to {high:.3g}"
 
 
-def _break_even(plan: Plan) -> str:
+def break_even_text(plan: Plan) -> str:
+    """Return the break-even in words, or an empty text if the plan changes no machine or a price is unknown."""
     if plan.break_even_speedup is None or plan.chosen.groups == plan.baseline.groups:
         return ""
     return (

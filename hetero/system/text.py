@@ -9,6 +9,7 @@ megabytes. Each function prevents one of these:
 `one_line`          line ends. They become spaces
 `shortened`         long text. It cuts the end. `without_middle` and `last_bytes` keep the end
 `code_span`         markup. `markdown_text` does not change a text without markup
+`html_text`         markup in HTML
 ==================  ====================================================================================
 
 `counted` is for hetero's own texts. It returns a number with its noun.
@@ -16,6 +17,7 @@ megabytes. Each function prevents one of these:
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 
@@ -23,6 +25,7 @@ __all__ = [
     "code_span",
     "counted",
     "escape_line",
+    "html_text",
     "last_bytes",
     "markdown_text",
     "one_line",
@@ -115,3 +118,8 @@ def markdown_text(text: str) -> str:
     if _NO_MARKUP.fullmatch(text) and not _EMPHASIS_OR_LINK.search(text):
         return text
     return code_span(text)
+
+
+def html_text(text: str) -> str:
+    """Return the text for an element or an attribute of HTML or XML. Only line ends stay of what is invisible."""
+    return html.escape(printable(text, keep="\n"))

@@ -98,6 +98,18 @@ def test_text_with_possible_markup_becomes_a_code_span(text: str) -> None:
     assert safe.markdown_text("A plain sentence, with snake_case: 5 % (it is).").startswith("A plain")
 
 
+@pytest.mark.attack("A14")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<b a="1">\'&', "&lt;b a=&quot;1&quot;&gt;&#x27;&amp;"),
+        ("a\nb\x00\u202e\ud800\uffff", "a\nb\\x00\\u202e\\ud800\\uffff"),
+    ],
+)
+def test_text_for_html_has_no_markup_and_no_invisible_characters(text: str, expected: str) -> None:
+    assert safe.html_text(text) == expected
+
+
 @pytest.mark.parametrize(("number", "expected"), [(0, "0 endpoints"), (1, "1 endpoint"), (2, "2 endpoints")])
 def test_number_has_its_noun_in_the_right_form(number: int, expected: str) -> None:
     assert safe.counted(number, "endpoint") == expected

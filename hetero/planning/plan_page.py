@@ -1,0 +1,175 @@
+"""Shows a plan as one HTML page. It needs no other file, no network and no script."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from hetero.metrics.figures import BASES, Figure
+from hetero.planning.plan import Plan, PlannedCluster
+from hetero.planning.plan_plot import KINDS, kind_of, pareto_front, plan_svg, rows_text, symbol, usd_text
+from hetero.planning.plan_text import break_even_text, cluster_text
+from hetero.planning.reasons import seconds_text
+from hetero.system.text import counted, html_text, shortened
+
+__all__ = ["plan_page"]
+
+_MAX_TITLE_CHARS = 80
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Content security policy: a browser loads nothing and runs no script, whatever the page holds."""
+_BASIS_TEXTS = {
+    "measured": "measured on real hardware",
+    "simulated": "measured with an emulated part",
+    "modelled": "computed from other figures",
+}
+
+
+def plan_page(plan: Plan) -> str:
+    """Return the page. It is valid both as HTML and as XML."""
+    css = resources.files("hetero.planning").joinpath("data", "plan_page.css").read_text(encoding="utf-8")
+    title = html_text(shortened(f"Plan for {plan.command}", _MAX_TITLE_CHARS))
+    parts = [_headline(plan), _figures(plan), _plot(plan), _table(plan), _to_paste(plan), _notes(plan), _origin(plan)]
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{html_text(_POLICY)}"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _headline(plan: Plan) -> str:
+    what, colon, why = plan.answer.partition(": ")
+    rest = f"{colon}<span>{html_text(why)}</span>" if colon else ""
+    return f'<p class="command">Plan for <code>{html_text(plan.command)}</code></p>\n<h1>{html_text(what)}{rest}</h1>'
+
+
+def _figures(plan: Plan) -> str:
+    """Return the figures that decide, each with its basis."""
+    chosen = plan.chosen
+    cells = [_cell("step time", seconds_text(chosen.step_time.value), chosen.step_time, _step_interval(chosen))]
+    if chosen.usd_per_1k_steps is not None:
+        cost = usd_text(chosen.usd_per_1k_steps.value)
+        cells.append(_cell("USD per 1,000 steps", cost, chosen.usd_per_1k_steps, _usd_interval(chosen)))
+    cells.append(_cell("headspace", seconds_text(plan.headspace.value), plan.headspace, "no cluster is faster"))
+    if chosen != plan.baseline:
+        needed = plan.break_even_speedup
+        rest = "" if needed is None else f"break-even at {needed:.3g} times"
+        cells.append(_cell("speed-up", f"{plan.speedup:.3g} times", None, rest))
+        cells.append(_cell("chance that it pays", f"{plan.chance_to_pay:.0%}", None, "given the intervals"))
+    return f'<dl class="figures">{"".join(cells)}</dl>'
+
+
+def _cell(name: str, value: str, figure: Figure | None, rest: str) -> str:
+    basis = "modelled" if figure is None else figure.basis
+    return (
+        f'<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd><dd class="small">{html_text(rest)}</dd>'
+        f'<dd class="small">{basis}</dd></div>'
+    )
+
+
+def _plot(plan: Plan) -> str:
+    svg = plan_svg(plan)
+    if not svg:
+        return '<p class="small">There is no drawing of cost against time, because no cluster has a known price.</p>'
+    kinds = {kind_of(cluster) for cluster in plan.alternatives}
+    legend = "".join(
+        f'<span><svg class="symbol" viewBox="-8 -8 16 16" aria-hidden="true">{symbol(kind)}</svg>{kind}</span>'
+        for kind in KINDS
+        if kind in kinds
+    )
+    captions = [
+        "A number is a row of the table.",
+        "A bar is the 90 % interval of a cluster.",
+        "It is slanted because the cost of a step is a price per hour times the step time.",
+        "The headspace is a mean, so a bar may cross it.",
+    ]
+    front = pareto_front(plan.alternatives)
+    if len(front) == 1:
+        captions.append(f"Row {plan.alternatives.index(front[0]) + 1} is both the fastest and the cheapest.")
+    else:
+        captions.append("The line joins the clusters that no other cluster beats in both time and cost.")
+    num_left_out = len(plan.alternatives) - svg.count('<g class="cluster"')
+    if num_left_out:
+        captions.append(f"{counted(num_left_out, 'cluster')} without a known price: only in the table.")
+    return (
+        f'<figure>\n<div class="scroll">{svg}</div>\n<p class="legend">{legend}</p>\n'
+        f"<figcaption>{' '.join(captions)}</figcaption>\n</figure>"
+    )
+
+
+def _table(plan: Plan) -> str:
+    head = "<th></th><th>cluster</th>"
+    head += "".join(f'<th class="number">{name}</th>' for name in ("step time", "USD per 1,000 steps", "USD/hour"))
+    head += "<th>limit</th><th>verdict</th>"
+    rows = "\n".join(_row(plan, number, cluster) for number, cluster in enumerate(plan.alternatives, start=1))
+    return (
+        f'<h2>Alternatives</h2>\n<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>'
+        "\n</table></div>\n"
+        '<p class="small">Below each figure is its 90 % interval.</p>'
+    )
+
+
+def _row(plan: Plan, number: int, cluster: PlannedCluster) -> str:
+    usd, hourly = cluster.usd_per_1k_steps, cluster.hourly_usd
+    machines, _, more = cluster_text(cluster).partition(", ")
+    name = " + ".join(f"<span>{html_text(each)}</span>" for each in machines.split(" + "))
+    details = ", ".join(filter(None, (more, "as it is now" if cluster == plan.baseline else "")))
+    cells = (
+        f"<td>{number}</td>",
+        f'<td class="cluster">{name} <span class="small">{html_text(details)}</span></td>',
+        _value_cell(seconds_text(cluster.step_time.value), _step_interval(cluster)),
+        _value_cell("-" if usd is None else usd_text(usd.value), _usd_interval(cluster)),
+        _value_cell("-" if hourly is None else f"{hourly:,.3f}", ""),
+        f"<td>{html_text(cluster.bottleneck)}</td>",
+        f"<td>{html_text(cluster.rejected) or '<strong>chosen</strong>'}</td>",
+    )
+    start = '<tr class="chosen">' if cluster == plan.chosen else "<tr>"
+    return f"{start}{''.join(cells)}</tr>"
+
+
+def _value_cell(value: str, interval: str) -> str:
+    below = f'<span class="small">{html_text(interval)}</span>' if interval else ""
+    return f'<td class="number">{html_text(value)}{below}</td>'
+
+
+def _step_interval(cluster: PlannedCluster) -> str:
+    return f"{seconds_text(cluster.step_time_low_s)} to {seconds_text(cluster.step_time_high_s)}"
+
+
+def _usd_interval(cluster: PlannedCluster) -> str:
+    low, high = cluster.usd_per_1k_steps_low, cluster.usd_per_1k_steps_high
+    return "" if low is None or high is None else f"{usd_text(low)} to {usd_text(high)}"
+
+
+def _to_paste(plan: Plan) -> str:
+    if plan.chosen.groups == plan.baseline.groups:
+        return ""
+    return (
+        f"<h2>Use it</h2>\n<p>{html_text(break_even_text(plan))}</p>\n<p>Try the cluster on one machine:</p>\n"
+        f"<pre>hetero simulate {html_text(plan.chosen.flags)} SCRIPT</pre>\n<p>On SageMaker:</p>\n"
+        f"<pre>{html_text(plan.chosen.instance_groups)}</pre>"
+    )
+
+
+def _notes(plan: Plan) -> str:
+    items = "".join(f"<li>{html_text(note)}</li>\n" for note in plan.notes)
+    return f"<h2>Notes</h2>\n<ul>\n{items}</ul>" if items else ""
+
+
+def _origin(plan: Plan) -> str:
+    """Return which figures are measured, simulated and modelled."""
+    named = {basis: ["the headspace"] if plan.headspace.basis == basis else [] for basis in BASES}
+    for basis in BASES:
+        rows = [n for n, cluster in enumerate(plan.alternatives, start=1) if cluster.step_time.basis == basis]
+        if rows:
+            numbers = f"times of rows {rows_text(rows)}" if len(rows) > 1 else f"time of row {rows[0]}"
+            named[basis].append(f"the step {numbers}")
+    items = "".join(
+        f"<li><strong>{basis}</strong> ({_BASIS_TEXTS[basis]}): {' and '.join(texts)}</li>\n"
+        for basis, texts in named.items()
+        if texts
+    )
+    return (
+        f"<h2>Where the figures come from</h2>\n<ul>\n{items}</ul>\n<p>A cost is a step time times the price per hour "
+        "of all hosts. The prices are those that the command was given.</p>"
+    )
