@@ -1,10 +1,10 @@
-"""Adapters with which `prepare` reads and changes an estimator, one for each version of SageMaker's SDK."""
+"""Adapters with which `prepare` and `plan` read and change an estimator, one for each version of SageMaker's SDK."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hetero.errors import ConfigError
 from hetero.launch.staged import STAGED_FOLDER
 from hetero.sagemaker.limits import limits
 from hetero.sagemaker.recording import sdk_version
+from hetero.sagemaker.request import ONLY_GROUP, RequestGroup
 
 __all__ = ["Adapter", "Code", "adapter_of"]
 
@@ -70,6 +71,18 @@ class Adapter(ABC):
     @abstractmethod
     def trains_with_tensorflow(self) -> bool:
         """Return whether the estimator's image is for TensorFlow."""
+
+    @abstractmethod
+    def groups(self) -> tuple[RequestGroup, ...]:
+        """Return the instance groups. An estimator without groups has one, with the name `ONLY_GROUP`.
+
+        Raises:
+            ConfigError: If the estimator states no groups and no instance type, or one is not known yet.
+        """
+
+    @abstractmethod
+    def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
+        """Return instance groups of the SDK's own class. The estimator does not change."""
 
     @abstractmethod
     def apply(
@@ -138,6 +151,16 @@ class _Estimator(Adapter):
             getattr(estimator, "image_uri", None)
         )
 
+    def groups(self) -> tuple[RequestGroup, ...]:
+        estimator = self._estimator
+        return _groups(estimator.instance_groups, estimator.instance_type, estimator.instance_count)
+
+    def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
+        from sagemaker.instance_group import InstanceGroup  # type: ignore[import-untyped,unused-ignore]
+
+        make: Any = InstanceGroup
+        return [make(group.name, group.instance_type, group.count) for group in groups]
+
     def apply(
         self,
         folder: Path,
@@ -200,6 +223,20 @@ class _Trainer(Adapter):
     def trains_with_tensorflow(self) -> bool:
         return _is_for_tensorflow(self._trainer.training_image)
 
+    def groups(self) -> tuple[RequestGroup, ...]:
+        compute = self._trainer.compute
+        if compute is None:
+            return _groups(None, None, None)
+        return _groups(compute.instance_groups, compute.instance_type, compute.instance_count)
+
+    def make_groups(self, groups: Iterable[RequestGroup]) -> list[Any]:
+        from sagemaker.core.shapes import InstanceGroup  # type: ignore[import-untyped,unused-ignore]
+
+        return [
+            InstanceGroup(instance_group_name=group.name, instance_type=group.instance_type, instance_count=group.count)
+            for group in groups
+        ]
+
     def apply(
         self,
         folder: Path,
@@ -224,6 +261,21 @@ class _Trainer(Adapter):
         more = _missing(metrics, [each.name for each in own])
         added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in more]
         trainer.with_metric_definitions([*own, *added])
+
+
+def _groups(listed: object, instance_type: object, count: object) -> tuple[RequestGroup, ...]:
+    """Return the groups that an estimator states as a list of groups, or as a type and a number of instances."""
+    if isinstance(listed, list | tuple) and listed:
+        rows = [(each.instance_group_name, each.instance_type, each.instance_count) for each in listed]
+    else:
+        rows = [(ONLY_GROUP, instance_type, count)]
+    for name, kind, number in rows:
+        if not (isinstance(name, str) and isinstance(kind, str) and isinstance(number, int)):
+            raise ConfigError(
+                "the estimator does not state its instance types; expected instance_groups, or instance_type and "
+                "instance_count, with texts and numbers"
+            )
+    return tuple(RequestGroup(name=name, instance_type=kind, count=number) for name, kind, number in rows)
 
 
 def _missing(metrics: Sequence[Mapping[str, str]], own: Sequence[str]) -> list[dict[str, str]]:

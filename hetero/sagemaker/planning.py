@@ -1,0 +1,156 @@
+"""`plan`: return the instance groups with which an estimator's job costs least, or its own if data hosts do not pay."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.cluster import Role
+from hetero.cluster.roles import assign_roles
+from hetero.config import check_hyperparameters
+from hetero.errors import ConfigError
+from hetero.planning import Plan, PlanOptions, Profile, load_profile, make_plan
+from hetero.pricing import Catalogue
+from hetero.sagemaker.preparation.adapters import Adapter, adapter_of
+from hetero.sagemaker.request import ONLY_GROUP, RequestGroup
+
+__all__ = ["plan"]
+
+logger = logging.getLogger(__name__)
+
+_FROM_ESTIMATOR = ("trainer_type", "num_trainer_hosts")
+_OPTIONS = tuple(field.name for field in dataclasses.fields(PlanOptions) if field.name not in _FROM_ESTIMATOR)
+
+
+def plan(
+    estimator: Any,
+    profile: Profile | Path | str,
+    *,
+    roles: Sequence[str] = (),
+    region: str | None = None,
+    price_profile: str | None = None,
+    price_file: Path | str | None = None,
+    prices: Sequence[str] = (),
+    **options: Any,
+) -> list[Any]:
+    """Return the instance groups of the best cluster for an estimator's job, and log the reason.
+
+    The trainer hosts are those of the estimator. Its groups of trainer hosts keep their names. If it already has groups
+    of data hosts, the plan replaces their types and numbers, and uses their names, because channels may name them.
+    If data hosts do not pay, the function returns the groups of trainer hosts alone. The estimator does not change.
+
+    Args:
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
+        profile: A profile, or the path of ``profile.json`` or of its folder.
+        roles: Roles of groups, each ``GROUP=data`` or ``GROUP=trainer``, as for `hetero launch`. An estimator of
+            `prepare` has them already.
+        region: AWS region of the prices. None means the region of the estimator's session.
+        price_profile: Name of a price list that is part of hetero.
+        price_file: YAML or JSON file with prices. They replace those of the price list.
+        prices: Texts ``TYPE=USD``. They replace the prices of the file.
+        options: Other options of the plan, by the names of `hetero.planning.PlanOptions`.
+
+    Returns:
+        Groups of the SDK's class ``InstanceGroup``, with the trainer hosts first.
+
+    Raises:
+        ConfigError: If the object is not an estimator, its trainer groups have several types, a price is missing, the
+            profile was measured on another type, or an option is unknown or malformed.
+        ClusterError: If the role of a group is unclear.
+    """
+    # Read the estimator and the prices, and make the plan.
+    adapter = adapter_of(estimator)
+    trainers, data = _groups_by_role(adapter, roles)
+    catalogue = Catalogue.load(
+        profile=price_profile,
+        region=region or getattr(estimator.sagemaker_session, "boto_region_name", None),
+        price_file=price_file,
+        overrides=tuple(prices),
+    )
+    measured = profile if isinstance(profile, Profile) else load_profile(profile)
+    found = make_plan(measured, catalogue, _options_of(options, trainers))
+    _log(found)
+    # Convert the plan's groups. The trainer groups may have another type, but keep their names and numbers.
+    (trainer_type,) = {group.instance_type for group in found.chosen.groups if group.role == Role.TRAINER.value}
+    groups = [dataclasses.replace(group, instance_type=trainer_type) for group in trainers]
+    names = [group.name for group in data]
+    for planned in found.chosen.groups:
+        if planned.role == Role.DATA.value:
+            name = names.pop(0) if names else _free_name(planned.name, {group.name for group in (*groups, *data)})
+            groups.append(RequestGroup(name=name, instance_type=planned.instance_type, count=planned.count))
+    if names:
+        logger.warning("the plan does not use the groups %s; change channels that name them", ", ".join(names))
+    return adapter.make_groups(groups)
+
+
+def _groups_by_role(adapter: Adapter, roles: Sequence[str]) -> tuple[list[RequestGroup], list[RequestGroup]]:
+    """Return the groups of trainer hosts, which have one type, and the groups of data hosts."""
+    groups = list(adapter.groups())
+    if [group.name for group in groups] == [ONLY_GROUP]:
+        return [dataclasses.replace(groups[0], name="trainer")], []
+    stated = check_hyperparameters(
+        {"hetero_script": "-", **adapter.hyperparameters()}, "the estimator's hyperparameters"
+    )
+    found = assign_roles(
+        [(group.name, group.instance_type) for group in groups], [*stated.roles, *roles], "the estimator's groups"
+    )
+    trainers = [group for group, role in zip(groups, found, strict=True) if role is Role.TRAINER]
+    types = {group.instance_type: group for group in trainers}
+    if len(types) > 1:
+        listed = ", ".join(f"{group.name} ({kind})" for kind, group in types.items())
+        raise ConfigError(
+            f"the trainer groups have {len(types)} instance types: {listed}; expected one type\n"
+            "  to do: give the role of each data group, for example roles=['NAME=data']"
+        )
+    return trainers, [group for group, role in zip(groups, found, strict=True) if role is Role.DATA]
+
+
+def _options_of(options: dict[str, Any], trainers: Sequence[RequestGroup]) -> PlanOptions:
+    for name in options:
+        if name in _FROM_ESTIMATOR:
+            raise ConfigError(f"{name} is given, but the estimator states it; leave it out")
+        if name not in _OPTIONS:
+            close = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(_OPTIONS)}"
+            raise ConfigError(f"unknown option {name!r} of a plan; {hint}")
+    if options.get("spot_usd"):
+        raise ConfigError(
+            "spot_usd is given, but on SageMaker all groups of a job are spot instances, or none\n"
+            "  to do: leave it out, or give the spot prices of all types as prices"
+        )
+    menu = options.get("menu", ())
+    if isinstance(menu, str) or not all(isinstance(name, str) for name in menu):
+        raise ConfigError(f"menu is {menu!r:.100}; expected a list of instance types, such as ['ml.c5.9xlarge']")
+    return PlanOptions(
+        **{**options, "menu": tuple(menu)},
+        trainer_type=trainers[0].instance_type,
+        num_trainer_hosts=sum(group.count for group in trainers),
+    )
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """Return a name for a data group that no other group has."""
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"data{number}"
+    return free
+
+
+def _log(found: Plan) -> None:
+    """Log the answer, its notes, and the options that `prepare` needs for it."""
+    # A program without logging shows only warnings, so the answer that nothing changes is one.
+    is_same = found.chosen.groups == found.baseline.groups
+    logger.log(logging.WARNING if is_same else logging.INFO, "%s", found.answer)
+    for note in found.notes:
+        logger.info("note: %s", note)
+    options = {"endpoints_per_host": found.chosen.endpoints_per_host}
+    if any(group.role == Role.DATA.value for group in found.chosen.groups):
+        options["trainer_endpoints"] = found.chosen.local_endpoints or None
+    given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    if given:
+        logger.info("the plan needs these options: prepare(estimator, %s)", given)
