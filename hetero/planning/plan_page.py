@@ -6,9 +6,9 @@ from importlib import resources
 
 from hetero.metrics.figures import BASES, Figure
 from hetero.planning.plan import Plan, PlannedCluster
-from hetero.planning.plan_plot import KINDS, kind_of, pareto_front, plan_svg, rows_text, symbol, usd_text
+from hetero.planning.plan_plot import KINDS, kind_of, pareto_front, plan_svg, rows_text, symbol
 from hetero.planning.plan_text import break_even_text, cluster_text
-from hetero.planning.reasons import seconds_text
+from hetero.planning.reasons import seconds_text, usd_text
 from hetero.system.text import counted, html_text, shortened
 
 __all__ = ["plan_page"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from hetero.planning.plan import Plan, PlannedCluster
 from hetero.planning.plan_text import cluster_text
-from hetero.planning.reasons import seconds_text
+from hetero.planning.reasons import seconds_text, usd_text
 from hetero.system.text import html_text
 
-__all__ = ["KINDS", "kind_of", "pareto_front", "plan_svg", "rows_text", "symbol", "usd_text"]
+__all__ = ["KINDS", "kind_of", "pareto_front", "plan_svg", "rows_text", "symbol"]
 
 _WIDTH, _HEIGHT = 1000.0, 480.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 82.0, 976.0, 34.0, 420.0
@@ -51,11 +51,6 @@ def kind_of(cluster: PlannedCluster) -> str:
 def symbol(kind: str) -> str:
     """Return the SVG path of a kind of `kind_of`, with the origin at its centre."""
     return f'<path class="{kind.split()[0]}" d="{_SYMBOLS[kind]}"/>'
-
-
-def usd_text(usd: float) -> str:
-    """Return an amount with three digits, or in whole dollars from 100."""
-    return f"{usd:,.0f}" if usd >= 99.95 else f"{usd:.3g}"
 
 
 def rows_text(rows: Iterable[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetero.planning.plan import Plan, PlannedCluster
-from hetero.planning.reasons import form_text, seconds_text
+from hetero.planning.reasons import form_text, seconds_text, usd_text
 from hetero.pricing.tables import markdown_table
 
 __all__ = ["break_even_text", "cluster_text", "plan_text"]
@@ -26,7 +26,7 @@ def _table(plan: Plan) -> str:
             cluster_text(cluster),
             f"{seconds_text(cluster.step_time.value)}{'' if cluster.step_time.basis == 'modelled' else ' *'}",
             f"{seconds_text(cluster.step_time_low_s)} to {seconds_text(cluster.step_time_high_s)}",
-            "-" if cluster.usd_per_1k_steps is None else f"{cluster.usd_per_1k_steps.value:.3g}",
+            "-" if cluster.usd_per_1k_steps is None else usd_text(cluster.usd_per_1k_steps.value),
             _usd_interval(cluster),
             cluster.bottleneck,
             cluster.rejected or "chosen",
@@ -41,7 +41,7 @@ def _table(plan: Plan) -> str:
 
 def _usd_interval(cluster: PlannedCluster) -> str:
     low, high = cluster.usd_per_1k_steps_low, cluster.usd_per_1k_steps_high
-    return "-" if low is None or high is None else f"{low:.3g} to {high:.3g}"
+    return "-" if low is None or high is None else f"{usd_text(low)} to {usd_text(high)}"
 
 
 def break_even_text(plan: Plan) -> str:

@@ -9,7 +9,16 @@ from hetero.planning.machines import family_of
 from hetero.planning.profile import Profile
 from hetero.planning.search import Alternative, Search
 
-__all__ = ["REASONS", "answer_of", "notes_of", "reason_of", "rejection_of"]
+__all__ = [
+    "REASONS",
+    "answer_of",
+    "form_text",
+    "notes_of",
+    "reason_of",
+    "rejection_of",
+    "seconds_text",
+    "usd_text",
+]
 
 REASONS = (
     "data hosts pay",
@@ -190,7 +199,14 @@ def form_text(form: str) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a step time in ms or s with three digits."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def usd_text(usd: float) -> str:
+    """Return an amount with three digits, or in whole dollars from 100."""
+    return f"{usd:.3g}" if usd < 99.95 else f"{usd:,.0f}"
 
 
 def _change(chosen: Alternative, base: Alternative) -> str:
@@ -202,7 +218,7 @@ def _change(chosen: Alternative, base: Alternative) -> str:
     )
     own, other = chosen.usd_per_1k_steps, base.usd_per_1k_steps
     if own is not None and other is not None:
-        text += f", and 1,000 steps cost USD {own:.3g} instead of {other:.3g} ({own / other - 1:+.0%})"
+        text += f", and 1,000 steps cost USD {usd_text(own)} instead of {usd_text(other)} ({own / other - 1:+.0%})"
     return text
 
 

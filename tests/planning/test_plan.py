@@ -12,6 +12,7 @@ from hetero.errors import ConfigError
 from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
 from hetero.planning.plan_text import plan_text
 from hetero.planning.profile import CodecProfile
+from hetero.planning.reasons import seconds_text, usd_text
 from hetero.pricing.catalog import Catalogue
 
 
@@ -218,3 +219,16 @@ def test_receiving_costs_the_trainer_hosts_cpus(catalogue: Catalogue) -> None:
     assert make_plan(slow, catalogue, options).chosen.step_time.value > (
         1.2 * make_plan(job, catalogue, options).chosen.step_time.value
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (12.345, "12.3 s"), (999.6, "1,000 s")],
+)
+def test_step_time_has_three_digits_and_no_exponent(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(("usd", "text"), [(0.12345, "0.123"), (99.94, "99.9"), (99.96, "100"), (104_321.0, "104,321")])
+def test_cost_has_three_digits_and_no_exponent(usd: float, text: str) -> None:
+    assert usd_text(usd) == text
