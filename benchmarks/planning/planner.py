@@ -75,10 +75,7 @@ def _facts(machine: MachineType) -> InstanceTypeInfo:
         memory_gib=machine.memory_bytes / 2**30,
         num_accelerators=machine.num_accelerators,
         accelerator="accelerator" if machine.num_accelerators else None,
-        network_gbps=machine.nic_bytes_per_s * 8e-9,
-        instance_storage_gb=0,
-        as_of="",
-        source="benchmark",
+        network_card_gbps=machine.nic_bytes_per_s * 8e-9,
         price=Price(hourly_usd=machine.hourly_usd, source="benchmark"),
     )
 

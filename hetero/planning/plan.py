@@ -167,12 +167,19 @@ class Plan:
     def cluster_of(self, groups: Iterable[PlannedGroup], local_endpoints: int) -> PlannedCluster | None:
         """Return the prediction for a job's groups, or None if the plan has no such cluster.
 
-        Names of groups and spot prices do not matter. Of clusters that differ only in the processes on the trainer
-        hosts, the one with the nearest number is returned.
+        Names of groups and spot prices do not matter. In a job without data hosts the script decides how many processes
+        preprocess, so their number does not matter there.
+
+        Args:
+            groups: The job's groups.
+            local_endpoints: Endpoints per trainer host.
         """
         wanted = _sizes(groups)
-        same = [cluster for cluster in (self.chosen, *self.alternatives) if _sizes(cluster.groups) == wanted]
-        return min(same, key=lambda cluster: abs(cluster.local_endpoints - local_endpoints), default=None)
+        has_data = any(role == "data" for role, _ in wanted)
+        for cluster in (self.chosen, *self.alternatives):
+            if _sizes(cluster.groups) == wanted and (cluster.local_endpoints == local_endpoints or not has_data):
+                return cluster
+        return None
 
     def to_json(self) -> dict[str, object]:
         """Return the plan as JSON values."""
