@@ -36,6 +36,8 @@ class EndpointRecord:
     """Number of batches that the endpoint computes at the same time. Above 1 only in emulation."""
     kind: str = BATCHES
     """What the endpoint serves, one of `KINDS`."""
+    is_optional: bool = False
+    """Whether the job was planned without this endpoint. If it cannot serve a data set, the ranks do without it."""
 
     @property
     def launch(self) -> str:

@@ -289,6 +289,7 @@ class Hub:
             max_batch_bytes=options.max_batch_bytes,
             stop_grace_s=options.stop_grace_s,
             data_service=options.data_service,
+            wants_step_times=options.wants_step_times,
         )
 
     def _on_report(self, request: pb.RankReport, context: _Context) -> pb.RankReportReply:

@@ -179,7 +179,7 @@ class Membership:
         own = self.own
         votes = tuple((report.rank, report.stop_vote, report.finished) for report in own.ranks)
         decisions = own.failure, own.decided, own.stop_requested, own.stop_at, own.generation
-        return own.state, own.endpoints, own.rendezvous_port, decisions, votes
+        return own.state, own.endpoints, own.rendezvous_port, own.trainer_endpoints, decisions, votes
 
     @property
     def local_news(self) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ __all__ = [
     "HostStatus",
     "RankReport",
     "SessionOptions",
+    "StepTimes",
     "StopPoint",
     "cause_from_proto",
     "cause_to_proto",
@@ -43,6 +44,7 @@ _MAX_ENDPOINTS = 1024
 MAX_LOADERS = 64
 """Maximum number of loaders in one report of a rank."""
 _MAX_COUNTERS = 100
+_MAX_STEP_TIMES = 1024
 _MAX_OPTIONS = 32
 _MAX_OPTION_CHARS = 200
 
@@ -102,6 +104,19 @@ class StopPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The latest steps of the loader of a rank that takes the most time."""
+
+    loader: str
+    first: int
+    """Number of steps of this loader before these."""
+    compute_s: tuple[float, ...]
+    """Compute of each step in seconds."""
+    wait_s: tuple[float, ...]
+    """Data wait of each step in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """The last report of a rank to its launcher."""
 
@@ -122,6 +137,8 @@ class RankReport:
     finished: bool = False
     generation: int = 0
     """Generation of the trainer group. Launchers ignore reports of an earlier generation."""
+    step_times: StepTimes | None = None
+    """None if the launcher does not want them. They are not sent to other hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +174,8 @@ class HostStatus:
     """Number of turns of the main loop. The launcher is stuck if the number stays the same. 0 disables the check."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options that must be the same on every host that states them."""
+    trainer_endpoints: int = 0
+    """Number of endpoints that each trainer host should run, if the first trainer host decides on it and this is it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +192,8 @@ class SessionOptions:
     """Seconds after a request to stop until the launcher kills ranks that still run."""
     data_service: str = ""
     """Service of data hosts: ``grpc`` (hetero's data plane) or ``tf`` (tf.data.service). Empty without data hosts."""
+    wants_step_times: bool = False
+    """Whether ranks report the times of single steps, several times per second."""
 
 
 def cause_to_proto(cause: Cause) -> pb.Cause:
@@ -230,6 +251,10 @@ def report_to_proto(report: RankReport) -> pb.RankReport:
     )
     if report.failure is not None:
         message.failure.CopyFrom(cause_to_proto(report.failure))
+    times = report.step_times
+    if times is not None:
+        found = pb.StepTimes(loader=times.loader, first=times.first, compute_s=times.compute_s, wait_s=times.wait_s)
+        message.step_times.CopyFrom(found)
     return message
 
 
@@ -243,6 +268,9 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
     _check("counters", len(message.counters), _MAX_COUNTERS)
     for part in message.summaries_json:
         _check("bytes of a loader's summary", len(part), _MAX_JSON_BYTES)
+    times = message.step_times
+    _check("step times", max(len(times.compute_s), len(times.wait_s)), _MAX_STEP_TIMES)
+    _check("data waits without their compute", abs(len(times.wait_s) - len(times.compute_s)), 0)
     return RankReport(
         rank=message.rank,
         steps_started=dict(message.steps_started),
@@ -254,13 +282,19 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
         failure=cause_from_proto(message.failure) if message.HasField("failure") else None,
         finished=message.finished,
         generation=message.generation,
+        step_times=StepTimes(
+            loader=times.loader, first=times.first, compute_s=tuple(times.compute_s), wait_s=tuple(times.wait_s)
+        )
+        if message.HasField("step_times")
+        else None,
     )
 
 
 def status_to_proto(status: HostStatus) -> pb.HostStatus:
     """Return the message for ``status``, small enough for a request.
 
-    Details of ranks' failures are left out, because the host sends them with its own failure. Measurements of ranks are
+    Details of ranks' failures are left out, because the host sends them with its own failure. Times of single steps
+    are left out, because only their own host uses them. Measurements of ranks are
     left out and counted if they make the message too large.
     """
     message = pb.HostStatus(
@@ -274,13 +308,14 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         stop_requested=status.stop_requested,
         stop_at=stop_to_proto(status.stop_at),
         usage_json=status.usage_json,
-        ranks=[report_to_proto(_without_detail(report)) for report in status.ranks],
+        ranks=[report_to_proto(_for_peers(report)) for report in status.ranks],
         counters=status.counters,
         revision=status.revision,
         rendezvous_port=status.rendezvous_port,
         generation=status.generation,
         ticks=status.ticks,
         options=status.options,
+        trainer_endpoints=status.trainer_endpoints,
     )
     if status.failure is not None:
         message.failure.CopyFrom(cause_to_proto(status.failure))
@@ -340,6 +375,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         restarted_for=cause_from_proto(message.restarted_for) if message.HasField("restarted_for") else None,
         ticks=message.ticks,
         options=dict(message.options),
+        trainer_endpoints=message.trainer_endpoints,
     )
 
 
@@ -351,6 +387,7 @@ def endpoint_to_proto(record: EndpointRecord) -> pb.Endpoint:
         incarnation=record.incarnation,
         num_slots=record.num_slots,
         kind=record.kind,
+        is_optional=record.is_optional,
     )
 
 
@@ -370,13 +407,13 @@ def endpoint_from_proto(host: str, message: pb.Endpoint) -> EndpointRecord:
         incarnation=message.incarnation,
         num_slots=message.num_slots,
         kind=kind,
+        is_optional=message.is_optional,
     )
 
 
-def _without_detail(report: RankReport) -> RankReport:
-    if report.failure is None:
-        return report
-    return dataclasses.replace(report, failure=dataclasses.replace(report.failure, detail=""))
+def _for_peers(report: RankReport) -> RankReport:
+    failure = None if report.failure is None else dataclasses.replace(report.failure, detail="")
+    return dataclasses.replace(report, failure=failure, step_times=None)
 
 
 def _check(what: str, found: int, bound: int) -> None:

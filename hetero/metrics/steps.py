@@ -16,6 +16,7 @@ import random
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,10 +26,11 @@ from hetero.errors import ConfigError
 from hetero.metrics.skips import SkipLog, SkippedSample
 from hetero.system.records import decode, encode, limits
 
-__all__ = ["StepSummary", "StepTimer", "Traffic", "check_name"]
+__all__ = ["RecentSteps", "StepSummary", "StepTimer", "Traffic", "check_name"]
 
 MAX_STEP_WAIT_S = 3600.0
 _CAPACITY = 100_000
+_NUM_RECENT = 256
 _MAX_NAME_CHARS = 200
 
 
@@ -65,6 +67,19 @@ class Traffic:
         """Count a batch that is about to be delivered."""
         self.batch_bytes += batch_bytes
         self.saved_bytes += saved_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentSteps:
+    """The latest complete steps of one `StepTimer`, at most 256."""
+
+    first: int
+    """Number of steps before these, including the warm-up."""
+    compute_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+    """Data wait of each step."""
+    total_s: float
+    """Time of all complete steps so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +208,8 @@ class StepTimer:
         self._num_overruns = 0
         self._computes_s = array("d")
         self._waits_s = array("d")
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_NUM_RECENT)
+        self._all_steps_s = 0.0
         # A separate generator, because the process-wide one belongs to the user's sampling.
         self._random = random.Random(0)
 
@@ -245,6 +262,17 @@ class StepTimer:
     def is_waiting(self) -> bool:
         """Whether a ``next()`` is in progress, between `begin_wait` and `end_wait`. Thread-safe."""
         return self._begun_at is not None
+
+    def recent(self) -> RecentSteps:
+        """Return the latest complete steps, including those of the warm-up. Thread-safe."""
+        with self._lock:
+            steps, num_complete, total_s = tuple(self._recent), self._num_complete, self._all_steps_s
+        return RecentSteps(
+            first=num_complete - len(steps),
+            compute_s=tuple(compute_s for compute_s, _ in steps),
+            wait_s=tuple(wait_s for _, wait_s in steps),
+            total_s=total_s,
+        )
 
     def summary(self) -> StepSummary:
         """Return the figures so far. Thread-safe."""
@@ -307,6 +335,8 @@ class StepTimer:
 
     def _record_step(self, compute_s: float, wait_s: float, num_samples: int) -> None:
         self._num_complete += 1
+        self._recent.append((compute_s, wait_s))
+        self._all_steps_s += compute_s + wait_s
         num_measured = self._num_complete - self.warmup_steps
         if num_measured <= 0:
             return

@@ -27,6 +27,7 @@ SESSION_OPTIONS = SessionOptions(
     warmup_steps=1,
     max_batch_bytes=12_345,
     data_service="tf",
+    wants_step_times=True,
 )
 
 

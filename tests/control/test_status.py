@@ -14,6 +14,7 @@ from hetero.control.status import (
     HostState,
     HostStatus,
     RankReport,
+    StepTimes,
     StopPoint,
     report_from_proto,
     report_to_proto,
@@ -26,6 +27,7 @@ from hetero.wire.proto import control_pb2 as pb
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), max_size=30)
 counts = st.integers(0, 2**31)
+seconds = st.floats(0, 1e9)
 causes = st.builds(
     Cause,
     host=words,
@@ -48,6 +50,15 @@ reports = st.builds(
     failure=st.none() | causes,
     finished=st.booleans(),
     generation=counts,
+    step_times=st.none()
+    | st.builds(
+        lambda loader, first, times: StepTimes(
+            loader=loader, first=first, compute_s=tuple(t for t, _ in times), wait_s=tuple(t for _, t in times)
+        ),
+        words,
+        counts,
+        st.lists(st.tuples(seconds, seconds), max_size=3),
+    ),
 )
 hosts = st.shared(words)
 endpoints = st.builds(
@@ -58,6 +69,7 @@ endpoints = st.builds(
     incarnation=words,
     num_slots=st.integers(1, 1000),
     kind=st.sampled_from(KINDS),
+    is_optional=st.booleans(),
 )
 statuses = st.builds(
     HostStatus,
@@ -80,6 +92,7 @@ statuses = st.builds(
     restarted_for=st.none() | causes,
     ticks=counts,
     options=st.dictionaries(words, words, max_size=3),
+    trainer_endpoints=st.integers(0, 1024),
 )
 
 
@@ -87,7 +100,11 @@ statuses = st.builds(
 def test_status_over_the_wire_is_the_same(status: HostStatus) -> None:
     data = status_to_proto(status).SerializeToString()
     ranks = tuple(
-        report if report.failure is None else replace(report, failure=replace(report.failure, detail=""))
+        replace(
+            report,
+            failure=None if report.failure is None else replace(report.failure, detail=""),
+            step_times=None,
+        )
         for report in status.ranks
     )
     assert status_from_proto(pb.HostStatus.FromString(data)) == replace(status, ranks=ranks)
@@ -163,6 +180,13 @@ def test_options_over_their_bounds_are_refused(options: dict[str, str]) -> None:
     status = HostStatus(host="a", incarnation="i", version="1", script_digest="d", options=options)
     with pytest.raises(ProtocolError, match="expected at most"):
         status_from_proto(status_to_proto(status))
+
+
+@pytest.mark.parametrize(("num_computes", "num_waits"), [(1025, 1025), (2, 3)])
+def test_step_times_over_their_bounds_are_refused(num_computes: int, num_waits: int) -> None:
+    times = StepTimes(loader="train", first=0, compute_s=(1.0,) * num_computes, wait_s=(1.0,) * num_waits)
+    with pytest.raises(ProtocolError, match="expected at most"):
+        report_from_proto(report_to_proto(RankReport(rank=0, step_times=times)))
 
 
 def test_cause_of_several_lines_becomes_one_line() -> None:

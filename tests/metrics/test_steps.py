@@ -191,6 +191,18 @@ def test_timer_sums_stay_exact_beyond_the_stored_steps(monkeypatch: pytest.Monke
     assert len(timer._waits_s) == 64
 
 
+def test_timer_returns_its_latest_steps_with_those_of_the_warmup() -> None:
+    timer, clock = make_timer(warmup_steps=2)
+    assert timer.recent() == steps.RecentSteps(first=0, compute_s=(), wait_s=(), total_s=0.0)
+    for wait_s in range(1, 300):
+        deliver(timer, clock, wait_s=wait_s, compute_s=0.5)
+    recent = timer.recent()
+    assert (recent.first, len(recent.wait_s)) == (298 - 256, 256)
+    assert recent.wait_s[-2:] == (298.0, 299.0)
+    assert recent.compute_s[0] == pytest.approx(0.5)
+    assert recent.total_s == pytest.approx(sum(range(2, 300)) + 298 * 0.5)
+
+
 def test_timer_summary_from_another_thread_is_consistent() -> None:
     timer, clock = make_timer()
     done = threading.Event()

@@ -13,7 +13,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -28,6 +29,7 @@ from hetero.control.status import (
     Cause,
     RankReport,
     SessionOptions,
+    StepTimes,
     StopPoint,
     endpoint_from_proto,
     report_to_proto,
@@ -64,6 +66,7 @@ RESTART_VARIABLE = "HETERO_RESTART_COUNT"
 """Environment variable with the number of restarts of the trainer group so far, 0 at first."""
 
 _REPORT_INTERVAL_S = 1.0
+_STEP_TIMES_INTERVAL_S = 0.25
 _DECISION_TIMEOUT_S = 20.0
 _EXIT_SIGTERM = 143
 
@@ -85,6 +88,9 @@ class Timer(Protocol):
 
     def summary(self) -> Any:
         """Return a record that has a method ``to_json``."""
+
+    def recent(self) -> Any:
+        """Return the latest steps, a `hetero.metrics.steps.RecentSteps`."""
 
 
 class RankSession:
@@ -148,6 +154,8 @@ class RankSession:
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._measuring = LoggedErrors()
+        self._summaries: tuple[bytes, ...] = ()
+        self._next_summaries_s = 0.0
         # Register with the launcher, whose reply has the options of this job.
         self._link = open_link(launcher, token, job_id=job_id, rank=rank, tls=tls)
         reply = self._link.register(pb.RegisterRequest(rank=rank, world_size=world_size, generation=generation))
@@ -161,8 +169,10 @@ class RankSession:
             max_batch_bytes=reply.max_batch_bytes,
             stop_grace_s=reply.stop_grace_s,
             data_service=reply.data_service,
+            wants_step_times=reply.wants_step_times,
         )
-        # From now on, follow the launcher's updates and report about once a second.
+        # From now on, follow the launcher's updates and report about once a second, or more often with step times.
+        self._interval_s = _STEP_TIMES_INTERVAL_S if self.options.wants_step_times else _REPORT_INTERVAL_S
         self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
         self._threads = [
             threading.Thread(target=self._watch, name="hetero-watch", daemon=True),
@@ -320,7 +330,7 @@ class RankSession:
     def _report_regularly(self) -> None:
         errors = LoggedErrors()
         while not self._closing.is_set():
-            self._wake.wait(_REPORT_INTERVAL_S)
+            self._wake.wait(self._interval_s)
             self._wake.clear()
             if not self._closing.is_set():
                 with errors.during("interrupting this rank"):
@@ -348,10 +358,24 @@ class RankSession:
             )
             timers = [timer for timer in self._timers if self._loaders[id(timer)] in reported]
         with self._measuring.during("summing up what this rank measured"):  # failures and votes are sent in any case
-            summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
+            # A summary of many steps takes milliseconds, so a report between two of them repeats the last one.
+            now_s = time.monotonic()
+            is_due = finished or now_s >= self._next_summaries_s or len(timers) != len(self._summaries)
+            if is_due or not self.options.wants_step_times:
+                self._next_summaries_s = now_s + _REPORT_INTERVAL_S
+                self._summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)
             counters = {} if self._counters is None else dict(self._counters())
-            report = dataclasses.replace(report, summaries_json=summaries, counters=counters)
+            times = self._step_times(timers) if self.options.wants_step_times else None
+            report = dataclasses.replace(report, summaries_json=self._summaries, counters=counters, step_times=times)
         self._link.report(report_to_proto(report))  # may fail, because the launcher notices a rank's end itself
+
+    def _step_times(self, timers: Sequence[Timer]) -> StepTimes | None:
+        """Return the latest steps of the loader that has taken the most time. None before its first step."""
+        found = [(timer.recent(), self._loaders[id(timer)]) for timer in timers]
+        steps, loader = max(found, key=lambda each: each[0].total_s, default=(None, ""))
+        if steps is None or not steps.compute_s:
+            return None
+        return StepTimes(loader=loader, first=steps.first, compute_s=steps.compute_s, wait_s=steps.wait_s)
 
     def _reported(self) -> frozenset[str]:
         """Return the loaders to report: all, or the busiest if there are too many, such as one per validation."""

@@ -26,18 +26,20 @@ DONE: HostState
 FAILED: HostState
 
 class Endpoint(_message.Message):
-    __slots__ = ("endpoint_id", "address", "incarnation", "num_slots", "kind")
+    __slots__ = ("endpoint_id", "address", "incarnation", "num_slots", "kind", "is_optional")
     ENDPOINT_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    IS_OPTIONAL_FIELD_NUMBER: _ClassVar[int]
     endpoint_id: str
     address: str
     incarnation: str
     num_slots: int
     kind: str
-    def __init__(self, endpoint_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_slots: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+    is_optional: bool
+    def __init__(self, endpoint_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_slots: _Optional[int] = ..., kind: _Optional[str] = ..., is_optional: bool = ...) -> None: ...
 
 class Cause(_message.Message):
     __slots__ = ("host", "summary", "detail", "exit_code", "by_signal", "is_echo", "of_rank")
@@ -66,7 +68,7 @@ class StopPoint(_message.Message):
     def __init__(self, loader: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port", "generation", "restarted_for", "ticks", "options")
+    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port", "generation", "restarted_for", "ticks", "options", "trainer_endpoints")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +103,7 @@ class HostStatus(_message.Message):
     RESTARTED_FOR_FIELD_NUMBER: _ClassVar[int]
     TICKS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     script_digest: str
@@ -121,7 +124,8 @@ class HostStatus(_message.Message):
     restarted_for: Cause
     ticks: int
     options: _containers.ScalarMap[str, str]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ..., generation: _Optional[int] = ..., restarted_for: _Optional[_Union[Cause, _Mapping]] = ..., ticks: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    trainer_endpoints: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ..., generation: _Optional[int] = ..., restarted_for: _Optional[_Union[Cause, _Mapping]] = ..., ticks: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ..., trainer_endpoints: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("rank", "world_size", "generation")
@@ -134,7 +138,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s", "max_batch_bytes", "data_service")
+    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s", "max_batch_bytes", "data_service", "wants_step_times")
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     DATA_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PREPARE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +148,7 @@ class RegisterReply(_message.Message):
     STOP_GRACE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_SERVICE_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     remote: bool
     data_timeout_s: float
     prepare_timeout_s: float
@@ -153,7 +158,8 @@ class RegisterReply(_message.Message):
     stop_grace_s: float
     max_batch_bytes: int
     data_service: str
-    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ..., data_service: _Optional[str] = ...) -> None: ...
+    wants_step_times: bool
+    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ..., data_service: _Optional[str] = ..., wants_step_times: bool = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("rank",)
@@ -179,8 +185,20 @@ class RankUpdate(_message.Message):
     stop_at: StopPoint
     def __init__(self, endpoints: _Optional[_Iterable[_Union[DirectoryEntry, _Mapping]]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ...) -> None: ...
 
+class StepTimes(_message.Message):
+    __slots__ = ("loader", "first", "compute_s", "wait_s")
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    loader: str
+    first: int
+    compute_s: _containers.RepeatedScalarFieldContainer[float]
+    wait_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, loader: _Optional[str] = ..., first: _Optional[int] = ..., compute_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class RankReport(_message.Message):
-    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "waiting", "generation")
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "waiting", "generation", "step_times")
     class StepsStartedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +223,7 @@ class RankReport(_message.Message):
     LOADER_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     rank: int
     steps_started: _containers.ScalarMap[str, int]
     summaries_json: _containers.RepeatedScalarFieldContainer[bytes]
@@ -215,7 +234,8 @@ class RankReport(_message.Message):
     loader: str
     waiting: bool
     generation: int
-    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ...) -> None: ...
+    step_times: StepTimes
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
 
 class RankReportReply(_message.Message):
     __slots__ = ()

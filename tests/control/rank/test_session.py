@@ -18,6 +18,7 @@ from hetero.control.rank.session import RankSession
 from hetero.control.status import (
     MAX_LOADERS,
     HostState,
+    StepTimes,
     StopPoint,
 )
 from hetero.errors import AuthenticationError, ExitCode, HeteroError
@@ -117,6 +118,25 @@ def test_session_with_more_loaders_than_a_report_holds_reports_the_busiest(hubs:
     assert len(report.summaries_json) == len(report.steps_started) == MAX_LOADERS
     assert report.steps_started["train"] == 2 * (MAX_LOADERS + 10)
     assert report.loader in report.steps_started
+
+
+def test_session_reports_the_latest_steps_of_the_loader_that_takes_the_most_time(
+    hubs: tuple[Hub, Hub], address: str
+) -> None:
+    trainer, _ = hubs
+    now_s = [0.0]
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        for name, wait_s in (("validation", 0.25), ("train", 0.5)):
+            timer = StepTimer(name, clock=lambda: now_s[0])
+            session.register_timer(timer)
+            for _ in range(3):
+                timer.begin_wait()
+                now_s[0] += wait_s
+                timer.end_wait(1)
+                now_s[0] += 1.0
+        expected = StepTimes(loader="train", first=0, compute_s=(1.0, 1.0), wait_s=(0.5, 0.5))
+        wait_for(trainer, lambda membership: membership.own.ranks[0].step_times == expected)
 
 
 def reported_steps(membership: Membership) -> int:
