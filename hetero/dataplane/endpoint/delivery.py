@@ -124,6 +124,12 @@ class Delivery:
             self._session_tokens[session_token] = set()
         return session_token
 
+    @property
+    def num_busy(self) -> int:
+        """Requests in progress."""
+        with self._changed:
+            return self._num_busy
+
     def dismiss(self, session_token: bytes) -> None:
         """Invalidate a session token and close the connections that used it."""
         with self._changed:

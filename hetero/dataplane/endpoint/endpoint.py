@@ -51,9 +51,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointStatistics:
-    """Counters of one endpoint process since its start."""
+    """Counters of one endpoint process since its start, and its load."""
 
     num_batches: int = 0
+    num_requests: int = 0
+    """Requests in progress now."""
     num_overruns: int = 0
     """Emulated batches whose real work took longer than the emulated time."""
     auth_failures: int = 0
@@ -127,6 +129,7 @@ class Endpoint:
         self._service.show_life()
         return EndpointStatistics(
             num_batches=self._service.delivery.num_batches,
+            num_requests=self._service.delivery.num_busy,
             num_overruns=self._compute.num_overruns,
             auth_failures=self._access.auth_failures + self._service.delivery.num_rejected,
         )

@@ -93,6 +93,8 @@ class _ForkServer:
             name, facts, descriptors = command
             if name == "start":
                 self._start(facts["index"], facts["incarnation"], descriptors[0])
+            elif name == "end":
+                self._end(facts["incarnation"])
             elif name == "stop":
                 return self._stop(facts["grace_s"])
             else:
@@ -155,6 +157,12 @@ class _ForkServer:
         with process.stdin as stdin:
             stdin.write(options.to_json())
         return _Child(options.index, options.incarnation, process.pid, process)
+
+    def _end(self, incarnation: str) -> None:
+        """Ask one endpoint to end. Its requests in progress have its own grace."""
+        for child in self._children:
+            if child.incarnation == incarnation:
+                os.kill(child.pid, signal.SIGTERM)
 
     def _reap(self) -> None:
         for child in list(self._children):

@@ -8,6 +8,7 @@ child process, imports them. One thread does the pool's work. It starts the fork
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -56,10 +57,12 @@ class EndpointPool:
         self._host = options.endpoint.host
         self._on_change = on_change
         self._on_line = on_line or (lambda name, text: logger.info("%s: %s", name, text))
+        make_liveness = functools.partial(Liveness, bound_s=options.stuck_s, build_bound_s=options.prepare_timeout_s)
         self._slots = [
-            Slot(index, f"{options.endpoint.host}/{self._word(index)}", self._make_liveness)
+            Slot(index, f"{options.endpoint.host}/{self._word(index)}", make_liveness)
             for index in range(options.endpoint.num_endpoints)
         ]
+        self._num_wanted = len(self._slots) if options.num_at_start is None else options.num_at_start
         self._published: tuple[EndpointRecord, ...] = ()
         self._changed = threading.Condition()
         self._failure: HeteroError | None = None
@@ -99,11 +102,33 @@ class EndpointPool:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failure is not None or len(self._published) == len(self._slots), timeout_s
+                lambda: self._failure is not None or len(self._published) == self._num_wanted, timeout_s
             )
             if self._failure is not None:
                 raise self._failure
-            return len(self._published) == len(self._slots)
+            return len(self._published) == self._num_wanted
+
+    def resize(self, number: int) -> None:
+        """Set the number of endpoints, at most ``options.endpoint.num_endpoints``. Does not wait.
+
+        Additional endpoints are started. An endpoint that is not wanted leaves the directory, answers the requests that
+        it has accepted, and ends. It may be wanted again when it has ended.
+        """
+        with self._changed:
+            self._num_wanted = number
+        self._wake()
+
+    @property
+    def num_used(self) -> int:
+        """Endpoints in the directory that have received a request."""
+        with self._changed:
+            return sum(slot.is_used and slot.record is not None for slot in self._slots)
+
+    @property
+    def num_running(self) -> int:
+        """Endpoint processes, including those that start, but not those that left and are idle."""
+        with self._changed:
+            return sum(slot.is_started and not slot.is_idle_after_leaving for slot in self._slots)
 
     @property
     def failure(self) -> HeteroError | None:
@@ -208,6 +233,7 @@ class EndpointPool:
     def _run(self) -> None:
         try:
             while self._stop_grace_s is None:
+                self._end_what_is_not_wanted()
                 self._start_what_is_due()
                 self._turn(_TICK_S)
             self._shut_down(self._stop_grace_s)
@@ -257,7 +283,7 @@ class EndpointPool:
                     self._starter = self._make_starter(write_end)
                 self._selector.register(self._starter, selectors.EVENT_READ, "starter")
         elif self._starter.loaded_s is not None:
-            for slot in self._slots:
+            for slot in self._slots[: self._num_wanted]:
                 if slot.awaits_restart and self._may_restart():
                     slot.awaits_restart, slot.start_at_s = False, now_s
                     logger.warning("endpoint %s is started again, because a restart was given back", slot.name)
@@ -265,6 +291,17 @@ class EndpointPool:
                     slot.begin(f"{self._launch}-{secrets.token_hex(16)}")
                     with self._outputs.open(slot.name, slot.last_lines) as write_end:
                         self._starter.start_endpoint(slot.index, slot.incarnation, write_end)
+
+    def _end_what_is_not_wanted(self) -> None:
+        now_s = time.monotonic()
+        for slot in self._slots[self._num_wanted :]:
+            if slot.is_started and slot.leaving_s is None:
+                slot.leave(now_s)
+                self._publish()
+        for slot in self._slots:
+            if self._starter is not None and slot.may_end(now_s):
+                slot.was_asked_to_end = True
+                self._starter.end_endpoint(slot.incarnation)
 
     def _take_events(self, starter: ProcessStarter) -> None:
         for event in starter.events():
@@ -292,8 +329,8 @@ class EndpointPool:
             self._on_ready(slot, event["pid"], event["port"])
         elif kind == "statistics":
             with self._changed:
-                slot.statistics = {name: event[name] for name in event if name not in ("index", "incarnation")}
-            slot.liveness.beat(time.monotonic())
+                figures = {name: event[name] for name in event if name not in ("index", "incarnation")}
+                slot.report(figures, time.monotonic())
         elif kind == "build":
             slot.liveness.build(time.monotonic(), has_ended=event["has_ended"])
         elif kind == "exited":
@@ -305,6 +342,8 @@ class EndpointPool:
         slot.liveness.beat(slot.ready_s)
         with self._changed:
             slot.pid = pid
+        if slot.leaving_s is not None:
+            return
         slot.record = EndpointRecord(
             endpoint_id=slot.name,
             host=options.host,
@@ -312,13 +351,18 @@ class EndpointPool:
             incarnation=slot.incarnation,
             num_slots=options.num_slots,
             kind=self._kind(slot.index),
+            is_optional=self._options.num_at_start is not None,
         )
         self._publish()
 
     def _on_exit(self, slot: Slot, status: int) -> None:
         """Plan a restart of an endpoint that ended, or give up."""
         self._outputs.drain(slot.name)
+        is_leaving = slot.leaving_s is not None
         self._retire(slot)
+        if is_leaving:
+            slot.start_at_s = 0.0  # when it is wanted again
+            return
         self._publish()
         if self._failure is not None or self._stop_grace_s is not None:
             return
@@ -329,7 +373,8 @@ class EndpointPool:
                 self._num_stuck += 1
         # If no restart is left, give up or wait for the next one.
         if not self._may_restart():
-            is_last = not any(other.is_started or other.start_at_s is not None for other in self._slots)
+            wanted = self._slots[: self._num_wanted]
+            is_last = not any(other.is_started or other.start_at_s is not None for other in wanted)
             if is_last and not self._may_wait():
                 self._give_up(slot.name, status, explanation, slot.last_lines)
             else:
@@ -401,9 +446,6 @@ class EndpointPool:
         with self._changed:
             slot.retire()
 
-    def _make_liveness(self) -> Liveness:
-        return Liveness(bound_s=self._options.stuck_s, build_bound_s=self._options.prepare_timeout_s)
-
     def _publish(self) -> None:
         records = tuple(slot.record for slot in self._slots if slot.record is not None)
         if self._stop_grace_s is not None:
@@ -412,7 +454,7 @@ class EndpointPool:
             if records == self._published:
                 return
             self._published = records
-            self._has_served |= len(records) == len(self._slots)
+            self._has_served |= len(records) == self._num_wanted
             self._changed.notify_all()
         self._on_change(records)
 

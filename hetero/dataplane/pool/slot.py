@@ -20,6 +20,10 @@ from hetero.control.directory import EndpointRecord
 
 __all__ = ["Action", "Liveness", "RestartBudget", "Slot", "backoff_s", "is_suspended"]
 
+LEAVE_S = 3.0
+"""Seconds until the ranks of all hosts know that an endpoint leaves: a heartbeat and a report."""
+MAX_LEAVE_S = 300.0
+"""Longest time that a leaving endpoint has for the requests that it has accepted."""
 DUMP_S = 1.0
 """Seconds from the request for a stack dump to the kill."""
 _LAST_LINES = 20
@@ -39,6 +43,9 @@ class Slot:
         started (``is_started``)        --the process reports its port--> serving (``record``)
         started, serving                --the process ends--> `retire`, then planned or waiting
         waiting (``awaits_restart``)    --a restart is given back--> planned
+        started, serving                --no longer wanted--> leaving (`leave`), without ``record``
+        leaving                         --it has answered its requests--> asked to end (`may_end`)
+        leaving                         --the process ends--> `retire`, then planned, for when it is wanted again
     """
 
     index: int
@@ -57,6 +64,11 @@ class Slot:
     """Whether the process ended when no restart was left. The endpoint waits until the budget gives one back."""
     ready_s: float | None = None
     """Monotonic time when the process began to serve, None if there is none or it does not serve yet."""
+    is_used: bool = False
+    """Whether a rank has sent a request to the process."""
+    leaving_s: float | None = None
+    """Monotonic time when the endpoint was no longer wanted. None if it is wanted or has no process."""
+    was_asked_to_end: bool = False
     num_starts: int = 0
     """Processes started so far."""
     num_crashes: int = 0
@@ -64,6 +76,8 @@ class Slot:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     statistics: dict[str, float] = field(default_factory=dict)
     past_statistics: dict[str, float] = field(default_factory=dict)
+    _idle_s: float | None = None
+    """Monotonic time of the last statistics if the process had no requests then, else None."""
 
     def __post_init__(self) -> None:
         self.liveness = self.make_liveness()
@@ -75,6 +89,33 @@ class Slot:
         self.num_starts += 1
         self.incarnation = incarnation
         self.liveness = self.make_liveness()
+        self.is_used = False
+        self._idle_s = None
+
+    def report(self, statistics: dict[str, float], now_s: float) -> None:
+        """Record the process's statistics, which are also a sign of life."""
+        num_requests = statistics.pop("num_requests", 0)
+        self._idle_s = None if num_requests else now_s
+        self.is_used = self.is_used or bool(num_requests or statistics.get("num_batches"))
+        self.statistics = statistics
+        self.liveness.beat(now_s)
+
+    def leave(self, now_s: float) -> None:
+        """Record that the endpoint is no longer wanted. Its record goes, because readers must send no new requests."""
+        self.leaving_s = now_s
+        self.record = None
+
+    @property
+    def is_idle_after_leaving(self) -> bool:
+        """Whether the endpoint has left and has answered the requests that it had accepted by its last report."""
+        return self.leaving_s is not None and self._idle_s is not None and self._idle_s > self.leaving_s
+
+    def may_end(self, now_s: float) -> bool:
+        """Return whether the process should be asked to end: once, when it has been idle since readers left it."""
+        if self.leaving_s is None or self.was_asked_to_end:
+            return False
+        is_idle = self._idle_s is not None and self._idle_s >= self.leaving_s + LEAVE_S
+        return is_idle or now_s >= self.leaving_s + MAX_LEAVE_S
 
     def retire(self) -> None:
         """Record that the process has ended."""
@@ -82,6 +123,8 @@ class Slot:
         self.ready_s = None
         self.record = None
         self.is_started = False
+        self.is_used = self.was_asked_to_end = False
+        self.leaving_s = None
         for name, value in self.statistics.items():
             self.past_statistics[name] = self.past_statistics.get(name, 0) + value
         self.statistics = {}

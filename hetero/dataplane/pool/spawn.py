@@ -39,6 +39,9 @@ class PoolOptions:
     """The settings of each endpoint."""
     token_path: str | None = None
     """Path of the file with the token, ``/proc/PID/fd/N`` for a memfd, None for no authentication."""
+    num_at_start: int | None = None
+    """Endpoints to start at first, in [0, ``endpoint.num_endpoints``]. None means all. `EndpointPool.resize` changes
+    the number."""
     in_own_session: bool = True
     """Whether the endpoints run in a separate session, where signals to the caller's process group do not reach them.
 
@@ -82,6 +85,9 @@ class ProcessStarter(Protocol):
 
     def start_endpoint(self, index: int, incarnation: str, output: int) -> None:
         """Start one process."""
+
+    def end_endpoint(self, incarnation: str) -> None:
+        """Ask one process to end."""
 
     def stop(self, grace_s: float) -> None:
         """Ask all processes to end."""
@@ -127,6 +133,10 @@ class ForkServer:
     def start_endpoint(self, index: int, incarnation: str, output: int) -> None:
         """Make the fork server start one endpoint that prints to ``output``."""
         self._command(output, command="start", index=index, incarnation=incarnation)
+
+    def end_endpoint(self, incarnation: str) -> None:
+        """Make the fork server ask one endpoint to end."""
+        self._command(command="end", incarnation=incarnation)
 
     def stop(self, grace_s: float) -> None:
         """Make the fork server end its endpoints and itself."""

@@ -236,6 +236,13 @@ class _Servers:
         with contextlib.suppress(OSError):  # the process has ended, and its socket will report that
             ours.send(json.dumps(configuration).encode())
 
+    def end_endpoint(self, incarnation: str) -> None:
+        """Ask one server to end."""
+        for server in self._running.values():
+            if server.incarnation == incarnation:
+                with contextlib.suppress(OSError):
+                    server.socket.shutdown(socket.SHUT_WR)
+
     def end_strays(self) -> None:
         """Kill workers that have an old address of the dispatcher. The pool starts them again."""
         for server in self._running.values():

@@ -96,7 +96,8 @@ class ServedDataset:
         self._exclude(connection, ProtocolMismatchError(f"{connection.name} {why}\n    {advice}"), why)
 
     def _choose_reference(self, connections: Sequence[EndpointConnection]) -> None:
-        for connection in connections:
+        # An endpoint without which the job was planned may lack the data, so it gives no reference.
+        for connection in [each for each in connections if not each.record.is_optional] or connections:
             description = connection.descriptions.get(self.spec)
             if description is not None:
                 self.reference, self._reference_name = description, connection.record.endpoint_id
@@ -123,7 +124,7 @@ class ServedDataset:
     def _exclude(self, connection: EndpointConnection, error: HeteroError, why: str) -> None:
         connection.mark_unusable(self.spec, why)
         is_late = self.reference is not None and connection.identity not in self._initial
-        if is_late:
+        if is_late or connection.record.is_optional:
             logger.warning("endpoint %s joined later and is not used: %s", connection.record.endpoint_id, why)
         elif self.failure is None:
             self.failure = error

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -139,3 +140,44 @@ def test_size_of_batches_is_that_of_the_largest_of_the_last_ones() -> None:
         assert dataset.batch_bytes == 1000
     dataset.observe_size(20)
     assert dataset.batch_bytes == 20
+
+
+def optional(name: str) -> EndpointConnection:
+    found = connection(name)
+    found.record = replace(found.record, is_optional=True)
+    return found
+
+
+def test_endpoint_without_which_the_job_was_planned_gives_no_reference(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = optional("algo-1/0"), connection("algo-2/0")
+    dataset = ServedDataset(SPEC)
+    answer(first, num_samples=20)
+    second.preparing.add(SPEC)
+    dataset.update([first, second])
+    assert dataset.reference is None
+    answer(second, num_samples=10)
+    dataset.update([first, second])
+    assert (first.serves(SPEC), second.serves(SPEC), dataset.failure) == (False, True, None)
+    assert "endpoint algo-1/0 joined later and is not used" in caplog.text
+
+
+def test_endpoint_without_which_the_job_was_planned_may_fail_to_build_the_data_set() -> None:
+    first, second = optional("algo-1/0"), connection("algo-2/0")
+    dataset = ServedDataset(SPEC)
+    failure = SampleFailure(
+        dataset="photos", host="algo-1/0", stage="build", sample_index="", exception="OSError", traceback=""
+    )
+    dataset.build_failed(first, DatasetError(failure))
+    assert dataset.failure is None
+    answer(second)
+    dataset.update([first, second])
+    assert second.serves(SPEC)
+    assert dataset.is_settled([first, second])
+
+
+def test_endpoint_without_which_the_job_was_planned_gives_the_reference_if_it_is_alone() -> None:
+    first = optional("algo-1/0")
+    dataset = ServedDataset(SPEC)
+    answer(first)
+    dataset.update([first])
+    assert first.serves(SPEC)
