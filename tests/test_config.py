@@ -132,6 +132,7 @@ def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
         ("port", True, "a whole number"),
         ("nproc_per_node", 0, "1 or more"),
         ("trainer_endpoints", -1, "0 or more"),
+        ("trainer_endpoints", "many", "a whole number, 0 or more and at most 1024, or auto"),
         ("data_timeout_s", 0, "greater than 0"),
         ("data_timeout_s", float("nan"), "a number"),
         ("data_timeout_s", None, "a number"),
@@ -152,6 +153,18 @@ def test_booleans_in_texts_are_read_as_words(text: str, expected: bool) -> None:
 def test_value_out_of_bounds_error_names_value_and_bound(field: str, value: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         LaunchOptions(**{"script": "train.py", field: value})
+
+
+def test_number_of_trainer_endpoints_may_be_auto(tmp_path: Path) -> None:
+    assert resolve("--trainer-endpoints", "auto").trainer_endpoints == "auto"
+    assert resolve("--trainer-endpoints", "3").trainer_endpoints == 3
+    assert resolve(env={"HETERO_TRAINER_ENDPOINTS": "Auto"}).trainer_endpoints == "auto"
+    (tmp_path / "job.yaml").write_text("trainer_endpoints: auto\n")
+    options = resolve("--config", str(tmp_path / "job.yaml"))
+    assert options.trainer_endpoints == "auto"
+    assert "--trainer-endpoints=auto" in to_flags(options)
+    with pytest.raises(ConfigError, match=r"--trainer-endpoints is 'some'; expected a whole number.*, or auto"):
+        resolve("--trainer-endpoints", "some")
 
 
 @pytest.mark.parametrize(

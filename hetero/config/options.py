@@ -13,6 +13,7 @@ from hetero.errors import ConfigError
 from hetero.system.scripts import script_words
 
 __all__ = [
+    "AUTO",
     "DATA_SERVICES",
     "DEFAULT_DATA_SERVICE",
     "DEFAULT_WARMUP_STEPS",
@@ -29,6 +30,8 @@ DATA_SERVICES = {"grpc": "torch", "tf": "tensorflow"}
 
 `hetero.launch.data_services` implements them.
 """
+AUTO = "auto"
+"""Value of an option that the launcher chooses while the job runs."""
 DEFAULT_DATA_SERVICE = "grpc"
 DEFAULT_WARMUP_STEPS = 10
 """Number of first steps that measurements leave out, both in a job and in a process without a launcher.
@@ -60,6 +63,7 @@ def _option(
     high: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] = (),
+    words: tuple[str, ...] = (),
     flag: str = "",
     short: str = "",
     metavar: str = "",
@@ -75,6 +79,7 @@ def _option(
         high: Highest value allowed.
         above: Value that the option must exceed.
         choices: Allowed values. Empty allows all.
+        words: Texts that are allowed beside the values of the type. The field's type is then ``TYPE | str``.
         flag: The option's flag if it is not the name in kebab-case.
         short: A second flag of one letter.
         metavar: Name of the value in the help. Empty shows the choices.
@@ -82,7 +87,7 @@ def _option(
         data_service: The only data service that can use the option. Empty if all can.
         to_do: Advice to a user of another data service, for the error.
     """
-    bounds = {"low": low, "high": high, "above": above, "choices": choices}
+    bounds = {"low": low, "high": high, "above": above, "choices": choices, "words": words}
     metadata = {**bounds, "flag": flag, "short": short, "metavar": metavar, "shared": shared}
     metadata |= {"data_service": data_service, "to_do": to_do}
     return dataclasses.field(default=default, metadata=metadata)
@@ -117,10 +122,17 @@ class LaunchOptions:
         None, low=1, high=1024, metavar="N", data_service="grpc", to_do="give tf_workers_per_host instead"
     )
     """Endpoints per data host, 1 to 1024. Default: one per usable CPU."""
-    trainer_endpoints: int = _option(
-        0, low=0, high=1024, metavar="N", data_service="grpc", to_do="give trainer_tf_workers instead"
+    trainer_endpoints: int | str = _option(
+        0,
+        low=0,
+        high=1024,
+        words=(AUTO,),
+        metavar="N|auto",
+        data_service="grpc",
+        to_do="give trainer_tf_workers instead",
     )
-    """Endpoints per trainer host, beside its ranks, 0 to 1024."""
+    """Endpoints per trainer host, beside its ranks, 0 to 1024. With auto, a job with data hosts starts with none and
+    adds endpoints while they make steps shorter."""
     data_service: str = _option(DEFAULT_DATA_SERVICE, choices=tuple(DATA_SERVICES), shared=True)
     """Service that data hosts run: grpc for hetero's endpoints, tf for tf.data.service."""
     tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N", shared=True, data_service="tf")
@@ -214,8 +226,8 @@ def framework_of(options: LaunchOptions) -> str:
 
 
 def base_type(field: dataclasses.Field[Any]) -> str:
-    """Return the name of a field's type, without ``| None``."""
-    return str(field.type).removesuffix(" | None")
+    """Return the name of a field's type, without ``| None``, and without ``| str`` for an option with words."""
+    return str(field.type).removesuffix(" | None").removesuffix(" | str")
 
 
 def kind_text(field: dataclasses.Field[Any]) -> str:
@@ -229,12 +241,15 @@ def kind_text(field: dataclasses.Field[Any]) -> str:
         (meta.get("high"), "at most {:g}"),
     )
     limits = " and ".join(form.format(bound) for bound, form in bounds if bound is not None)
-    return f"{_KINDS[base_type(field)]}{', ' if limits else ''}{limits}"
+    words = "".join(f", or {word}" for word in meta.get("words", ()))
+    return f"{_KINDS[base_type(field)]}{', ' if limits else ''}{limits}{words}"
 
 
 def _check(field: dataclasses.Field[Any], value: object) -> None:
     """Raise if a value breaks the rules of its field."""
     if value is None and str(field.type).endswith("| None"):
+        return
+    if isinstance(value, str) and value in field.metadata["words"]:
         return
     if not _has_type(base_type(field), value) or not _is_within(field.metadata, value):
         raise ConfigError(f"{field.name} is {value!r}; expected {kind_text(field)}")

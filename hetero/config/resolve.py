@@ -124,6 +124,8 @@ def _unquote(value: object) -> object:
 def _convert(field: dataclasses.Field[Any], value: object, source: str) -> object:
     """Convert a text or a decoded value to the type of its field."""
     try:
+        if isinstance(value, str) and value.strip().lower() in field.metadata["words"]:
+            return value.strip().lower()
         if base_type(field).startswith("tuple"):
             return _to_tuple(value, quoted=field.name == "script_args")
         return _to_scalar(base_type(field), value)

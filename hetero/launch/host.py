@@ -28,6 +28,8 @@ from hetero.dataplane.pool.pool import EndpointPool
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
+from hetero.launch.auto_endpoints.pressure import CpuPressure
+from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.launch.data_services import HostFacts, find_service
 from hetero.launch.failure import shown_first_line
 from hetero.launch.ranks.ranks import AGENTS
@@ -123,8 +125,8 @@ class LaunchedHost:
             self.child_environment |= without_proxy(environ)
         self.interrupted_s: float | None = None
         """Time of the request to stop this host, in monotonic seconds. None before such a request."""
-        self.endpoints_were_ready = False
-        """Whether all endpoints of this host have served at the same time at least once."""
+        self.endpoints_were_ready = self.placement.servers.num_at_start == 0
+        """Whether all endpoints that this host starts at first have served at the same time at least once."""
         self.trainers_came = False
         """Whether all trainer hosts have been ready at the same time at least once. Only data hosts use it."""
         self.generation = 0
@@ -166,6 +168,7 @@ class LaunchedHost:
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
         self._sampler = stack.enter_context(HostSampler(self.name, scope=self.placement.usage_scope))
         self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
+        self.trainer_endpoints = self._make_trainer_endpoints()
 
     def __enter__(self) -> LaunchedHost:
         return self
@@ -206,6 +209,7 @@ class LaunchedHost:
             max_batch_bytes=options.max_batch_bytes,
             stop_grace_s=self.timings.stop_grace_s,
             data_service=self.placement.data_service,
+            wants_step_times=self.is_first_trainer and self.placement.servers.num_at_start is not None,
         )
         return Hub(
             Membership(members, own, timings=self.timings, clock=time.monotonic, max_restarts=options.job_restarts),
@@ -237,6 +241,22 @@ class LaunchedHost:
         )
         service = find_service(self.options.data_service)
         return service.make_pool(facts, on_change=self._on_endpoints, on_line=self.relay.line)
+
+    def _make_trainer_endpoints(self) -> TrainerEndpoints | None:
+        servers = self.placement.servers
+        if self.pool is None or servers.num_at_start is None:
+            return None
+        return TrainerEndpoints(
+            self.pool,
+            host=self.name,
+            trainer_hosts=self.trainer_hosts,
+            num_ranks=self.placement.num_ranks,
+            max_endpoints=servers.number,
+            slots_per_endpoint=servers.num_slots,
+            # Simulated hosts share the CPUs of one machine, whose pressure does not describe one of them.
+            pressure=CpuPressure().share if self.placement.usage_scope == "host" else lambda: None,
+            publish=lambda number: self.hub.update(trainer_endpoints=number),
+        )
 
     def _shared_options(self) -> dict[str, str]:
         """Return the options that must be equal on all hosts. A host may lack an option that does not apply to it."""
@@ -310,6 +330,7 @@ class LaunchedHost:
             decided = membership.own.decided
             endpoints = membership.endpoints()
             words = waiting_for(membership) if waiting_for is not None else ""
+            apply = None if self.trainer_endpoints is None else self.trainer_endpoints.read(membership)
             is_to_stop = self._num_signals > 0 or self._loses_dispatcher(membership)
         # Act on these reports and on signals.
         if decided is not None:
@@ -318,6 +339,8 @@ class LaunchedHost:
             self._take_signal()
         if self.pool is not None:
             self.pool.follow(endpoints)
+        if apply is not None and not is_to_stop:
+            apply()
         if self.pool is not None and self.pool.failure is not None and not self.endpoints_were_ready:
             self.fail(cause_of(self.pool.failure, self.name))
         if words and time.monotonic() >= self._next_words_s:
@@ -444,6 +467,7 @@ class LaunchedHost:
             started_epoch_s=self._started_epoch_s,
             wall_s=time.monotonic() - self._started_s,
             cause=cause,
+            decisions=() if self.trainer_endpoints is None else tuple(self.trainer_endpoints.decisions),
             folder=self.output_folder,
         )
 

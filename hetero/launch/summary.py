@@ -15,7 +15,7 @@ from typing import Any
 from hetero import __version__
 from hetero.cluster import ClusterSpec, Folders
 from hetero.config import LaunchOptions
-from hetero.config.options import DEFAULT_DATA_SERVICE
+from hetero.config.options import AUTO, DEFAULT_DATA_SERVICE
 from hetero.control.status import Cause, HostStatus
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.data_services import find_service
@@ -53,6 +53,7 @@ def write_report(
     wall_s: float,
     cause: Cause | None,
     folder: Path,
+    decisions: Sequence[str] = (),
 ) -> None:
     """Write the job's report and log its metrics. An error is logged and does not change the job's exit code."""
     try:
@@ -65,6 +66,7 @@ def write_report(
             started_epoch_s=started_epoch_s,
             wall_s=wall_s,
             exit_code=ExitCode.OK if cause is None else cause.exit_code,
+            decisions=decisions,
         )
         catalogue = Catalogue.load(
             profile=options.price_profile,
@@ -124,6 +126,7 @@ def run_facts(
     started_epoch_s: float,
     wall_s: float,
     exit_code: ExitCode,
+    decisions: Sequence[str] = (),
 ) -> RunFacts:
     """Return the facts of a run, from the last status of each host.
 
@@ -136,7 +139,8 @@ def run_facts(
         started_at=dt.datetime.fromtimestamp(started_epoch_s, dt.timezone.utc).isoformat(timespec="seconds"),
         wall_s=wall_s,
         exit_code=int(exit_code),
-        placement=_placement_name(options, cluster),
+        placement=_placement_name(options, cluster, statuses),
+        decisions=tuple(decisions),
         groups=tuple(
             GroupFacts(
                 name=group.name,
@@ -185,9 +189,13 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec) -> Expectation | 
     )
 
 
-def _placement_name(options: LaunchOptions, cluster: ClusterSpec) -> str:
+def _placement_name(options: LaunchOptions, cluster: ClusterSpec, statuses: Sequence[HostStatus]) -> str:
     if not cluster.data_hosts:
         return "homogeneous"
+    if options.trainer_endpoints == AUTO:
+        names = {host.name for host in cluster.trainer_hosts}
+        computed = sum(status.counters.get("batches computed", 0) for status in statuses if status.host in names)
+        return "hybrid" if computed else "heterogeneous"
     return "hybrid" if options.trainer_endpoints or options.trainer_tf_workers else "heterogeneous"
 
 

@@ -36,6 +36,8 @@ def render_report(report: Report) -> str:
     if run.simulated:
         sections += ["## Simulated", _list(run.simulated)]
     sections += ["## Steps", _steps_table(headline) if headline else "No loader delivered a batch."]
+    if run.decisions:
+        sections += ["## Trainer endpoints", _list(run.decisions)]
     sections += _rank_section(report)
     sections += _traffic_section(report)
     sections += _skip_section(report)

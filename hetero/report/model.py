@@ -110,6 +110,8 @@ class RunFacts:
     """Counters by name, for example ``endpoint restarts``, ``failovers``, ``hedges``, ``authentication failures``."""
     simulated: tuple[str, ...] = ()
     """One sentence for each thing that was emulated. Empty if everything was real."""
+    decisions: tuple[str, ...] = ()
+    """What ``--trainer-endpoints auto`` decided, in order, one line each."""
     versions: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     expectation: Expectation | None = None

@@ -72,6 +72,26 @@ def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> 
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).servers.num_slots == 4
 
 
+def test_auto_begins_without_endpoints_and_may_take_every_cpu() -> None:
+    found = plan("algo-9", trainer_endpoints="auto")
+    assert (found.num_endpoints, found.servers.num_at_start, found.remote) == (usable_cpus(), 0, True)
+    assert plan("algo-1", trainer_endpoints="auto").servers == plan("algo-1").servers
+
+
+def test_auto_without_data_hosts_loads_locally() -> None:
+    assert plan("algo-9", data=0, trainer_endpoints="auto") == plan("algo-9", data=0)
+    emulated = {"emulate_sample_s": 0.1, "emulate_vcpus": 8}
+    assert plan("algo-9", data=0, trainer_endpoints="auto", **emulated) == plan("algo-9", data=0, **emulated)
+
+
+@pytest.mark.parametrize(("vcpus", "number", "num_slots"), [(8, 8, 1), (36, 6, 6), (96, 8, 12), (7, 7, 1), (11, 1, 11)])
+def test_auto_on_an_emulated_host_has_all_vcpus_as_slots_of_few_endpoints(
+    vcpus: int, number: int, num_slots: int
+) -> None:
+    found = plan("algo-9", trainer_endpoints="auto", emulate_sample_s=0.1, emulate_vcpus=vcpus)
+    assert (found.num_endpoints, found.servers.num_at_start, found.servers.num_slots) == (number, 0, num_slots)
+
+
 def test_tf_service_has_its_dispatcher_on_the_first_data_host() -> None:
     first = plan("algo-1", data=2, data_service="tf", tf_workers_per_host=3)
     assert (first.num_endpoints, first.servers.dispatcher_host, first.data_service, first.remote) == (

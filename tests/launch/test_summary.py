@@ -72,3 +72,24 @@ def test_batches_of_data_hosts_are_counted_apart(computed: dict[str, int], expec
     ).events
     assert events["batches computed"] == sum(computed.values())
     assert events.get(COMPUTED_ON_DATA_HOSTS) == expected
+
+
+@pytest.mark.parametrize(("computed", "expected"), [(0, "heterogeneous"), (7, "hybrid")])
+def test_placement_with_auto_is_hybrid_if_trainer_hosts_computed(computed: int, expected: str) -> None:
+    hosts = cluster("algo-9")
+    launched = LaunchOptions(script="train.py", trainer_endpoints="auto")
+    status = HostStatus(
+        host="algo-9", incarnation="i", version="1", script_digest="d", counters={"batches computed": computed}
+    )
+    facts = run_facts(
+        launched,
+        hosts,
+        placement.plan(launched, hosts, num_gpus=0),
+        [status],
+        job_id="job",
+        started_epoch_s=0.0,
+        wall_s=1.0,
+        exit_code=ExitCode.OK,
+        decisions=["step 30: stays at 0"],
+    )
+    assert (facts.placement, facts.decisions) == (expected, ("step 30: stays at 0",))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from hetero.cluster import ClusterSpec, Role
 from hetero.config import LaunchOptions
+from hetero.config.options import AUTO
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.endpoint.options import EndpointOptions
 from hetero.dataplane.pool.pool import EndpointPool, PoolOptions
@@ -16,6 +17,7 @@ from hetero.system.cgroups import usable_cpus
 __all__ = ["Endpoints", "pool_options"]
 
 _EMULATED_ENDPOINTS = 1
+_MAX_EMULATED_ENDPOINTS = 8
 
 
 class Endpoints(DataService):
@@ -30,12 +32,16 @@ class Endpoints(DataService):
         heterogeneous jobs are then emulated in the same way and can be compared.
         """
         emulated = options.emulate_sample_s is not None
+        is_auto = options.trainer_endpoints == AUTO
+        if is_auto and cluster.role is Role.TRAINER and cluster.data_hosts:
+            return _changing_number(options.emulate_vcpus or usable_cpus(), emulated=emulated)
+        fixed = 0 if is_auto else int(options.trainer_endpoints)
         if cluster.role is not Role.TRAINER:
             number = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
         elif emulated and not cluster.data_hosts:
-            number = options.trainer_endpoints or _EMULATED_ENDPOINTS
+            number = fixed or _EMULATED_ENDPOINTS
         else:
-            number = options.trainer_endpoints
+            number = fixed
         num_slots = math.ceil((options.emulate_vcpus or usable_cpus()) / number) if emulated and number else 1
         return Servers(number=number, num_slots=num_slots)
 
@@ -54,6 +60,17 @@ class Endpoints(DataService):
             "endpoints per data host": str(options.endpoints_per_host or "default"),
             "endpoints per trainer host": str(options.trainer_endpoints),
         }
+
+
+def _changing_number(num_cpus: int, *, emulated: bool) -> Servers:
+    """Return a number of endpoints that begins with 0 and may grow to one per CPU.
+
+    An emulated host has at most eight endpoints, because many hosts share one machine. Their slots are its vCPUs.
+    """
+    number = num_cpus
+    if emulated:
+        number = max(count for count in range(1, _MAX_EMULATED_ENDPOINTS + 1) if num_cpus % count == 0)
+    return Servers(number=number, num_at_start=0, num_slots=num_cpus // number)
 
 
 def pool_options(facts: HostFacts) -> PoolOptions:
@@ -75,6 +92,7 @@ def pool_options(facts: HostFacts) -> PoolOptions:
             log_level=options.log_level.upper(),
         ),
         token_path=facts.token_path,
+        num_at_start=facts.servers.num_at_start,
         endpoint_restarts=options.endpoint_restarts,
         gives_up=False,  # other endpoints compute the batches, and ranks fail if all endpoints are gone for too long
         stuck_s=timings.lease_s,

@@ -21,7 +21,10 @@ class Servers:
     """The server processes of a data service that are planned for one host."""
 
     number: int
-    """Number of processes on this host. May be 0."""
+    """Largest number of processes on this host. May be 0."""
+    num_at_start: int | None = None
+    """Number of processes at first. The number then changes between 0 and ``number``, see
+    `hetero.launch.auto_endpoints`. None means that it does not change."""
     num_slots: int = 1
     """Number of batches that each process computes at the same time. It is 1 unless vCPUs are emulated."""
     dispatcher_host: str = ""

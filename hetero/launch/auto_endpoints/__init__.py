@@ -1,0 +1,12 @@
+"""``--trainer-endpoints auto``: chooses the number of endpoints on trainer hosts while the job runs.
+
+The first trainer host measures and decides for all trainer hosts, because every rank takes part in each step. If each
+host tried alone, it would take the effect of another host's trial for its own.
+
+trainer_endpoints.py  runs the search in a launcher, and applies its decisions to the pool of its host
+controller.py         the search, a state machine that is fed with steps
+decisions.py          its inputs beside the steps, and its decisions
+windows.py            mean and spread of a window of steps, and the comparison of two windows
+joined_steps.py       the steps of a host, from the reports of its ranks
+pressure.py           how short the CPUs of a host are
+"""

@@ -1,0 +1,128 @@
+"""Runs the search on the first trainer host, and applies its decisions on every trainer host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hetero.control.directory import BATCHES
+from hetero.control.membership import Membership
+from hetero.control.status import RankReport
+from hetero.launch.auto_endpoints.controller import Controller
+from hetero.launch.auto_endpoints.decisions import Conditions
+from hetero.launch.auto_endpoints.joined_steps import JoinedSteps
+
+__all__ = ["ResizablePool", "TrainerEndpoints"]
+
+_MAX_LISTED = 100
+
+logger = logging.getLogger(__name__)
+
+
+class ResizablePool(Protocol):
+    """The part of `hetero.dataplane.pool.pool.EndpointPool` that this module uses."""
+
+    @property
+    def num_used(self) -> int:
+        """Endpoints that have received a request."""
+
+    @property
+    def num_running(self) -> int:
+        """Endpoint processes that may compute."""
+
+    def resize(self, number: int) -> None:
+        """Set the number of endpoints."""
+
+
+class TrainerEndpoints:
+    """The endpoints of a trainer host with ``--trainer-endpoints auto``. For the launcher's main thread.
+
+    The first trainer host decides between two reports of its ranks, and publishes the number in its status. The others
+    follow it. All hosts therefore change at about the same step.
+
+    Args:
+        pool: The endpoints of this host. It runs none yet.
+        host: Name of this host.
+        trainer_hosts: All trainer hosts.
+        num_ranks: Ranks of each trainer host.
+        max_endpoints: Largest number of endpoints of this host.
+        slots_per_endpoint: Batches that an endpoint computes at the same time.
+        pressure: Returns the CPU pressure of this host, or None if it is not known.
+        publish: Called with a decided number, to send it to the other hosts.
+    """
+
+    def __init__(
+        self,
+        pool: ResizablePool,
+        *,
+        host: str,
+        trainer_hosts: Sequence[str],
+        num_ranks: int,
+        max_endpoints: int,
+        slots_per_endpoint: int,
+        pressure: Callable[[], float | None],
+        publish: Callable[[int], None],
+    ) -> None:
+        self.decisions: list[str] = []
+        """The first 100 decisions, on the first trainer host. One line each."""
+        self._pool = pool
+        self._leader = trainer_hosts[0]
+        self._is_leader = host == self._leader
+        self._max_endpoints = max_endpoints
+        self._pressure = pressure
+        self._publish = publish
+        self._number = 0
+        self._generation = 0
+        self._steps = JoinedSteps(num_ranks)
+        self._controller = Controller(
+            max_endpoints=max_endpoints,
+            num_hosts=len(trainer_hosts),
+            world_size=num_ranks * len(trainer_hosts),
+            slots_per_endpoint=slots_per_endpoint,
+        )
+
+    def read(self, membership: Membership) -> Callable[[], None]:
+        """Read what a decision depends on. The caller holds the membership's lock.
+
+        Returns:
+            A function that applies it. Call it without the lock.
+        """
+        own = membership.own
+        if not self._is_leader:
+            leader = next((status for status in membership.statuses() if status.host == self._leader), None)
+            number = 0 if leader is None else leader.trainer_endpoints
+            return lambda: self._follow(number)
+        slots = sum(record.num_slots for record in membership.endpoints() if record.kind == BATCHES)
+        return lambda: self._lead(own.generation, own.ranks, slots)
+
+    def _follow(self, number: int) -> None:
+        number = min(number, self._max_endpoints)
+        if number != self._number:
+            logger.info("trainer endpoints: from %d to %d, as %s decided", self._number, number, self._leader)
+            self._apply(number)
+
+    def _lead(self, generation: int, reports: Sequence[RankReport], num_slots: int) -> None:
+        if generation != self._generation:
+            self._generation = generation
+            self._steps.restart()
+            self._controller.restart_window()
+        conditions = Conditions(
+            num_used=self._pool.num_used,
+            num_running=self._pool.num_running,
+            num_slots=max(1, num_slots),
+            pressure=self._pressure(),
+        )
+        decision = self._controller.observe(self._steps.take(reports), conditions)
+        if decision is None:
+            return
+        if len(self.decisions) < _MAX_LISTED:
+            self.decisions.append(decision.text)
+        logger.info("trainer endpoints: %s", decision.text)
+        if decision.endpoints != self._number:
+            self._apply(decision.endpoints)
+            self._publish(decision.endpoints)
+
+    def _apply(self, number: int) -> None:
+        self._number = number
+        self._pool.resize(number)

@@ -1,0 +1,107 @@
+"""Figures of a window of steps, and whether two windows differ by more than their spread explains. Pure."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["StepTime", "Verdict", "Window", "compare"]
+
+_NUM_BLOCKS = 8
+_ERRORS = 3.0
+"""Two means differ if they are this number of standard errors apart. With eight blocks on each side, chance alone
+exceeds it in about one of 100 comparisons."""
+_MIN_DIFFERENCE = 0.01
+"""Smallest relative difference of two step times that matters."""
+
+
+class Verdict(enum.Enum):
+    """The step time of a window, compared with that of an earlier one."""
+
+    SHORTER = "shorter"
+    SAME = "same"
+    LONGER = "longer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One step of the ranks of a host. The slowest rank counts."""
+
+    compute_s: float
+    wait_s: float
+    """Data wait: time blocked in ``next()``."""
+
+    @property
+    def total_s(self) -> float:
+        """The step's time in seconds."""
+        return self.compute_s + self.wait_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Means over successive steps, each with its standard error, in seconds."""
+
+    num_steps: int
+    step_s: float
+    step_error_s: float
+    compute_s: float
+    wait_s: float
+    wait_error_s: float
+
+    @classmethod
+    def of(cls, steps: Sequence[StepTime]) -> Window:
+        """Return the figures of at least one step."""
+        totals_s = [step.total_s for step in steps]
+        waits_s = [step.wait_s for step in steps]
+        return cls(
+            num_steps=len(steps),
+            step_s=_mean(totals_s),
+            step_error_s=_error(totals_s),
+            compute_s=_mean([step.compute_s for step in steps]),
+            wait_s=_mean(waits_s),
+            wait_error_s=_error(waits_s),
+        )
+
+    @property
+    def wait_share(self) -> float:
+        """Data wait / step time, in [0, 1]."""
+        return self.wait_s / self.step_s if self.step_s > 0 else 0.0
+
+    def surely_waits(self, share: float) -> bool:
+        """Return whether the data wait exceeds ``share`` of the step time by two standard errors or more."""
+        return self.wait_s - 2 * self.wait_error_s > share * self.step_s
+
+
+def compare(before: Window, after: Window) -> Verdict:
+    """Return whether steps became shorter or longer.
+
+    The means differ if their difference exceeds three standard errors and 1 % of the time before.
+    """
+    bound_s = max(
+        _ERRORS * math.hypot(before.step_error_s, after.step_error_s),
+        _MIN_DIFFERENCE * before.step_s,
+    )
+    if after.step_s - before.step_s > bound_s:
+        return Verdict.LONGER
+    return Verdict.SHORTER if before.step_s - after.step_s > bound_s else Verdict.SAME
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean, infinite for a single value.
+
+    Steps that follow each other are not independent, because batches come in bursts. Therefore the error comes from
+    the means of eight blocks of successive steps.
+    """
+    size = max(1, len(values) // _NUM_BLOCKS)
+    blocks = [_mean(values[at : at + size]) for at in range(0, len(values) - size + 1, size)]
+    if len(blocks) < 2:
+        return math.inf
+    mean = _mean(blocks)
+    variance = sum((block - mean) ** 2 for block in blocks) / (len(blocks) - 1)
+    return math.sqrt(variance / len(blocks))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

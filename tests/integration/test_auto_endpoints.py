@@ -1,0 +1,80 @@
+"""Jobs that choose the number of endpoints on their trainer hosts themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from harness import DNN, Job, StartJob
+
+NEEDY = ("--emulate-sample-seconds", "0.06", "--emulate-step-seconds", "0.03", "--purity-checks", "0")
+"""A batch of 8 takes 0.48 s of a vCPU. Four vCPUs make a batch in 0.12 s, and twelve in 0.04 s."""
+STEPS = ["--num-samples", "1600", "--epochs", "1"]
+
+
+def decisions(job: Job) -> list[str]:
+    found: list[str] = job.report()["run"]["decisions"]
+    return found
+
+
+def test_job_that_waits_for_data_adds_endpoints_and_trains_on_the_same_batches(start_job: StartJob) -> None:
+    auto = start_job(["data_group=ml.c5.xlarge:1", DNN], *NEEDY, "--trainer-endpoints", "auto", "--audit", args=STEPS)
+    assert auto.wait() == 0, auto.output
+    plain = start_job([DNN], "--audit", args=STEPS)
+    assert plain.wait() == 0, plain.output
+    # The same batches, whatever was added and removed meanwhile.
+    command = [sys.executable, "-m", "hetero.cli", "audit", str(plain.directory / "run"), str(auto.directory / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "The same data: 200 batches are equal bit for bit." in done.stdout) == (0, True), done
+    assert auto.result(0)["chain"] == plain.result(0)["chain"]
+    # What it decided is in the log and in the report.
+    run = auto.report()["run"]
+    first, second = decisions(auto)[:2]
+    assert ": from 0 to 1, because a step of " in first
+    assert ": from 1 to 2, because a step takes " in second
+    assert f"INFO trainer endpoints: {first}" in auto.output
+    assert f"- {first}" in (auto.directory / "run" / "report.md").read_text()
+    assert run["placement"] == "hybrid"
+    assert run["events"]["batches computed"] > run["events"]["batches computed on data hosts"] > 0
+    counted = ("endpoint restarts", "endpoint_losses", "failovers", "stuck endpoints")
+    assert [run["events"][name] for name in counted] == [0] * 4
+    assert "ERROR" not in auto.output
+
+
+def test_job_that_does_not_wait_for_data_adds_nothing(start_job: StartJob) -> None:
+    flags = ("--emulate-sample-seconds", "0.005", "--emulate-step-seconds", "0.03", "--purity-checks", "0")
+    job = start_job(
+        ["data_group=ml.c5.2xlarge:1", DNN], *flags, "--trainer-endpoints", "auto", args=["--num-samples", "800"]
+    )
+    assert job.wait() == 0, job.output
+    (only,) = decisions(job)
+    assert ": stays at 0, because a step of " in only
+    assert job.report()["run"]["placement"] == "heterogeneous"
+
+
+def test_trainer_host_without_the_data_adds_an_endpoint_that_is_not_used(start_job: StartJob) -> None:
+    job = start_job(
+        ["data_group=ml.c5.xlarge:1", DNN],
+        *NEEDY,
+        "--trainer-endpoints",
+        "auto",
+        args=["--num-samples", "800", "--epochs", "1", "--faults", "by_host=1"],
+    )
+    assert job.wait() == 0, job.output
+    assert "endpoint algo-2/0 joined later and is not used" in job.output
+    assert [text for text in decisions(job) if "from 1 to 2" in text] == []
+
+
+def test_two_trainer_hosts_run_the_number_that_the_first_decides(start_job: StartJob) -> None:
+    job = start_job(
+        ["data_group=ml.c5.xlarge:1", "dnn_group=ml.p3.2xlarge:2"],
+        *NEEDY,
+        "--trainer-endpoints",
+        "auto",
+        "--nproc-per-node",
+        "1",
+        args=["--gloo", *STEPS],
+    )
+    assert job.wait() == 0, job.output
+    assert ": from 0 to 1, because a step of " in decisions(job)[0]
+    assert "trainer endpoints: from 0 to 1, as algo-2 decided" in job.output

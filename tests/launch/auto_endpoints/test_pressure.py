@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetero.launch.auto_endpoints.pressure import CpuPressure
+
+
+class Proc:
+    """A folder of kernel files, and a clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now_s = 100.0
+
+    def psi(self, waited_s: float) -> None:
+        (self.folder / "pressure").mkdir(exist_ok=True)
+        text = f"some avg10=1.00 avg60=0.00 avg300=0.00 total={int(waited_s * 1e6)}\nfull avg10=0.00 total=7\n"
+        (self.folder / "pressure" / "cpu").write_text(text)
+
+    def stat(self, busy: int, idle: int) -> None:
+        (self.folder / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 2 3\n")
+
+    def pressure(self) -> CpuPressure:
+        return CpuPressure(self.folder, clock=lambda: self.now_s)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+def test_pressure_is_the_share_of_time_in_which_a_process_waited(proc: Proc) -> None:
+    proc.psi(10.0)
+    pressure = proc.pressure()
+    assert pressure.share() is None
+    proc.now_s += 2.0
+    proc.psi(10.5)
+    assert pressure.share() == pytest.approx(0.25)
+
+
+def test_pressure_forgets_what_is_older_than_its_window(proc: Proc) -> None:
+    proc.psi(0.0)
+    pressure = proc.pressure()
+    for second in range(1, 20):
+        proc.now_s += 1.0
+        proc.psi(min(second, 8))  # waited all the time for eight seconds, then not at all
+        found = pressure.share()
+    assert found == 0.0
+
+
+def test_pressure_without_the_kernels_figures_comes_from_the_cpu_use(proc: Proc) -> None:
+    proc.stat(1000, 1000)
+    pressure = proc.pressure()
+    assert pressure.share() is None
+    proc.now_s += 2.0
+    proc.stat(1180, 1020)
+    assert pressure.share() == pytest.approx(0.0, abs=1e-9)
+    proc.now_s += 2.0
+    proc.stat(1370, 1030)
+    assert pressure.share() == pytest.approx(0.25)  # busy for 92.5 % of four seconds
+
+
+def test_pressure_is_unknown_without_any_figures(proc: Proc) -> None:
+    pressure = proc.pressure()
+    assert pressure.share() is None
+    proc.now_s += 9.0
+    assert pressure.share() is None
+
+
+def test_pressure_of_this_machine_is_a_share() -> None:
+    now_s = [0.0]
+    pressure = CpuPressure(clock=lambda: now_s[0])
+    pressure.share()
+    now_s[0] = 1e9
+    found = pressure.share()
+    assert found is None or 0.0 <= found <= 1.0

@@ -1,0 +1,109 @@
+"""What the first trainer host decides, every trainer host does."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+
+from hetero.cluster import Role
+from hetero.config import Timings
+from hetero.control.directory import EndpointRecord
+from hetero.control.membership import Member, Membership
+from hetero.control.status import HostStatus, RankReport, StepTimes
+from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
+
+HOSTS = ("algo-2", "algo-3")
+REMOTE = EndpointRecord(endpoint_id="algo-1/0", host="algo-1", address="127.0.0.1:1", incarnation="i", num_slots=4)
+
+
+class StubPool:
+    """A pool whose endpoints are used at once."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    @property
+    def num_used(self) -> int:
+        return self.sizes[-1] if self.sizes else 0
+
+    @property
+    def num_running(self) -> int:
+        return self.num_used
+
+    def resize(self, number: int) -> None:
+        self.sizes.append(number)
+
+
+class Host:
+    """A trainer host and what it knows about the others."""
+
+    def __init__(self, name: str, *, max_endpoints: int = 8) -> None:
+        members = [Member(host="algo-1", role=Role.DATA), *(Member(host=host, role=Role.TRAINER) for host in HOSTS)]
+        self.membership = Membership(members, status(name), timings=Timings(), clock=lambda: 0.0)
+        self.pool = StubPool()
+        self.published: list[int] = []
+        self.trainer_endpoints = TrainerEndpoints(
+            self.pool,
+            host=name,
+            trainer_hosts=HOSTS,
+            num_ranks=1,
+            max_endpoints=max_endpoints,
+            slots_per_endpoint=1,
+            pressure=lambda: None,
+            publish=self.published.append,
+        )
+        self.num_steps = 0
+
+    def step(self, *, wait_s: float, generation: int = 0) -> None:
+        """Report one more step and let the host act."""
+        self.num_steps += 1
+        times = StepTimes(loader="train", first=self.num_steps - 1, compute_s=(0.1,), wait_s=(wait_s,))
+        self.membership.store(RankReport(rank=0, step_times=times, generation=generation))
+        self.act()
+
+    def act(self) -> None:
+        self.trainer_endpoints.read(self.membership)()
+
+
+def status(host: str, **changes: Any) -> HostStatus:
+    return HostStatus(host=host, incarnation="i", version="1", script_digest="d", **changes)
+
+
+def test_first_host_adds_endpoints_and_publishes_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    host = Host("algo-2")
+    host.membership.observe(status("algo-1", endpoints=(REMOTE,)))
+    while not host.published and host.num_steps < 100:
+        host.step(wait_s=0.1)
+    assert (host.published, host.pool.sizes) == ([1], [1])
+    (text,) = host.trainer_endpoints.decisions
+    assert text.endswith("from 0 to 1, because a step of 200 ms waits 100 ms for data")
+    assert f"trainer endpoints: {text}" in caplog.messages
+
+
+def test_other_host_follows_within_its_own_limit() -> None:
+    host = Host("algo-3", max_endpoints=2)
+    for _ in range(60):
+        host.step(wait_s=0.1)
+    assert host.pool.sizes == [], "it decides nothing itself"
+    for revision, number in enumerate((1, 4, 4, 0)):
+        host.membership.observe(status("algo-2", trainer_endpoints=number, revision=revision))
+        host.act()
+    assert host.pool.sizes == [1, 2, 0]
+
+
+def test_restart_of_the_ranks_begins_a_new_window() -> None:
+    host = Host("algo-2")
+    for _ in range(29):
+        host.step(wait_s=0.1)
+    host.membership.own = dataclasses.replace(host.membership.own, generation=1, ranks=())
+    host.num_steps = 0
+    for _ in range(15):
+        host.step(wait_s=0.1, generation=1)
+    assert host.published == []
+    while not host.published and host.num_steps < 100:
+        host.step(wait_s=0.1, generation=1)
+    assert host.published == [1]
