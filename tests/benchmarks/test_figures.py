@@ -43,7 +43,7 @@ def make_row(load: Load, name: str, group: str, rate: int, config: Any = None, *
 def test_all_questions_are_there() -> None:
     expected = (
         *("transport", "pipelines", "scaling", "interference", "memory", "compression", "gpu_feed"),
-        *("strangers", "safeguards", "tf_feed", "baseline"),
+        *("strangers", "safeguards", "tf_feed", "baseline", "auto_hybrid"),
     )
     assert {f"bench_{name}" for name in expected} <= set(NAMES)
 
