@@ -177,7 +177,10 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec) -> Expectation | 
         PlannedGroup(name=group.name, role=group.role.value, instance_type=group.instance_type, count=len(group.hosts))
         for group in cluster.groups
     ]
-    planned = load_plan(options.plan).cluster_of(groups, options.trainer_endpoints)
+    plan = load_plan(options.plan)
+    is_auto = options.trainer_endpoints == AUTO  # the job looks for the number that the plan recommends
+    endpoints = plan.chosen.local_endpoints if is_auto else int(options.trainer_endpoints)
+    planned = plan.cluster_of(groups, endpoints)
     if planned is None:
         logger.warning("the plan %s has no cluster like this job's, so the report does not compare them", options.plan)
         return None
