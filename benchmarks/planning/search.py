@@ -4,7 +4,8 @@ The candidates are those of a planner: endpoints on the trainer hosts, and no da
 1 to 64 hosts of each of two types. A lower bound of the step time gives each candidate a lower bound of its cost. The
 candidates are simulated in the order of that bound. The search ends when no other candidate can be cheaper than the
 best by more than `TOLERANCE`. A test compares the bound with simulations. More hosts than the accelerator needs have a
-higher price and the same bound, and are never simulated.
+higher price and the same bound, and are never simulated. Where many clusters cost nearly the same, the bound ends the
+search late. It then ends after `PATIENCE` simulations without a better choice.
 
 The numbers of trainer endpoints are a grid, and so are those of a data host whose endpoints wait for storage. The
 neighbours of the best choice are simulated at the end.
@@ -30,16 +31,16 @@ __all__ = ["MAX_HOSTS", "Found", "Truth", "search"]
 
 MAX_HOSTS = 64
 """Largest number of data hosts of one type."""
-SCREENING_BATCHES = 1500
-NUM_BATCHES = 5000
-"""Batches of all ranks that a simulation has at least. With stragglers it has three times as many."""
+SCREENING_BATCHES = 1000
+NUM_BATCHES = 4000
+"""Batches of all ranks that a simulation has at least. With stragglers it has twice as many."""
+PATIENCE = 80
 TOLERANCE = 0.003
 """Candidates that can save no more than this share are not simulated."""
 _BOUND_MARGIN = 0.985
 """What the bound is multiplied by, because a simulated time has noise."""
 _MIN_STEPS = 150
-_FINALISTS = 12
-_MAX_SIMULATIONS = 700
+_FINALISTS = 8
 
 
 class Truth:
@@ -59,7 +60,7 @@ class Truth:
         key = choice, num_batches
         if key not in self._results:
             scenario, num_ranks = self.scenario, self.scenario.workload.num_ranks
-            wanted = num_batches * (3 if scenario.has_stragglers else 1)
+            wanted = num_batches * (2 if scenario.has_stragglers else 1)
             num_steps = max(_MIN_STEPS, -(-wanted // num_ranks))
             self._results[key] = simulate(
                 scenario.workload, scenario.cluster(choice), num_steps=num_steps, seed=scenario.seed
@@ -85,7 +86,7 @@ class Found:
     num_candidates: int
     num_simulations: int
     is_complete: bool
-    """Whether all candidates below the bound were simulated."""
+    """Whether the bound ended the search, and not its patience."""
 
 
 def _pairs(num_types: int, max_hosts: int) -> npt.NDArray[np.int64]:
@@ -161,20 +162,31 @@ def per_host_grid(scenario: Scenario) -> list[int]:
     return [0, *sorted({factor * machine.vcpus for machine in scenario.menu for factor in (2, 4)})]
 
 
-def search(scenario: Scenario, truth: Truth | None = None, *, max_hosts: int = MAX_HOSTS) -> Found:
-    """Return the choice with the lowest cost per 1,000 steps."""
+def search(
+    scenario: Scenario, truth: Truth | None = None, *, max_hosts: int = MAX_HOSTS, patience: float = PATIENCE
+) -> Found:
+    """Return the choice with the lowest cost per 1,000 steps.
+
+    Args:
+        scenario: The job.
+        truth: Simulations of the job so far.
+        max_hosts: Largest number of data hosts of one type.
+        patience: The search ends after this number of simulations without a better choice. Infinite for a search that
+            only the bound ends.
+    """
     truth = truth or Truth(scenario)
     best_usd = truth.usd_per_1k_steps(NOTHING, SCREENING_BATCHES)
     candidates = _Candidates(scenario, max_hosts=max_hosts, below_usd=best_usd)
-    screened, is_complete = [], True
+    screened, since_better, is_complete = [], 0, True
     for bound_usd, choice in candidates:
         if bound_usd >= best_usd * (1.0 - TOLERANCE):
             break
-        if len(screened) >= _MAX_SIMULATIONS:
+        if since_better >= patience:
             is_complete = False
             break
         usd = truth.usd_per_1k_steps(choice, SCREENING_BATCHES)
         screened.append((usd, choice))
+        since_better = 0 if usd < best_usd * (1.0 - TOLERANCE) else since_better + 1
         best_usd = min(best_usd, usd)
     screened.sort()
     finalists = [choice for _, choice in screened[:_FINALISTS]]
@@ -215,3 +227,11 @@ def _neighbours(scenario: Scenario, choice: Choice, distance: int) -> Iterable[C
         for changed in {count - 1, count + 1} & set(range(1, MAX_HOSTS + 1)):
             data = (*choice.data[:index], (name, changed), *choice.data[index + 1 :])
             yield replace(choice, data=data)
+    if len(choice.data) == 1:
+        yield from (
+            replace(choice, data=tuple(sorted((*choice.data, (machine.name, 1)))))
+            for machine in scenario.menu
+            if machine.name != choice.data[0][0]
+        )
+    else:
+        yield from (replace(choice, data=(group,)) for group in choice.data)
