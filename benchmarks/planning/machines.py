@@ -1,8 +1,9 @@
 """The machine types of the scenarios: facts of real types, and prices.
 
-vCPUs, memory and network are those of ``hetero/pricing/data/instance_types.json``. Prices of 2022 (us-east-1) are those
-that the articles on heterogeneous clusters and on distributed training state. All other prices are made up, at a rate
-per vCPU for each family (see `FAMILY_USD_PER_VCPU`) or per machine (see `TRAINERS`). They are near the price of c5.
+vCPUs, memory and the sustained bandwidth of one network card are those of ``hetero/pricing/data/instance_types.json``.
+Prices of 2022 (us-east-1) are those that the articles on heterogeneous clusters and on distributed training state. All
+other prices are made up, at a rate per vCPU for each family (see `FAMILY_USD_PER_VCPU`) or per machine (see
+`TRAINERS`). They are near the price of c5.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ TRAINERS = {
         _trainer("ml.p3.8xlarge", 4, 32, 244, 10, 0.0, 1.0),
         _trainer("ml.p3.16xlarge", 8, 64, 488, 25, 0.0, 1.0),
         _trainer("ml.p3dn.24xlarge", 8, 96, 768, 100, 35.0, 1.2),
-        _trainer("ml.p4d.24xlarge", 8, 96, 1152, 400, 0.0, 1.35),
+        _trainer("ml.p4d.24xlarge", 8, 96, 1152, 100, 0.0, 1.35),
         _trainer("ml.g4dn.xlarge", 1, 4, 16, 5, 0.74, 1.35),
         _trainer("ml.g4dn.2xlarge", 1, 8, 32, 10, 1.06, 1.35),
         _trainer("ml.g4dn.12xlarge", 4, 48, 192, 50, 5.5, 1.35),

@@ -69,13 +69,16 @@ def choose(profile: Profile, scenario: Scenario) -> Decision:
 
 
 def _facts(machine: MachineType) -> InstanceTypeInfo:
+    gbit = machine.nic_bytes_per_s * 8e-9
     return InstanceTypeInfo(
         instance_type=machine.name,
         vcpus=machine.vcpus,
         memory_gib=machine.memory_bytes / 2**30,
         num_accelerators=machine.num_accelerators,
-        accelerator="accelerator" if machine.num_accelerators else None,
-        network_card_gbps=machine.nic_bytes_per_s * 8e-9,
+        network_baseline_gbps=gbit,
+        network_burst_gbps=gbit,
+        num_network_cards=1,
+        network_card_gbps=gbit,
         price=Price(hourly_usd=machine.hourly_usd, source="benchmark"),
     )
 

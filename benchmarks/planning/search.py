@@ -37,7 +37,7 @@ NUM_BATCHES = 4000
 PATIENCE = 80
 TOLERANCE = 0.003
 """Candidates that can save no more than this share are not simulated."""
-_BOUND_MARGIN = 0.985
+_BOUND_MARGIN = 0.97
 """What the bound is multiplied by, because a simulated time has noise."""
 _MIN_STEPS = 150
 _FINALISTS = 8

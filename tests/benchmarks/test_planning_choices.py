@@ -89,8 +89,8 @@ def test_prices_of_2022_are_those_of_the_catalogue(planning: Any) -> None:
         assert info.vcpus == machine.vcpus
         assert info.memory_gib is not None
         assert info.memory_gib * 2**30 == pytest.approx(machine.memory_bytes)
-        assert info.network_gbps is not None
-        assert info.network_gbps * 1e9 / 8 == pytest.approx(machine.nic_bytes_per_s, rel=0.01)
+        assert info.network_card_gbps is not None
+        assert info.network_card_gbps * 1e9 / 8 == pytest.approx(machine.nic_bytes_per_s, rel=0.01)
         if info.hourly_usd is not None:
             assert info.hourly_usd == machine.hourly_usd
 
