@@ -30,6 +30,7 @@ from hetero.planning.candidates import AS_IS, UINT8, Candidate
 from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile
 from hetero.planning.uncertain import Array, UncertainFigures
+from hetero.planning.window_stalls import stall_table
 
 __all__ = ["BOTTLENECKS", "MOST_PROCESSES_PER_CPU", "Prediction", "StepModel"]
 
@@ -52,6 +53,8 @@ BOTTLENECKS = (
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 _MEMORY_SHARE = 0.9
 """Share of a host's memory that endpoints may use."""
+_OWN_BONUS = 1.1
+"""How many times more batches an endpoint makes if its batches need no network, and the network is full."""
 _WINDOW_PER_ENDPOINT = 2
 _MAX_WINDOW_BYTES = 2.0**30
 _MAX_WINDOW_SHARE = 0.25
@@ -136,6 +139,7 @@ class StepModel:
         self._bytes_per_sample = profile.wire_bytes_per_sample.value if profile.wire_bytes_per_sample else 0.0
         self._receive_s_per_byte = _value(self._training.receive_cpu_s_per_gb) / 1e9
         self._rank_cores = _value(self._training.rank_cpu_cores)
+        self._num_ranks = self._training.ranks_per_host * self._training.num_hosts
         self._samples_per_host = self._training.ranks_per_host * self._training.batch_samples
         self._residual_s = 0.0
         self._residual_s = self._unexplained_s()
@@ -163,21 +167,12 @@ class StepModel:
 
     # Hosts
 
-    def _slowdown(self, share: Array | float) -> Array:
-        """Return how much more CPU a sample costs if endpoints use this share of the CPUs, by the measured curve."""
-        points = self._reference.concurrency
-        if len(points) < 2 or points[0].cpu_s_per_sample <= 0:
-            return np.ones_like(np.asarray(share, dtype=np.float64))
-        shares = [point.num_processes / self._reference.vcpus for point in points]
-        costs = [max(1.0, point.cpu_s_per_sample / points[0].cpu_s_per_sample) for point in points]
-        return np.asarray(np.interp(share, shares, costs))
-
     def endpoints_on(self, machine: Machine) -> tuple[int, bool]:
         """Return the number of endpoints of a data host, and whether its memory limits it.
 
         Endpoints that wait for storage leave their CPU to others, so there are more of them than CPUs.
         """
-        cpu_s, wait_s = self._figures.costs_on(machine)
+        cpu_s, wait_s = self._figures.costs_on(machine, machine.vcpus)
         per_cpu = min(MOST_PROCESSES_PER_CPU, 1 + wait_s[0] / cpu_s[0]) if cpu_s[0] > 0 else 1.0
         wanted = self._endpoints_per_host or math.floor(machine.vcpus * per_cpu)
         private = _value(self._reference.endpoint_private_bytes)
@@ -189,10 +184,9 @@ class StepModel:
 
     def _rate_of(self, machine: Machine, form: str) -> _HostRate:
         """Return what a data host of this type delivers."""
-        cpu_s, wait_s = self._figures.costs_on(machine)
-        cpu_s = cpu_s + self._codec_s(form)[0]
         num_endpoints, is_short_of_memory = self.endpoints_on(machine)
-        cpu_s = np.maximum(cpu_s * self._slowdown(min(1.0, num_endpoints / machine.vcpus)), 1e-12)
+        cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
+        cpu_s = np.maximum(cpu_s + self._codec_s(form)[0], 1e-12)
         seconds = cpu_s + wait_s
         rate = np.minimum(num_endpoints / seconds, machine.vcpus / cpu_s)
         limit = _PREPROCESSING
@@ -208,7 +202,7 @@ class StepModel:
             rate = np.minimum(rate, network)
         return _HostRate(
             samples_per_s=rate,
-            batch_s=seconds * self._training.batch_samples,
+            batch_s=(seconds + nbytes / self._figures.network_of(machine)) * self._training.batch_samples,
             num_endpoints=np.full_like(rate, num_endpoints),
             limit=limit,
         )
@@ -294,6 +288,11 @@ class StepModel:
         modelled_s = float(self._parts(own, training.num_hosts, AS_IS, [candidate]).step_s[0, 0])
         return min(max(0.0, training.step_s.mean - modelled_s), training.data_wait_s.mean)
 
+    def _is_as_profiled(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
+        """Return for each candidate whether loader processes of the ranks make its batches, as in the profile."""
+        own = self._training.num_local_processes
+        return np.array([not candidate.data and candidate.local_endpoints == own for candidate in candidates])
+
     def _is_profiled(self, candidate: Candidate) -> bool:
         """Return whether the profile measured this cluster."""
         training = self._training
@@ -322,7 +321,7 @@ class StepModel:
             for group in candidate.data:
                 counts[row, columns[id(group.machine)]] += group.count
         shape = (len(candidates), self._num_draws + 1)
-        if machines:
+        if rates:
             remote = counts @ np.stack([rate.samples_per_s for rate in rates]) / num_hosts
             endpoints = counts @ np.array([rate.num_endpoints[0] for rate in rates])
             slowest = np.max(np.where(counts > 0, [rate.batch_s[0] for rate in rates], 0.0), axis=1)
@@ -332,20 +331,22 @@ class StepModel:
             remote, endpoints, slowest = np.zeros(shape), np.zeros(len(candidates)), np.zeros(len(candidates))
             remote_limit = np.full(len(candidates), _PREPROCESSING)
 
-        # What the trainer host's network interface lets through.
-        has_limit = nbytes > 0 and "trainer network" not in self._ignored
-        network = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
-        is_network_bound = remote[:, 0] > network[0]
-        remote = np.minimum(remote, network)
-
         # What the trainer host makes itself.
         local = np.array([[candidate.local_endpoints] for candidate in candidates], dtype=np.float64)
-        cpu_s, wait_s = self._figures.costs_on(trainer)
-        local_cpu_s = (cpu_s + np.where(remote[:, :1] > 0, encode_s, 0.0)) * self._slowdown(
-            np.minimum(1.0, local / trainer.vcpus)
-        )
+        cpu_s, wait_s = self._figures.costs_on(trainer, local + ranks * self._rank_cores)
+        local_cpu_s = cpu_s + np.where(remote[:, :1] > 0, encode_s, 0.0)
         local_batch_s = (local_cpu_s + wait_s) * training.batch_samples
         local_rate = local / np.maximum(local_cpu_s + wait_s, 1e-12)
+
+        # Every endpoint has about equally many requests. So the share of the batches that come over the network is
+        # about the share of the endpoints on other hosts, which include the other trainer hosts.
+        num_endpoints = endpoints + local[:, 0] * num_hosts
+        own_share = local[:, 0] / np.maximum(num_endpoints, 1e-12)
+        foreign_share = 1 - np.minimum(1.0, _OWN_BONUS * own_share)
+        foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
+        has_limit = nbytes > 0 and "trainer network" not in self._ignored
+        carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
+        network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
 
         # Step times: supply, and the CPUs of the trainer host.
         rank_cpu_s = ranks * self._rank_cores * accelerator_s
@@ -356,32 +357,31 @@ class StepModel:
         shared_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(spare, 1e-9)
         alone_s = samples / np.maximum(remote, 1e-12)
         data_s = np.where(local > 0, np.minimum(alone_s, np.maximum(supply_s, shared_s)), alone_s)
-        received = np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples)
+        received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
         # Without data hosts and without processes of its own, a rank fetches between two steps: nothing overlaps.
         is_serial = (local[:, 0] == 0) & (counts.sum(axis=1) == 0)
         serial_s = accelerator_s + training.batch_samples * (cpu_s + wait_s)
 
         # The window of a rank bounds the batches that are made at the same time.
-        num_endpoints = endpoints + local[:, 0] * num_hosts
         batch_s = np.maximum(slowest[:, None], np.where(local > 0, local_batch_s, 0.0))
         in_flight = self._window(trainer, num_endpoints, nbytes)
-        window_s = batch_s / np.maximum(in_flight[:, None], 1.0)
-
-        base = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, window_s])
-        step_s = base + self._losses(base, np.maximum(data_s, window_s), batch_s, in_flight)
+        active = np.minimum(1.0, in_flight * self._num_ranks / np.maximum(num_endpoints, 1.0))
+        batch_s = batch_s * self._figures.relief(active[:, None])
+        window_s = batch_s / in_flight[:, None]
+        base = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s])
+        step_s = base + self._losses(base, data_s, batch_s, in_flight)
         step_s = np.where(is_serial[:, None], serial_s, step_s)
         limits = _limits(
-            (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0]),
-            is_network_bound,
+            (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
             np.where(remote[:, 0] * 2 > total_rate[:, 0], remote_limit, _PREPROCESSING),
         )
-        limits = np.where(is_serial & (serial_s[0] > 1.02 * accelerator_s[0]), _PREPROCESSING, limits)
-        if wait_s[0] > cpu_s[0]:
+        limits = np.where(is_serial & (serial_s[:, 0] > 1.02 * accelerator_s[0]), _PREPROCESSING, limits)
+        if wait_s[0] > cpu_s[:, 0].max():
             limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)
-        has_bandwidth = trainer.network_bytes_per_s is not None
-        carried = self._figures.network_of(trainer)[0] if has_bandwidth else np.inf
-        return _Parts(step_s=step_s, limits=limits, network_s=received[:, 0] * samples * nbytes / carried)
+        if trainer.network_bytes_per_s is None:
+            network_s = np.zeros(shape)
+        return _Parts(step_s=step_s, limits=limits, network_s=network_s[:, 0])
 
     def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float) -> Array:
         """Return the batches that a rank asks for at the same time."""
@@ -406,32 +406,26 @@ class StepModel:
         below = 0.5 * (1.0 + _erf(distance / math.sqrt(2)))
         larger = data_s + (accelerator_s - data_s) * below + spread * density
         coupling = np.maximum(0.0, larger - np.maximum(accelerator_s, data_s))
-        # Batches that take longer than the window lasts. Every rank may have one.
-        slack = in_flight[:, None] * base
-        longest = batch_s * self._figures.batch_shape[-1]
-        tail = np.zeros_like(base)
-        late = longest > slack
-        if late.any():
-            times = batch_s[late][:, None] * self._figures.batch_shape[None, :]
-            tail[late] = np.maximum(times - slack[late][:, None], 0.0).mean(axis=1)
-        num_ranks = training.ranks_per_host * training.num_hosts
-        tail = np.minimum(tail * num_ranks, batch_s)
+        # Batches that take longer than the window lasts.
+        table = stall_table(tuple(self._figures.batch_shape.tolist()), self._num_ranks)
+        flights = np.broadcast_to(in_flight[:, None], base.shape)
+        slack = base * flights / np.maximum(batch_s, 1e-12)
+        stalls = base * (table.ratio(slack, flights) - 1)
         # The beginning of an epoch, when no batch is ready.
         begin = np.zeros(1)
         if training.steps_per_epoch:
-            begin = (batch_s / 2 + np.minimum(accelerator_s, batch_s / 2)) / training.steps_per_epoch
-        return np.asarray(coupling + tail + begin)
+            half = batch_s / 2
+            begin = half + np.where(data_s > accelerator_s, np.minimum(accelerator_s, half), half)
+            begin = begin / training.steps_per_epoch
+        return np.asarray(coupling + stalls + begin)
 
 
-def _limits(times: tuple[Any, ...], is_network_bound: Any, supply_limit: Any) -> NDArray[np.int64]:
+def _limits(times: tuple[Any, ...], supply_limit: Any) -> NDArray[np.int64]:
     """Return the index of the bottleneck of every candidate."""
-    accelerator_s, data_s, cpu_s, window_s = times
-    stacked = np.stack([np.broadcast_to(accelerator_s, data_s.shape), data_s, cpu_s, window_s])
-    largest = np.argmax(stacked, axis=0)
-    supply = np.where(is_network_bound, _TRAINER_NETWORK, supply_limit)
-    return np.select(
-        [largest == 0, largest == 1, largest == 2], [np.full_like(supply, _ACCELERATOR), supply, _TRAINER_CPU], _WINDOW
-    )
+    accelerator_s, *others = times
+    largest = np.argmax(np.stack([np.broadcast_to(accelerator_s, others[0].shape), *others]), axis=0)
+    fixed = np.array([_ACCELERATOR, 0, _TRAINER_CPU, _WINDOW, _TRAINER_NETWORK])
+    return np.asarray(np.where(largest == 1, supply_limit, fixed[largest]))
 
 
 def _value(figure: Any) -> float:

@@ -34,7 +34,7 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 PROFILE_FILE_NAME = "profile.json"
-MAX_VALUES = 256
+MAX_VALUES = 1024
 """Limit of the measured values that a `Spread` keeps."""
 _MAX_FILE_BYTES = 16 << 20
 
@@ -54,7 +54,7 @@ class Spread:
     variation: float
     """Coefficient of variation: standard deviation / mean. 0 if the mean is 0."""
     values: tuple[float, ...] = field(metadata=limits(min_items=1, max_items=MAX_VALUES))
-    """The measured values in order, or 256 of them at equal distances. The planner resamples them for its intervals."""
+    """The measured values in order, or 1,024 of them at equal distances. The planner resamples them."""
 
     @classmethod
     def of(cls, values: Iterable[float], unit: str, basis: str) -> Spread:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,32 @@ _MODEL_SPREAD = 0.03
 """Standard deviation of the logarithm of a step time that comes from the model instead of the figures."""
 _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU = (2.0e7, 1.6e8)
 """Range for types whose bandwidth is not known: the catalogue's other types have 0.16 to 1.3 Gbit/s per vCPU."""
-_NUM_BATCHES = 512
+_BURST_S = 1.5
+"""Seconds of one measurement with several processes."""
+_RUN_SPREAD = 0.015
+"""Relative error that all values of one measurement share: the clock speed, neighbours on the machine."""
+_NUM_BATCHES = 4096
 """Number of random batches that describe how long batches take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """Costs of a sample on one measured type."""
+
+    shares: Array
+    """Shares of the CPUs that processes use, in ascending order."""
+    mean_cpu_s: Array
+    """CPU seconds per sample at each share."""
+    errors: Array
+    """Relative errors, one for each draw."""
+    wait_s: Array
+
+    def mean_s(self, share: Array) -> tuple[Array, float]:
+        """Return the expected CPU seconds and waiting seconds."""
+        return np.interp(share, self.shares, self.mean_cpu_s), float(self.wait_s[0])
+
+    def cpu_s(self, share: Array) -> Array:
+        return np.interp(share, self.shares, self.mean_cpu_s) * self.errors
 
 
 class UncertainFigures:
@@ -55,9 +80,10 @@ class UncertainFigures:
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
-        self._supply = {supply.instance_type: self._costs(supply) for supply in profile.supply}
         self._reference = profile.supply[0]
-        self._family_speeds: dict[str, Array] = {}
+        self._reference_name = self._reference.instance_type
+        self._costs = {supply.instance_type: self._costs_of(supply) for supply in profile.supply}
+        self._relative_costs: dict[str, Array] = {}
         self.batch_shape = self._batch_times()
         """Times of random batches, relative to the mean, in ascending order."""
 
@@ -74,31 +100,56 @@ class UncertainFigures:
     def _lognormal(self, spread: float) -> Array:
         return np.concatenate([[1.0], np.exp(self._random.normal(0.0, spread, self._num_draws))])
 
-    def _costs(self, supply: SupplyProfile) -> tuple[Array, Array]:
-        """Return CPU seconds and waiting seconds per sample of a measured type."""
-        return self._means(supply.sample_cpu_s) + self._means(supply.batch_cpu_s), self._means(supply.sample_wait_s)
+    def _costs_of(self, supply: SupplyProfile) -> _Costs:
+        """Return the costs of a measured type.
 
-    def costs_on(self, machine: Machine) -> tuple[Array, Array]:
-        """Return CPU seconds and waiting seconds per sample of any type."""
+        The cost of a single process is the mean of single samples. The costs of more processes come from bursts, which
+        have many more samples. Costs that fall as processes are added are noise and are averaged.
+        """
+        alone_s = supply.sample_cpu_s.mean + supply.batch_cpu_s.mean
+        points = [(0.0, alone_s, float(supply.sample_cpu_s.num_measured))]
+        for point in supply.concurrency:
+            num_samples = max(1.0, _BURST_S * point.samples_per_s)
+            points.append((point.num_processes / supply.vcpus, point.cpu_s_per_sample, num_samples))
+        shares, costs, weights = (np.array(column) for column in zip(*points, strict=True))
+        error = math.hypot(supply.sample_cpu_s.variation / math.sqrt(float(weights.max())), _RUN_SPREAD)
+        errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
+        return _Costs(shares, _rising(costs, weights), errors, self._means(supply.sample_wait_s))
+
+    def costs_on(self, machine: Machine, num_processes: Array | float = 0.0) -> tuple[Array, Array]:
+        """Return CPU seconds and waiting seconds per sample of any type.
+
+        Args:
+            machine: The type.
+            num_processes: Processes that compute at the same time on a host of this type. An array needs the shape of
+                one draw or a column.
+        """
+        share = np.minimum(np.asarray(num_processes, dtype=np.float64) / machine.vcpus, 1.0)
         name = machine.instance_type
-        cpu_s, wait_s = self._supply[self._reference.instance_type]
+        reference = self._costs[self._reference_name]
         if name in self._given_speeds:
-            return cpu_s / self._given_speeds[name], wait_s
-        if name in self._supply:
-            return self._supply[name]
+            return reference.cpu_s(share) / self._given_speeds[name], reference.wait_s
+        if name in self._costs:
+            return self._costs[name].cpu_s(share), self._costs[name].wait_s
         # Another type of a measured family, or a family about which nothing is known.
-        for measured, (family_cpu_s, family_wait_s) in self._supply.items():
+        for measured, costs in self._costs.items():
             if measured and family_of(measured) == machine.family:
-                return family_cpu_s * self._family_speed(name, _SAME_FAMILY_SPREAD), family_wait_s
-        return cpu_s * self._family_speed(machine.family, _OTHER_FAMILY_SPREAD), wait_s
+                return costs.cpu_s(share) * self._relative_cost(name, _SAME_FAMILY_SPREAD), costs.wait_s
+        return reference.cpu_s(share) * self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD), reference.wait_s
 
-    def _family_speed(self, name: str, spread: float) -> Array:
+    def relief(self, active: Array) -> Array:
+        """Return how much less a sample costs if only a share of the processes of a fully used host are active."""
+        cpu_s, wait_s = self._costs[self._reference_name].mean_s(active)
+        full_cpu_s, full_wait_s = self._costs[self._reference_name].mean_s(np.ones(1))
+        return np.asarray((cpu_s + wait_s) / np.maximum(full_cpu_s + full_wait_s, 1e-12))
+
+    def _relative_cost(self, name: str, spread: float) -> Array:
         """Return the drawn relative cost of a vCPU. Equal names have equal draws, whatever was asked for before."""
-        if name not in self._family_speeds:
+        if name not in self._relative_costs:
             number = int.from_bytes(name.encode()[:16].ljust(16, b"\0"), "big")
             random = np.random.default_rng((self._seed, number))
-            self._family_speeds[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
-        return self._family_speeds[name]
+            self._relative_costs[name] = np.concatenate([[1.0], np.exp(random.normal(0.0, spread, self._num_draws))])
+        return self._relative_costs[name]
 
     def _batch_times(self) -> Array:
         """Return the times of random batches, relative to the mean, in ascending order."""
@@ -123,3 +174,15 @@ class UncertainFigures:
         number = int.from_bytes(machine.instance_type.encode()[:16].ljust(16, b"\0"), "big")
         random = np.random.default_rng((self._seed, 1, number))
         return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))
+
+
+def _rising(values: Array, weights: Array) -> Array:
+    """Return the rising sequence that is nearest to the values (pool adjacent violators)."""
+    blocks: list[list[float]] = []
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append([float(value), float(weight), 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            last, before = blocks.pop(), blocks.pop()
+            total = before[1] + last[1]
+            blocks.append([(before[0] * before[1] + last[0] * last[1]) / total, total, before[2] + last[2]])
+    return np.repeat([block[0] for block in blocks], [int(block[2]) for block in blocks])

@@ -65,10 +65,10 @@ def test_uint8_and_compression_carry_more_samples() -> None:
 
 
 def test_window_limits_large_batches() -> None:
-    # A batch of 600 MB fits once into 1 GiB, and an endpoint needs 6.4 s for it.
+    # A batch of 600 MB fits once into 1 GiB. An endpoint needs 6.4 s for it, and the network 1 s.
     found = predict(make_profile(headspace_s=0.1, cpu_s=0.1, sample_bytes=6e8 / 64), hosts=4)
     assert found.bottleneck == "window"
-    assert found.step_s == pytest.approx(6.4, rel=0.1)
+    assert found.step_s == pytest.approx(7.4, rel=0.1)
 
 
 def test_memory_limits_the_endpoints_of_a_host() -> None:

@@ -212,9 +212,9 @@ def test_same_profile_gives_the_same_plan(catalogue: Catalogue) -> None:
 
 
 def test_receiving_costs_the_trainer_hosts_cpus(catalogue: Catalogue) -> None:
-    # 40 s of CPU per GB: eight vCPUs receive 0.2 GB/s.
-    job = make_profile(headspace_s=0.05, cpu_s=0.02, sample_bytes=1e6, batch=64)
-    slow = replace(job, training=replace(job.training, receive_cpu_s_per_gb=measured(40.0, "s/GB")))
+    # 400 s of CPU per GB: eight vCPUs receive 0.02 GB/s.
+    job = make_profile(headspace_s=0.05, cpu_s=0.02, sample_bytes=1e5, batch=64)
+    slow = replace(job, training=replace(job.training, receive_cpu_s_per_gb=measured(400.0, "s/GB")))
     options = PlanOptions(menu=("ml.c5.18xlarge",), goal="time")
     assert make_plan(slow, catalogue, options).chosen.step_time.value > (
         1.2 * make_plan(job, catalogue, options).chosen.step_time.value
