@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for mode in MODES:
                 say(f"run {run_index + 1}/{args.runs}: {cell.name}, {mode}")
                 outcome = run(cell, mode, args.price)
-                say(f"  {1000 * outcome.step_s:.1f} ms", *(f"\n  {text}" for text in outcome.decisions))
+                say("\n  ".join([f"  {1000 * outcome.step_s:.1f} ms", *outcome.decisions]))
                 found[cell.name][mode].append(outcome)
     text = render(cells, found)
     print(text)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision
 from hetero.launch.auto_endpoints.windows import StepTime, Verdict, Window, compare
+from hetero.system.text import counted
 
 __all__ = ["Controller", "Phase"]
 
@@ -214,7 +215,9 @@ class Controller:
             window = self._reference
             assert window is not None
             unused = self.endpoints - max(num_used, self._good)
-            return self._settle(window, f"the ranks did not use {unused} of {self.endpoints} endpoints", at=self._good)
+            return self._settle(
+                window, f"the ranks did not use {unused} of {counted(self.endpoints, 'endpoint')}", at=self._good
+            )
         return None
 
     def _try(self, step: StepTime) -> Decision | None:
@@ -254,7 +257,7 @@ class Controller:
         self._num_repeats += not is_harm
         if is_harm or self._num_repeats > _MAX_REPEATS:
             self._bad = self._tried
-            reason = f"{self._tried} did harm. {self._figures(window)}"
+            reason = f"{counted(self._tried, 'endpoint')} did harm. {self._figures(window)}"
         else:
             self._reference = window
             if not self._good:
@@ -312,7 +315,9 @@ class Controller:
         verdict = compare(self._trial, window)
         if verdict is Verdict.SAME and window.num_steps < max(_LONG_CHECK_STEPS, 2 * self._period):
             return None
-        figures = f"a step takes {_ms(window.step_s)}, and {_ms(self._trial.step_s)} with {self._tried} endpoints"
+        figures = (
+            f"a step takes {_ms(window.step_s)}, and {_ms(self._trial.step_s)} with {counted(self._tried, 'endpoint')}"
+        )
         is_longer = window.step_s > self._trial.step_s * (1 + _DATA_BOUND)
         return self._settle(window, figures, at=self._tried if is_longer else self._good)
 
@@ -456,7 +461,7 @@ class Controller:
         if window.wait_share < _DATA_BOUND:
             return "It waits for data no more"
         if self._bad is not None:
-            return f"It waits {_ms(window.wait_s)}, but {self._bad} endpoints did harm"
+            return f"It waits {_ms(window.wait_s)}, but {counted(self._bad, 'endpoint')} did harm"
         if self._good < self._max_endpoints:
             return f"It waits {_ms(window.wait_s)}, and the search is over"
         return f"It waits {_ms(window.wait_s)}, and the host takes no more endpoints"

@@ -67,7 +67,7 @@ def test_controller_removes_what_does_harm_and_tries_half() -> None:
     found.append(feed(controller, WAITS))
     assert numbers(found[2:]) == [(Action.ADD, 4), (Action.REMOVE, 2), (Action.ADD, 3)]
     assert "a step takes 300 ms, and 200 ms before" in found[3].text
-    assert "4 did harm" in found[4].text
+    assert "4 endpoints did harm" in found[4].text
 
 
 def test_controller_does_not_try_again_what_did_harm() -> None:
@@ -108,7 +108,7 @@ def test_controller_removes_endpoints_that_only_slow_the_compute() -> None:
     slower = StepTime(compute_s=0.2, wait_s=0.0)
     found = [feed(controller, WAITS), feed(controller, slower), feed(controller, BUSY)]
     assert numbers(found) == [(Action.ADD, 1), (Action.REMOVE, 0), (Action.SETTLE, 0)]
-    assert "a step takes 100 ms, and 200 ms with 1 endpoints" in found[2].text
+    assert "a step takes 100 ms, and 200 ms with 1 endpoint" in found[2].text
 
 
 def test_controller_adds_again_what_it_removed_if_steps_become_longer() -> None:
@@ -130,7 +130,7 @@ def test_controller_gives_up_endpoints_that_no_rank_uses() -> None:
     feed(controller, WAITS)
     last = feed(controller, WAITS, used=0, at_most=1100)
     assert (last.action, last.endpoints) == (Action.SETTLE, 0)
-    assert "the ranks did not use 1 of 1 endpoints" in last.text
+    assert "the ranks did not use 1 of 1 endpoint" in last.text
 
 
 def test_controller_adds_only_what_the_wait_calls_for() -> None:
