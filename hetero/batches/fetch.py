@@ -52,6 +52,7 @@ def fetch(
     cancelled: Callable[[], bool] | None = None,
     on_skips: Callable[[Skips], object] | None = None,
     on_first: Callable[[Any], object] | None = None,
+    on_samples: Callable[[], object] | None = None,
 ) -> Any:
     """Compute one batch. The batch is the same in every process for the same request.
 
@@ -69,6 +70,7 @@ def fetch(
             the batch is computed, and only if samples were skipped. The request must allow skipping.
         on_first: Function that receives the first sample before the others are computed, if each sample has its own
             seed. It may raise.
+        on_samples: Function that is called when all samples are computed, before they are collated.
 
     Returns:
         The result of ``collate_fn``, or of torch's ``default_collate`` if the user gave no ``collate_fn``. Without
@@ -88,6 +90,8 @@ def fetch(
     def compute() -> tuple[Sequence[Any], Any, FailedSamples | None]:
         failed = None if request.on_sample_error == "raise" else _failed_samples(built, request, host)
         samples = request.work.compute(built, request, host=host, cancelled=cancelled, failed=failed, on_first=on_first)
+        if on_samples is not None:
+            on_samples()
         return samples, _collate(built, collate, samples, request, host), failed
 
     samples, batch, failed = _with_torch_seeded(compute)

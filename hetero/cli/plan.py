@@ -20,7 +20,7 @@ __all__ = ["add"]
 def add(commands: Subparsers) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("plan", allow_abbrev=False, help="say which machines a job needs, and what they cost")
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help="profile.json of hetero profile, or its folder")
+    parser.add_argument("profile", type=Path, metavar="PROFILE", help="profile.json or report.json, or its folder")
     parser.add_argument(
         "--menu",
         action="append",
@@ -61,8 +61,11 @@ def add(commands: Subparsers) -> None:
 
 
 def _run(namespace: argparse.Namespace) -> int:
-    from hetero.planning import PlanOptions, load_profile, make_plan, plan_page, plan_text
+    from hetero.planning import PlanOptions, make_plan
+    from hetero.planning.plan_page import plan_page
+    from hetero.planning.plan_text import plan_text
     from hetero.pricing import Catalogue
+    from hetero.report.profile import load_any_profile
 
     trainer_type, num_hosts = _baseline(namespace.baseline)
     options = PlanOptions(
@@ -84,7 +87,7 @@ def _run(namespace: argparse.Namespace) -> int:
         price_file=namespace.price_file,
         overrides=tuple(namespace.price or ()),
     )
-    plan = make_plan(load_profile(namespace.profile), catalogue, options)
+    plan = make_plan(load_any_profile(namespace.profile, catalogue), catalogue, options)
     if namespace.html is not None:
         _write(namespace.html, plan_page(plan))
     say(json.dumps(plan.to_json(), indent=2, allow_nan=False) + "\n" if namespace.json else plan_text(plan))

@@ -180,6 +180,9 @@ class LaunchOptions:
     """First batches of each loader that are computed twice and compared, 0 or more."""
     warmup_steps: int = _option(DEFAULT_WARMUP_STEPS, low=0, high=1_000_000, metavar="N")
     """First steps of each loader that measurements leave out, 0 or more."""
+    profile: bool = _option(False, shared=True)
+    """Whether the job only measures itself for at most a minute of training and writes profile.json. It repeats batches
+    and writes no checkpoint. See hetero profile."""
     audit: bool = _option(False)
     """Whether every rank records a digest of each batch that it gets, for comparison with hetero audit."""
     output_dir: Path | None = _option(None, metavar="DIR")
@@ -218,6 +221,7 @@ class LaunchOptions:
         if not self.script:
             raise ConfigError("no training script is given; expected its path after the options")
         _check_data_service(self)
+        _check_profile(self)
 
 
 def framework_of(options: LaunchOptions) -> str:
@@ -264,6 +268,19 @@ def _check_data_service(options: LaunchOptions) -> None:
             raise ConfigError(
                 f"{field.name} needs data_service {needed!r}, found {options.data_service!r}\n  to do: {to_do}"
             )
+
+
+def _check_profile(options: LaunchOptions) -> None:
+    """Raise if an option is stated that a profile run cannot use."""
+    if not options.profile:
+        return
+    if framework_of(options) != "torch":
+        raise ConfigError(
+            f"profile is true and the framework is {framework_of(options)}; only torch is supported for now\n"
+            "  to do: run the job without --profile, and give its report to hetero plan"
+        )
+    if options.audit:
+        raise ConfigError("profile and audit are both true; leave out audit, because a profile run repeats batches")
 
 
 def _has_type(name: str, value: object) -> bool:

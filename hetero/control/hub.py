@@ -290,6 +290,7 @@ class Hub:
             stop_grace_s=options.stop_grace_s,
             data_service=options.data_service,
             wants_step_times=options.wants_step_times,
+            profile=options.profile,
         )
 
     def _on_report(self, request: pb.RankReport, context: _Context) -> pb.RankReportReply:

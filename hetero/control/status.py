@@ -139,6 +139,8 @@ class RankReport:
     """Generation of the trainer group. Launchers ignore reports of an earlier generation."""
     step_times: StepTimes | None = None
     """None if the launcher does not want them. They are not sent to other hosts."""
+    profile_json: bytes = b""
+    """In a profile run, a `hetero.planning.parts.RankPart`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,8 @@ class HostStatus:
     """Options that must be the same on every host that states them."""
     trainer_endpoints: int = 0
     """Number of endpoints that each trainer host should run, if the first trainer host decides on it and this is it."""
+    profile_json: bytes = b""
+    """In a profile run, a `hetero.planning.parts.HostPart` after the host has measured it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +198,8 @@ class SessionOptions:
     """Service of data hosts: ``grpc`` (hetero's data plane) or ``tf`` (tf.data.service). Empty without data hosts."""
     wants_step_times: bool = False
     """Whether ranks report the times of single steps, several times per second."""
+    profile: bool = False
+    """Whether this is a profile run."""
 
 
 def cause_to_proto(cause: Cause) -> pb.Cause:
@@ -248,6 +254,7 @@ def report_to_proto(report: RankReport) -> pb.RankReport:
         stop_vote=report.stop_vote,
         finished=report.finished,
         generation=report.generation,
+        profile_json=report.profile_json,
     )
     if report.failure is not None:
         message.failure.CopyFrom(cause_to_proto(report.failure))
@@ -271,6 +278,7 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
     times = message.step_times
     _check("step times", max(len(times.compute_s), len(times.wait_s)), _MAX_STEP_TIMES)
     _check("data waits without their compute", abs(len(times.wait_s) - len(times.compute_s)), 0)
+    _check("bytes of a rank's profile", len(message.profile_json), _MAX_JSON_BYTES)
     return RankReport(
         rank=message.rank,
         steps_started=dict(message.steps_started),
@@ -287,6 +295,7 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
         )
         if message.HasField("step_times")
         else None,
+        profile_json=message.profile_json,
     )
 
 
@@ -316,6 +325,7 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         ticks=status.ticks,
         options=status.options,
         trainer_endpoints=status.trainer_endpoints,
+        profile_json=status.profile_json,
     )
     if status.failure is not None:
         message.failure.CopyFrom(cause_to_proto(status.failure))
@@ -352,6 +362,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
     _check("counters", len(message.counters), _MAX_COUNTERS)
     _check("endpoints", len(message.endpoints), _MAX_ENDPOINTS)
     _check("bytes of a host's usage", len(message.usage_json), _MAX_JSON_BYTES)
+    _check("bytes of a host's profile", len(message.profile_json), _MAX_JSON_BYTES)
     _check("options", len(message.options), _MAX_OPTIONS)
     for text in (*message.options, *message.options.values()):
         _check("characters in an option", len(text), _MAX_OPTION_CHARS)
@@ -376,6 +387,7 @@ def status_from_proto(message: pb.HostStatus) -> HostStatus:
         ticks=message.ticks,
         options=dict(message.options),
         trainer_endpoints=message.trainer_endpoints,
+        profile_json=message.profile_json,
     )
 
 

@@ -3,4 +3,5 @@
 reader/     in a rank: asks for batches by index and delivers them in order
 endpoint/   in an endpoint process: computes and serves batches
 pool/       in a launcher: starts, watches and restarts the endpoints of a host
+supply/     after the training of a profile run: measures what samples cost on a host
 """

@@ -7,6 +7,7 @@ roles.py         the steps of a data host and of a trainer host
 placement.py     how many endpoints and ranks a host runs
 addresses.py     addresses of the other hosts
 progress.py      the progress line
+profiling.py     a profile run: its phases, its end, its files
 staged.py        the files that hetero.sagemaker.prepare adds to the code, such as the token
 summary.py       metrics and report of a run
 failure.py       the failure file

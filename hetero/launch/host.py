@@ -210,6 +210,7 @@ class LaunchedHost:
             stop_grace_s=self.timings.stop_grace_s,
             data_service=self.placement.data_service,
             wants_step_times=self.is_first_trainer and self.placement.servers.num_at_start is not None,
+            profile=options.profile,
         )
         return Hub(
             Membership(members, own, timings=self.timings, clock=time.monotonic, max_restarts=options.job_restarts),
@@ -451,12 +452,15 @@ class LaunchedHost:
             self.publish()
 
     def report(self, cause: Cause | None = None) -> None:
-        """Write the metrics of this host. On the first trainer host, write the job's report too."""
+        """Write the metrics of this host. On the first trainer host, write the job's report too.
+
+        A profile run has no report, because its steps are not those of the job.
+        """
         with self.hub.membership() as membership:
             statuses, own = membership.statuses(), membership.own
         if self.options.output_dir is not None or self._platform.folders.root.is_dir():
             write_metrics(self.output_folder, self.cluster, own)
-        if not self.is_first_trainer:
+        if not self.is_first_trainer or self.options.profile:
             return
         write_report(
             self.options,

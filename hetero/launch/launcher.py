@@ -171,7 +171,8 @@ def _run(host: LaunchedHost, failure_file: Path) -> int:
     except Exception as error:
         logger.exception("an error inside hetero")
         return _abort(host, _agreed(host, _internal(error, host.name)), failure_file)
-    return _stopped(host.options) if host.was_stopped else int(ExitCode.OK)
+    ended_itself = host.options.profile and host.interrupted_s is None  # a profile run stops when all is measured
+    return _stopped(host.options) if host.was_stopped and not ended_itself else int(ExitCode.OK)
 
 
 def _stopped(options: LaunchOptions) -> int:

@@ -18,6 +18,7 @@ from hetero.launch import progress
 from hetero.launch.data_services import ServiceWatch, find_service
 from hetero.launch.host import LaunchedHost, RestartError
 from hetero.launch.metric_lines import log_metrics, progress_metrics
+from hetero.launch.profiling import JobProfile
 from hetero.launch.ranks.ranks import free_port
 from hetero.launch.ranks.starter import RanksOptions
 from hetero.system.cgroups import usable_cpus
@@ -52,6 +53,8 @@ def serve(host: LaunchedHost) -> None:
         _let_workers_end(host)
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
+    if host.options.profile:
+        JobProfile(host).serve()
     host.publish(state=HostState.DONE, endpoints=())
     host.farewell()
     host.report()
@@ -65,15 +68,20 @@ def train(host: LaunchedHost) -> None:
     """
     _check_starter(host, is_trainer=True)
     _start_endpoints(host, time.monotonic() + host.timings.start_timeout_s)
-    while not _train_generation(host):
+    profile = JobProfile(host) if host.options.profile else None
+    while not _train_generation(host, profile):
         pass
+    if profile is not None:
+        if host.pool is not None:  # its endpoints would use CPU time during the measurement
+            host.pool.stop(host.timings.abort_grace_s)
+        profile.finish()
     host.farewell()
     if host.pool is not None:
         host.pool.stop(host.timings.abort_grace_s)
     host.report()
 
 
-def _train_generation(host: LaunchedHost) -> bool:
+def _train_generation(host: LaunchedHost, profile: JobProfile | None = None) -> bool:
     """Run this host's ranks until they finish or the trainer group restarts. Return whether they finished."""
     try:
         _wait_for_processes(host)
@@ -82,7 +90,7 @@ def _train_generation(host: LaunchedHost) -> bool:
         host.publish(state=HostState.WAIT_PEERS, rendezvous_port=port)
         if _wait_for_peers(host, time.monotonic() + host.timings.start_timeout_s):
             host.publish(state=HostState.TRAINING)
-            _run_ranks(host)
+            _run_ranks(host, profile)
         host.publish(state=HostState.DONE)
         while not _trainers_done(host):
             host.tick(lambda membership: _words(membership.missing(Role.TRAINER, at_least=HostState.DONE)))
@@ -180,7 +188,7 @@ def _wait_for_peers(host: LaunchedHost, deadline_s: float) -> bool:
         host.tick(lambda _, words=words: words)  # type: ignore[misc]
 
 
-def _run_ranks(host: LaunchedHost) -> None:
+def _run_ranks(host: LaunchedHost, profile: JobProfile | None = None) -> None:
     # Collect what the ranks need to know.
     launcher = join_address(host.address, host.hub.port) if host.rank_socket is None else host.rank_socket.address
     environment = {**host.child_environment, LAUNCHER_VARIABLE: launcher}
@@ -222,7 +230,11 @@ def _run_ranks(host: LaunchedHost) -> None:
                     "asked to stop before another trainer host started its ranks; ending the ranks of this host"
                 )
                 return
-            if host.is_first_trainer and time.monotonic() >= next_progress_s:
+            if profile is not None:
+                if profile.follow():
+                    logger.warning("a rank did not end in time; ending the ranks of this host")
+                    return
+            elif host.is_first_trainer and time.monotonic() >= next_progress_s:
                 next_progress_s = time.monotonic() + interval_s
                 _show_progress(host)
         if status != 0:
@@ -235,7 +247,7 @@ def _run_ranks(host: LaunchedHost) -> None:
             host.fail(failure)
     finally:
         ranks.kill()
-    if host.is_first_trainer:
+    if host.is_first_trainer and profile is None:
         _show_progress(host)  # in a short job this is the first progress line
     logger.info("ranks are done")
 

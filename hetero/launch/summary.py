@@ -30,7 +30,7 @@ from hetero.report.model import REPORT_FILE_NAME, Expectation, GroupFacts, RankF
 from hetero.system.documents import write_text
 from hetero.system.text import code_span
 
-__all__ = ["METRICS_FILE_NAME", "output_folder", "run_facts", "write_metrics", "write_report"]
+__all__ = ["METRICS_FILE_NAME", "output_folder", "run_facts", "simulated_parts", "write_metrics", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def run_facts(
         ranks=tuple(_rank_facts(statuses)),
         hosts=tuple(_usages(statuses)),
         events=_events(statuses, [host.name for host in cluster.data_hosts]),
-        simulated=tuple(_simulated(options, cluster, placement)),
+        simulated=tuple(simulated_parts(options, cluster, placement)),
         versions={"hetero": __version__, "python": platform.python_version()},
         options={
             "ranks per trainer host": str(placement.num_ranks),
@@ -230,7 +230,8 @@ def _events(statuses: Sequence[HostStatus], data_hosts: Sequence[str]) -> dict[s
     return dict(sorted(events.items()))
 
 
-def _simulated(options: LaunchOptions, cluster: ClusterSpec, placement: Placement) -> list[str]:
+def simulated_parts(options: LaunchOptions, cluster: ClusterSpec, placement: Placement) -> list[str]:
+    """Return one sentence for each thing that is emulated in this job."""
     found = []
     if placement.usage_scope == "tree":
         found.append(f"hosts: {len(cluster.hosts)}, as processes on one machine; their network is its loopback")

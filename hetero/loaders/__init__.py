@@ -4,6 +4,8 @@ sampling.py         the loader's own order: which samples make batch k of an epo
 state.py            its position: epochs, batches delivered, and both as a checkpoint
 pipeline.py         options of one loader, and its data set, order, position and requests
 timing.py           its step timer
+phases.py           the phases of a profile run
+profiling.py        its profiler, which repeats batches and reports what it measured
 crosscheck.py       compares globals and first batches of endpoints with this process's own
 remote.py           this process's fleet of endpoints, and its readers
 local_endpoints.py  endpoints that this process starts for itself

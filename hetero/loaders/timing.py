@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hetero.config.options import DEFAULT_WARMUP_STEPS
 from hetero.control.rank import session as control
+from hetero.errors import ConfigError
 from hetero.metrics.steps import StepTimer, check_name
 
 __all__ = ["LoaderTiming"]
@@ -22,6 +23,9 @@ class LoaderTiming:
         ConfigError: If the name cannot be reported to the launcher.
     """
 
+    can_be_profiled = False
+    """Whether `hetero profile` measures loaders of this class."""
+
     def __init__(self, name: str) -> None:
         check_name(name)
         self.name = name
@@ -33,8 +37,13 @@ class LoaderTiming:
     def timer(self) -> StepTimer:
         """Timer of this loader's steps. It is made and registered on first use."""
         if self._timer is None:
-            self._timer = self._make_timer()
             session = control.current()
+            if session is not None and session.options.profile and not self.can_be_profiled:
+                raise ConfigError(
+                    f"loader {self.name} is one of TensorFlow, which hetero profile does not support yet\n"
+                    "  Run the job without --profile. hetero plan can use its report."
+                )
+            self._timer = self._make_timer()
             if session is not None:
                 session.register_timer(self._timer)
         return self._timer

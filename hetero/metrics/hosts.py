@@ -21,7 +21,7 @@ import psutil
 from hetero.errors import ConfigError
 from hetero.system.records import decode, encode, limits
 
-__all__ = ["SCOPES", "GpuReading", "HostReading", "HostSampler", "HostUsage"]
+__all__ = ["SCOPES", "GpuReading", "Gpus", "HostReading", "HostSampler", "HostUsage"]
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class HostSampler:
         self.scope = scope
         self._interval_s = interval_s
         self._clock = clock
-        self._gpus = _Gpus() if read is None else None
+        self._gpus = Gpus() if read is None else None
         self._read = read or _reader(scope, pid or os.getpid(), self._gpus)
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -260,7 +260,7 @@ def _growth(first: HostReading | None, last: HostReading | None, name: str) -> i
     return None if before is None or after is None else max(0, after - before)
 
 
-def _reader(scope: str, pid: int, gpus: _Gpus | None) -> Callable[[], HostReading]:
+def _reader(scope: str, pid: int, gpus: Gpus | None) -> Callable[[], HostReading]:
     root = psutil.Process(pid) if scope == "tree" else None
 
     def read() -> HostReading:
@@ -300,7 +300,7 @@ def _read_tree(root: psutil.Process, gpus: GpuReading | None) -> HostReading:
     return HostReading(cpu_total_s=cpu_s, memory_bytes=memory_bytes, gpus=gpus)
 
 
-class _Gpus:
+class Gpus:
     """The machine's GPUs, read with `pynvml`. Without it or a driver, as on most data hosts, `read` returns None."""
 
     def __init__(self) -> None:
@@ -318,6 +318,7 @@ class _Gpus:
             self._handles = []
 
     def read(self) -> GpuReading | None:
+        """Return a reading, or None without GPUs."""
         if not self._handles:
             return None
         try:
@@ -330,6 +331,7 @@ class _Gpus:
         return GpuReading(name=self._name, percents=percents, memory_bytes=memory_bytes)
 
     def close(self) -> None:
+        """Release NVML. Idempotent."""
         if self._nvml is not None:
             try:
                 self._nvml.nvmlShutdown()

@@ -190,6 +190,8 @@ class StepTimer:
         """Skipped samples of the loader, for the summary."""
         self.traffic = Traffic(None)
         """Network traffic of the loader's batches, for the summary."""
+        self.on_step: Callable[[float, float], object] | None = None
+        """Called with the compute and the data wait of each complete step, in seconds, also in the warm-up."""
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -337,6 +339,8 @@ class StepTimer:
         self._num_complete += 1
         self._recent.append((compute_s, wait_s))
         self._all_steps_s += compute_s + wait_s
+        if self.on_step is not None:
+            self.on_step(compute_s, wait_s)
         num_measured = self._num_complete - self.warmup_steps
         if num_measured <= 0:
             return

@@ -2,38 +2,50 @@
 
 ::
 
-    profile.json -> StepModel -> search -> Plan -> text, JSON, HTML
+    ranks, hosts -> parts -> assembly -> profile.json -> StepModel -> search -> Plan -> text, JSON, HTML
 
-profile.py     the measured figures of a job (`Profile`), and the reader and writer of ``profile.json``
-machines.py    the machines of a menu (`Machine`), from the catalogue of instance types
-candidates.py  a cluster that a plan considers (`Candidate`)
-model.py       predicts the step time of candidates, with intervals (`StepModel`)
-uncertain.py   the figures of a profile with their uncertainty, from which intervals come
-search.py      enumerates candidates and chooses one
-reasons.py     the sentences: the answer, its reason, why alternatives were rejected, notes
-plan.py        the result (`Plan`), and the reader of ``plan.json``
-plan_text.py   shows a plan as text
-plan_page.py   shows a plan as an HTML page
-plan_plot.py   the page's drawing of cost against step time
+profile.py       the measured figures of a job (`Profile`), and the reader and writer of ``profile.json``
+parts.py         what each rank and host contributes to a profile
+assembly.py      makes a profile from these parts
+profile_text.py  shows a profile as Markdown
+schema.py        the JSON schema of ``profile.json``, a copy of which is in data/
+machines.py      the machines of a menu (`Machine`), from the catalogue of instance types
+candidates.py    a cluster that a plan considers (`Candidate`)
+model.py         predicts the step time of candidates, with intervals (`StepModel`)
+uncertain.py     the figures of a profile with their uncertainty, from which intervals come
+search.py        enumerates candidates and chooses one
+reasons.py       the sentences: the answer, its reason, why alternatives were rejected, notes
+plan.py          the result (`Plan`), and the reader of ``plan.json``
+plan_text.py     shows a plan as text
+plan_page.py     shows a plan as an HTML page
+plan_plot.py     the page's drawing of cost against step time
 
-The code runs in the user's shell. It measures nothing.
+The code measures nothing. Plans are made in the user's shell. Launchers use profile.py, parts.py, assembly.py and
+profile_text.py. Ranks use parts.py. Therefore this module imports nothing before it is needed: plans need NumPy, which
+launchers must not import.
 """
 
 from __future__ import annotations
 
-from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
-from hetero.planning.plan_page import plan_page
-from hetero.planning.plan_text import plan_text
-from hetero.planning.profile import Profile, load_profile, write_profile
+import importlib
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Plan",
-    "PlanOptions",
-    "Profile",
-    "load_plan",
-    "load_profile",
-    "make_plan",
-    "plan_page",
-    "plan_text",
-    "write_profile",
-]
+if TYPE_CHECKING:
+    from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
+    from hetero.planning.profile import Profile, load_profile, write_profile
+
+__all__ = ["Plan", "PlanOptions", "Profile", "load_plan", "load_profile", "make_plan", "write_profile"]
+
+_OF_PROFILES = ("Profile", "load_profile", "write_profile")
+
+
+if not TYPE_CHECKING:  # with a module __getattr__, a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name from its module the first time it is used."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+        home = f"{__name__}.{'profile' if name in _OF_PROFILES else 'plan'}"
+        value = getattr(importlib.import_module(home), name)  # allowed: a name of ours
+        globals()[name] = value
+        return value

@@ -195,6 +195,8 @@ class Profile:
     """Whether data hosts can build the data set, because ``@hetero.dataset`` registers its factory."""
     simulated: tuple[str, ...] = ()
     """One sentence for each thing that was emulated."""
+    notes: tuple[str, ...] = ()
+    """One sentence for each figure that could not be measured, with the reason."""
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:

@@ -4,6 +4,7 @@ The launcher of the first trainer host writes the report when the job ends. ``he
 
 model.py      observations (`RunFacts`), conclusions (`Report`), and the reader of ``report.json``
 build.py      the conclusions: headline, cost, bottleneck, advice
+profile.py    makes a profile from a report, for `hetero plan`
 compare.py    compares two reports: speed-up, saving, and why the runs may not be comparable
 markdown.py   shows a report or a comparison as Markdown
 commands.py   reads and writes the files

@@ -16,12 +16,12 @@ from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection, missing_emulation
 from hetero.report.compare import Comparison
 from hetero.report.model import Cost, Expectation, Headline, Report
+from hetero.system.quantities import NOT_KNOWN, bytes_text, number_text, seconds_text
 from hetero.system.text import code_span, markdown_text
 
 __all__ = ["PricePerformance", "price_performance_table", "render_comparison", "render_report"]
 
 _MAX_ROWS = 64
-_NOT_KNOWN = "-"
 
 
 def render_report(report: Report) -> str:
@@ -135,12 +135,12 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
             row.name,
             row.hosts,
             _usd(row.hourly_usd),
-            _seconds(row.step_time_s),
-            _number(row.samples_per_s),
+            seconds_text(row.step_time_s),
+            number_text(row.samples_per_s),
             _usd(row.per_1k_steps_usd),
             _usd(row.per_million_samples_usd),
-            _NOT_KNOWN if row.speedup is None else f"{row.speedup:.2f}x",
-            _NOT_KNOWN if row.saving is None else f"{100 * row.saving:.1f} %",
+            NOT_KNOWN if row.speedup is None else f"{row.speedup:.2f}x",
+            NOT_KNOWN if row.saving is None else f"{100 * row.saving:.1f} %",
             row.basis,
         )
         for row in rows
@@ -150,15 +150,15 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
 
 def _plan_text(report: Report, expected: Expectation) -> str:
     """Return how far the plan was from what happened."""
-    interval = f"{_seconds(expected.step_time_low_s)} to {_seconds(expected.step_time_high_s)}"
-    text = f"The plan expected a step time of {_seconds(expected.step_time_s)} ({interval})"
+    interval = f"{seconds_text(expected.step_time_low_s)} to {seconds_text(expected.step_time_high_s)}"
+    text = f"The plan expected a step time of {seconds_text(expected.step_time_s)} ({interval})"
     step_time = report.headline.step_time_mean if report.headline else None
     if report.plan_error is None or step_time is None:
         return f"{text}. The run measured no step."
     error = report.plan_error.value
     is_inside = expected.step_time_low_s <= step_time.value <= expected.step_time_high_s
     text += (
-        f", {100 * abs(error):.1f} % {'more' if error > 0 else 'less'} than the {_seconds(step_time.value)} of the "
+        f", {100 * abs(error):.1f} % {'more' if error > 0 else 'less'} than the {seconds_text(step_time.value)} of the "
         f"run, which is {'inside' if is_inside else 'outside'} the interval."
     )
     usd = _value(report.cost.per_1k_steps)
@@ -173,7 +173,7 @@ def _facts_table(report: Report) -> str:
     rows = [
         ("command", code_span(run.command)),
         ("started", code_span(run.started_at)),
-        ("wall time", f"{_seconds(run.wall_s)} ({run.basis})"),
+        ("wall time", f"{seconds_text(run.wall_s)} ({run.basis})"),
         ("exit code", f"{run.exit_code} {status}".rstrip()),
         ("placement", run.placement),
         *(
@@ -199,14 +199,14 @@ def _steps_table(headline: Headline) -> str:
         ("data wait", headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95),
     ]
     cells = [
-        (name, *(_seconds(_value(figure)) for figure in figures), figures[0].basis if figures[0] else "")
+        (name, *(seconds_text(_value(figure)) for figure in figures), figures[0].basis if figures[0] else "")
         for name, *figures in rows
     ]
     if headline.utilisation is not None:
         utilisation = headline.utilisation
         cells.append(("utilisation", f"{100 * utilisation.value:.1f} %", "", "", utilisation.basis))
     if headline.samples_per_s is not None:
-        cells.append(("samples/s", _number(headline.samples_per_s.value), "", "", headline.samples_per_s.basis))
+        cells.append(("samples/s", number_text(headline.samples_per_s.value), "", "", headline.samples_per_s.basis))
     ranks = "1 rank" if headline.num_ranks == 1 else f"slowest of {headline.num_ranks} ranks"
     note = (
         f"Loader {code_span(headline.loader)}, {ranks}; {headline.num_steps_measured} steps of "
@@ -226,11 +226,11 @@ def _rank_section(report: Report) -> Iterator[str]:
             code_span(rank.host),
             code_span(label),
             str(summary.num_steps_measured),
-            _seconds(summary.step_time_mean_s),
-            _seconds(summary.step_time_p95_s),
-            _seconds(summary.data_wait_mean_s),
-            _seconds(summary.data_wait_p95_s),
-            _NOT_KNOWN if summary.utilisation is None else f"{100 * summary.utilisation:.1f} %",
+            seconds_text(summary.step_time_mean_s),
+            seconds_text(summary.step_time_p95_s),
+            seconds_text(summary.data_wait_mean_s),
+            seconds_text(summary.data_wait_p95_s),
+            NOT_KNOWN if summary.utilisation is None else f"{100 * summary.utilisation:.1f} %",
         )
         for rank, label, summary in entries[:_MAX_ROWS]
     ]
@@ -255,8 +255,8 @@ def _traffic_section(report: Report) -> Iterator[str]:
     if not totals:
         return
     lines = [
-        f"- Loader {code_span(name)}: {_bytes(nbytes)} of batches came as {_bytes(max(0, nbytes - saved_bytes))} "
-        f"with {code_span(compression)}"
+        f"- Loader {code_span(name)}: {bytes_text(nbytes)} of batches came as "
+        f"{bytes_text(max(0, nbytes - saved_bytes))} with {code_span(compression)}"
         for (name, compression), (nbytes, saved_bytes) in totals.items()
     ]
     yield "## Compression"
@@ -324,11 +324,11 @@ def _hosts_table(usages: Sequence[HostUsage]) -> str:
             code_span(usage.host),
             _cpus(usage.cpu_percent_mean),
             _cpus(usage.cpu_percent_peak),
-            _bytes(usage.memory_peak_bytes),
-            _bytes(usage.network_sent_bytes),
-            _bytes(usage.network_received_bytes),
-            _NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
-            _bytes(usage.gpu_memory_peak_bytes),
+            bytes_text(usage.memory_peak_bytes),
+            bytes_text(usage.network_sent_bytes),
+            bytes_text(usage.network_received_bytes),
+            NOT_KNOWN if usage.gpu_percent_mean is None else f"{usage.gpu_percent_mean:.0f} %",
+            bytes_text(usage.gpu_memory_peak_bytes),
         )
         for usage in usages[:_MAX_ROWS]
     ]
@@ -375,7 +375,7 @@ def _hosts_text(report: Report) -> str:
 
 def _known_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
     """Return the table without columns that have no known value."""
-    kept = [i for i in range(len(header)) if any(row[i] != _NOT_KNOWN for row in rows)]
+    kept = [i for i in range(len(header)) if any(row[i] != NOT_KNOWN for row in rows)]
     cells = [[row[i] for i in kept] for row in rows]
     return markdown_table([header[i] for i in kept], cells, right=[at for at, i in enumerate(kept) if i in right])
 
@@ -399,31 +399,9 @@ def _value(figure: Figure | None) -> float | None:
     return figure.value if figure else None
 
 
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return _NOT_KNOWN
-    if value < 0.0995:
-        return f"{1000 * value:.1f} ms"
-    if value < 9.95:
-        return f"{1000 * value:.0f} ms"
-    return f"{value:.1f} s"
-
-
 def _usd(value: float | None) -> str:
-    return _NOT_KNOWN if value is None else f"{value:.4g}" if value < 1 else f"{value:.3f}"
-
-
-def _number(value: float | None) -> str:
-    return _NOT_KNOWN if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+    return NOT_KNOWN if value is None else f"{value:.4g}" if value < 1 else f"{value:.3f}"
 
 
 def _cpus(percent: float | None) -> str:
-    return _NOT_KNOWN if percent is None else f"{percent / 100:.2f}"
-
-
-def _bytes(value: int | None) -> str:
-    if value is None:
-        return _NOT_KNOWN
-    if value < 1e7:
-        return f"{value / 1e3:,.0f} kB"
-    return f"{value / 1e6:,.0f} MB" if value < 1e10 else f"{value / 1e9:,.1f} GB"
+    return NOT_KNOWN if percent is None else f"{percent / 100:.2f}"

@@ -26,7 +26,9 @@ from hetero.config import LaunchOptions, to_flags
 from hetero.control import security
 from hetero.errors import ClusterError, ConfigError, PortError
 from hetero.launch.host import WORK_DIR_VARIABLE
+from hetero.launch.profiling import TEXT_FILE_NAME
 from hetero.launch.progress import INTERVAL_VARIABLE, StatusLine
+from hetero.planning.profile import PROFILE_FILE_NAME
 from hetero.pricing import Catalogue
 from hetero.simulate.launchers import HostCommand, Launchers, SimulatedHost
 from hetero.simulate.opt_ml import CHANNEL_NAME, InputChannel, earlier_hosts, write_opt_ml
@@ -365,8 +367,8 @@ def emulated_vcpus(options: LaunchOptions, group: SimulatedGroup, vcpus: Mapping
 
 
 def _collect(hosts: Sequence[SimulatedHost], output_dir: Path) -> None:
-    """Copy the report from the folder of the host that wrote it to the top of the output folder."""
-    for name in ("report.json", "report.md"):
+    """Copy the report or the profile from the folder of the host that wrote it to the top of the output folder."""
+    for name in ("report.json", "report.md", PROFILE_FILE_NAME, TEXT_FILE_NAME):
         (output_dir / name).unlink(missing_ok=True)
         for host in hosts:
             source = folders_below(host.base_dir).output / host.name / name

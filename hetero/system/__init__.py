@@ -3,10 +3,13 @@
 cgroups.py           CPU and memory limits of this container
 documents.py         bounded reading, and writing, of JSON, YAML and text files
 fault_injection.py   faults that an environment variable enables, for tests and drills
+json_schema.py       the JSON schema of a file that quantities.py        numbers with units, for tables
+records.py reads
 line_relay.py        copies the output of child processes line by line
 logs.py              log lines with a prefix, each on one line
 memory.py            malloc's thresholds
 process.py           starting, watching and ending child processes
+quantities.py        numbers with units, for tables
 records.py           dataclasses to JSON and back, with a check of every value
 scripts.py           finds the user's script, a file or a module
 text.py              makes text from users and other processes safe to show

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import torch
 import torch.utils.data
 
 from hetero.batches.fetch import describe
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
+from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank
 from hetero.loaders.pipeline import Batches, LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
+from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
+from hetero.torch.kept_batches import KeptBatches
 from hetero.torch.local import LocalDataset, LocalFetcher, WorkerOptions, builds_here
 from hetero.torch.pinned import allocate_pinned
 from hetero.torch.sampler_order import SamplerOrder, torch_permutation
 
 __all__ = ["Pipeline"]
+
+_MAX_KEPT_BYTES = 2**30
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +55,8 @@ class Pipeline(LoaderPipeline):
         local: Answers requests in this process.
         workers: Options of local fetching. For endpoints, only the prefetch factor and memory pinning apply.
     """
+
+    can_be_profiled = True
 
     def __init__(
         self,
@@ -73,6 +82,7 @@ class Pipeline(LoaderPipeline):
         self._restores_epoch = False
         """Whether a loaded state has an epoch of the user's sampler that `take_sampler_epoch` has not handled yet."""
         self._fetcher: LocalFetcher | None = None
+        self._profiler: LoaderProfiler | None = None
 
     @property
     def has_own_order(self) -> bool:
@@ -227,10 +237,29 @@ class Pipeline(LoaderPipeline):
     def open(self, requests: Iterator[BatchRequest]) -> Batches:
         """Return the batches of ``requests``, in order, prefetched from endpoints or fetched locally.
 
+        In a profile run, kept batches replace them after some time.
+
         Raises:
             ConfigError: If this process is a child of a rank, which cannot fetch from the endpoints of the job.
         """
         check_not_child_of_rank()
+        session = control.current()
+        if session is None or not session.options.profile:
+            return self._open_source(requests)
+        if self._profiler is None:
+            self._profiler = LoaderProfiler.of(self, session, functools.partial(self._make_profiler, session))
+        return ProfiledBatches(self._profiler, requests, self._open_source)
+
+    def _make_profiler(self, session: RankSession) -> LoaderProfiler:
+        return LoaderProfiler(
+            self,
+            session,
+            KeptBatches(_max_kept_bytes()),
+            num_processes=0 if session.remote else self.workers.num_workers,
+            measure=self.local.measure,
+        )
+
+    def _open_source(self, requests: Iterator[BatchRequest]) -> Batches:
         session = control.current()
         if session is not None and session.remote:
             from hetero.loaders import remote  # imports the data plane, which local jobs do not need
@@ -300,7 +329,7 @@ class Pipeline(LoaderPipeline):
         self.consumed_elsewhere = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None, "fill_up": None}
+        return {**self.__dict__, "_timer": None, "_timed": None, "_fetcher": None, "_profiler": None, "fill_up": None}
 
     def facts(self) -> LoaderState:
         """Return a state with this loader's constant values. Its epoch and batches are 0."""
@@ -362,3 +391,8 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
+
+
+def _max_kept_bytes() -> int:
+    """Return the limit of the batches that a profile run keeps: an eighth of the free memory, at most 1 GiB."""
+    return min(_MAX_KEPT_BYTES, psutil.virtual_memory().available // 8)

@@ -54,7 +54,13 @@ class StubHost:
             num_endpoints=0, num_ranks=1, num_gpus=0, framework="torch", data_service="", servers=Servers(number=0)
         )
         self.options = SimpleNamespace(
-            data_service="grpc", script="script.py", module=False, script_args=(), audit=False, job_restarts=0
+            profile=False,
+            data_service="grpc",
+            script="script.py",
+            module=False,
+            script_args=(),
+            audit=False,
+            job_restarts=0,
         )
         self.child_environment: dict[str, str] = {}
         self.trainers_came = False

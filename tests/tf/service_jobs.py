@@ -21,7 +21,7 @@ class Job:
         self.rank, self.world_size, self.generation = 0, 1, 0
         self.tf_servers = Directory()
         self.options = SimpleNamespace(
-            data_service=data_service, data_timeout_s=60.0, emulate_step_s=None, warmup_steps=0
+            profile=False, data_service=data_service, data_timeout_s=60.0, emulate_step_s=None, warmup_steps=0
         )
         self.timers: list[Any] = []
         self.stop_at = self.num_steps = 0

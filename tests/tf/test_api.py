@@ -68,7 +68,7 @@ def test_arguments_that_cannot_work_are_refused(spec: Any, options: dict[str, An
 class Rank:
     """What `distribute` reads of a session before TensorFlow is there."""
 
-    options = types.SimpleNamespace(data_service="grpc")
+    options = types.SimpleNamespace(data_service="grpc", profile=False)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class ServedJob:
         write_token(str(self.token_path), self.token)
         self.directory = Directory()
         self.options = SimpleNamespace(
+            profile=False,
             data_timeout_s=60.0,
             prepare_timeout_s=60.0,
             emulate_step_s=None,

@@ -46,7 +46,7 @@ class FakeSession:
 
     def __init__(self, *, remote: bool = False, purity_checks: int = 0) -> None:
         self.remote = remote
-        self.options = SimpleNamespace(purity_checks=purity_checks, warmup_steps=0, emulate_step_s=None)
+        self.options = SimpleNamespace(purity_checks=purity_checks, warmup_steps=0, emulate_step_s=None, profile=False)
         self.timers: list[Any] = []
         self.stops = 0
         self.stops_at = 0

@@ -143,6 +143,7 @@ class RankSession:
         self._loaders: dict[int, str] = {}
         """Maps the id of a timer to the name of its loader, made unique within this rank."""
         self._counters: Callable[[], Mapping[str, int]] | None = None
+        self._profile: Callable[[bool], bytes] | None = None
         self._changed = threading.Condition()
         self._failure: Cause | None = None
         self._reporting = threading.Lock()
@@ -170,6 +171,7 @@ class RankSession:
             stop_grace_s=reply.stop_grace_s,
             data_service=reply.data_service,
             wants_step_times=reply.wants_step_times,
+            profile=reply.profile,
         )
         # From now on, follow the launcher's updates and report about once a second, or more often with step times.
         self._interval_s = _STEP_TIMES_INTERVAL_S if self.options.wants_step_times else _REPORT_INTERVAL_S
@@ -191,6 +193,14 @@ class RankSession:
     def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
         """Include the data plane's counters in the reports. The session calls ``counters`` about once a second."""
         self._counters = counters
+
+    def set_profile(self, profile: Callable[[bool], bytes]) -> None:
+        """Include in the reports what a profile run has measured.
+
+        Args:
+            profile: Returns JSON. Its argument states whether the script has ended.
+        """
+        self._profile = profile
 
     def fail(self, summary: str, detail: str, exit_code: ExitCode, *, is_echo: bool = False) -> None:
         """Report to the launcher why this rank fails, before other hosts notice that it has ended.
@@ -283,6 +293,10 @@ class RankSession:
     def end(self) -> NoReturn:
         """End this process as `check_stop` does. Call this on the script's thread."""
         self.stopped = True
+        if self.options.profile:
+            if _callbacks:
+                logger.info("the stop callbacks are not called, because a profile run must not write a checkpoint")
+            raise SystemExit(_EXIT_SIGTERM)
         failures = run_callbacks(_callbacks)
         self.stop_failure = next(iter(failures), None)
         raise SystemExit(int(ExitCode.SCRIPT_FAILED) if failures else _EXIT_SIGTERM)
@@ -367,6 +381,8 @@ class RankSession:
             counters = {} if self._counters is None else dict(self._counters())
             times = self._step_times(timers) if self.options.wants_step_times else None
             report = dataclasses.replace(report, summaries_json=self._summaries, counters=counters, step_times=times)
+            if self._profile is not None:
+                report = dataclasses.replace(report, profile_json=self._profile(finished))
         self._link.report(report_to_proto(report))  # may fail, because the launcher notices a rank's end itself
 
     def _step_times(self, timers: Sequence[Timer]) -> StepTimes | None:

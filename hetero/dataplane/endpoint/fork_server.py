@@ -38,7 +38,7 @@ from hetero.errors import ExitCode, HeteroError
 from hetero.system.memory import keep_freed_memory
 from hetero.system.process import SignalWaiter, die_with_parent
 
-__all__ = ["MAX_PACKET_BYTES", "main"]
+__all__ = ["MAX_PACKET_BYTES", "main", "why_not_fork"]
 
 MAX_PACKET_BYTES = 128 * 1024
 """Largest size of a command or event. The kernel's limit for one packet is higher."""
@@ -72,7 +72,7 @@ class _ForkServer:
         self._base = base
         self._signals = signals
         self._children: list[_Child] = []
-        self._reason = _why_not_fork()
+        self._reason = why_not_fork()
         if self._reason:
             logger.info("endpoints start as fresh processes: %s", self._reason)
 
@@ -187,7 +187,7 @@ class _ForkServer:
         return int(ExitCode.OK)
 
 
-def _why_not_fork() -> str:
+def why_not_fork() -> str:
     """Return why this process must not fork endpoints, empty if it may fork."""
     if threading.active_count() > 1:
         names = ", ".join(sorted(thread.name for thread in threading.enumerate() if thread.name != "MainThread"))

@@ -33,7 +33,8 @@ class Endpoints(DataService):
         """
         emulated = options.emulate_sample_s is not None
         is_auto = options.trainer_endpoints == AUTO
-        if is_auto and cluster.role is Role.TRAINER and cluster.data_hosts:
+        may_change = is_auto and not options.profile  # a profile needs steps of one kind
+        if may_change and cluster.role is Role.TRAINER and cluster.data_hosts:
             return _changing_number(options.emulate_vcpus or usable_cpus(), emulated=emulated)
         fixed = 0 if is_auto else int(options.trainer_endpoints)
         if cluster.role is not Role.TRAINER:

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17hetero/v1/control.proto\x12\thetero.v1\"{\n\x08\x45ndpoint\x12\x13\n\x0b\x65ndpoint_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x13\n\x0bis_optional\x18\x06 \x01(\x08\"~\n\x05\x43\x61use\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\r\x12\x11\n\tby_signal\x18\x05 \x01(\x08\x12\x0f\n\x07is_echo\x18\x06 \x01(\x08\x12\x0f\n\x07of_rank\x18\x07 \x01(\x08\"*\n\tStopPoint\x12\x0e\n\x06loader\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x01(\x04\"\xd4\x05\n\nHostStatus\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x15\n\rscript_digest\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.hetero.v1.HostState\x12&\n\tendpoints\x18\x07 \x03(\x0b\x32\x13.hetero.v1.Endpoint\x12!\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x10.hetero.v1.Cause\x12!\n\x07\x64\x65\x63ided\x18\t \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x16\n\x0estop_requested\x18\n \x01(\x08\x12%\n\x07stop_at\x18\x0b \x01(\x0b\x32\x14.hetero.v1.StopPoint\x12\x12\n\nusage_json\x18\r \x01(\x0c\x12$\n\x05ranks\x18\x0e \x03(\x0b\x32\x15.hetero.v1.RankReport\x12\x35\n\x08\x63ounters\x18\x0f \x03(\x0b\x32#.hetero.v1.HostStatus.CountersEntry\x12\x10\n\x08revision\x18\x10 \x01(\x04\x12\x17\n\x0frendezvous_port\x18\x11 \x01(\r\x12\x12\n\ngeneration\x18\x12 \x01(\r\x12\'\n\rrestarted_for\x18\x13 \x01(\x0b\x32\x10.hetero.v1.Cause\x12\r\n\x05ticks\x18\x14 \x01(\x04\x12\x33\n\x07options\x18\x15 \x03(\x0b\x32\".hetero.v1.HostStatus.OptionsEntry\x12\x19\n\x11trainer_endpoints\x18\x16 \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\x0fRegisterRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\"\xf6\x01\n\rRegisterReply\x12\x0e\n\x06remote\x18\x01 \x01(\x08\x12\x16\n\x0e\x64\x61ta_timeout_s\x18\x02 \x01(\x01\x12\x19\n\x11prepare_timeout_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x65mulate_step_s\x18\x04 \x01(\x01\x12\x15\n\rpurity_checks\x18\x05 \x01(\r\x12\x14\n\x0cwarmup_steps\x18\x06 \x01(\r\x12\x14\n\x0cstop_grace_s\x18\n \x01(\x01\x12\x17\n\x0fmax_batch_bytes\x18\x0b \x01(\x04\x12\x14\n\x0c\x64\x61ta_service\x18\x0c \x01(\t\x12\x18\n\x10wants_step_times\x18\r \x01(\x08\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\"E\n\x0e\x44irectoryEntry\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x13.hetero.v1.Endpoint\"y\n\nRankUpdate\x12,\n\tendpoints\x18\x01 \x03(\x0b\x32\x19.hetero.v1.DirectoryEntry\x12\x16\n\x0estop_requested\x18\x02 \x01(\x08\x12%\n\x07stop_at\x18\x03 \x01(\x0b\x32\x14.hetero.v1.StopPoint\"M\n\tStepTimes\x12\x0e\n\x06loader\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x11\n\tcompute_s\x18\x03 \x03(\x01\x12\x0e\n\x06wait_s\x18\x04 \x03(\x01\"\xb6\x03\n\nRankReport\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12>\n\rsteps_started\x18\x02 \x03(\x0b\x32\'.hetero.v1.RankReport.StepsStartedEntry\x12\x16\n\x0esummaries_json\x18\x03 \x03(\x0c\x12\x35\n\x08\x63ounters\x18\x04 \x03(\x0b\x32#.hetero.v1.RankReport.CountersEntry\x12\x11\n\tstop_vote\x18\x05 \x01(\x08\x12!\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x10\n\x08\x66inished\x18\x07 \x01(\x08\x12\x0e\n\x06loader\x18\x08 \x01(\t\x12\x0f\n\x07waiting\x18\t \x01(\x08\x12\x12\n\ngeneration\x18\x0f \x01(\r\x12(\n\nstep_times\x18\x10 \x01(\x0b\x32\x14.hetero.v1.StepTimes\x1a\x33\n\x11StepsStartedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x11\n\x0fRankReportReply*\x80\x01\n\tHostState\x12\x1a\n\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x08\n\x04INIT\x10\x01\x12\x0e\n\nWAIT_PEERS\x10\x02\x12\x0b\n\x07SERVING\x10\x03\x12\x0c\n\x08TRAINING\x10\x04\x12\x0c\n\x08\x44RAINING\x10\x05\x12\x08\n\x04\x44ONE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x32\x44\n\x07\x43ontrol\x12\x39\n\tHeartbeat\x12\x15.hetero.v1.HostStatus\x1a\x15.hetero.v1.HostStatus2\xc4\x01\n\x08Launcher\x12@\n\x08Register\x12\x1a.hetero.v1.RegisterRequest\x1a\x18.hetero.v1.RegisterReply\x12\x39\n\x05Watch\x12\x17.hetero.v1.WatchRequest\x1a\x15.hetero.v1.RankUpdate0\x01\x12;\n\x06Report\x12\x15.hetero.v1.RankReport\x1a\x1a.hetero.v1.RankReportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17hetero/v1/control.proto\x12\thetero.v1\"{\n\x08\x45ndpoint\x12\x13\n\x0b\x65ndpoint_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x13\n\x0bis_optional\x18\x06 \x01(\x08\"~\n\x05\x43\x61use\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\r\x12\x11\n\tby_signal\x18\x05 \x01(\x08\x12\x0f\n\x07is_echo\x18\x06 \x01(\x08\x12\x0f\n\x07of_rank\x18\x07 \x01(\x08\"*\n\tStopPoint\x12\x0e\n\x06loader\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x01(\x04\"\xea\x05\n\nHostStatus\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x15\n\rscript_digest\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.hetero.v1.HostState\x12&\n\tendpoints\x18\x07 \x03(\x0b\x32\x13.hetero.v1.Endpoint\x12!\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x10.hetero.v1.Cause\x12!\n\x07\x64\x65\x63ided\x18\t \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x16\n\x0estop_requested\x18\n \x01(\x08\x12%\n\x07stop_at\x18\x0b \x01(\x0b\x32\x14.hetero.v1.StopPoint\x12\x12\n\nusage_json\x18\r \x01(\x0c\x12$\n\x05ranks\x18\x0e \x03(\x0b\x32\x15.hetero.v1.RankReport\x12\x35\n\x08\x63ounters\x18\x0f \x03(\x0b\x32#.hetero.v1.HostStatus.CountersEntry\x12\x10\n\x08revision\x18\x10 \x01(\x04\x12\x17\n\x0frendezvous_port\x18\x11 \x01(\r\x12\x12\n\ngeneration\x18\x12 \x01(\r\x12\'\n\rrestarted_for\x18\x13 \x01(\x0b\x32\x10.hetero.v1.Cause\x12\r\n\x05ticks\x18\x14 \x01(\x04\x12\x33\n\x07options\x18\x15 \x03(\x0b\x32\".hetero.v1.HostStatus.OptionsEntry\x12\x19\n\x11trainer_endpoints\x18\x16 \x01(\r\x12\x14\n\x0cprofile_json\x18\x17 \x01(\x0c\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\x0fRegisterRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\"\x87\x02\n\rRegisterReply\x12\x0e\n\x06remote\x18\x01 \x01(\x08\x12\x16\n\x0e\x64\x61ta_timeout_s\x18\x02 \x01(\x01\x12\x19\n\x11prepare_timeout_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x65mulate_step_s\x18\x04 \x01(\x01\x12\x15\n\rpurity_checks\x18\x05 \x01(\r\x12\x14\n\x0cwarmup_steps\x18\x06 \x01(\r\x12\x14\n\x0cstop_grace_s\x18\n \x01(\x01\x12\x17\n\x0fmax_batch_bytes\x18\x0b \x01(\x04\x12\x14\n\x0c\x64\x61ta_service\x18\x0c \x01(\t\x12\x18\n\x10wants_step_times\x18\r \x01(\x08\x12\x0f\n\x07profile\x18\x0e \x01(\x08\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\"E\n\x0e\x44irectoryEntry\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x13.hetero.v1.Endpoint\"y\n\nRankUpdate\x12,\n\tendpoints\x18\x01 \x03(\x0b\x32\x19.hetero.v1.DirectoryEntry\x12\x16\n\x0estop_requested\x18\x02 \x01(\x08\x12%\n\x07stop_at\x18\x03 \x01(\x0b\x32\x14.hetero.v1.StopPoint\"M\n\tStepTimes\x12\x0e\n\x06loader\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x11\n\tcompute_s\x18\x03 \x03(\x01\x12\x0e\n\x06wait_s\x18\x04 \x03(\x01\"\xcc\x03\n\nRankReport\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12>\n\rsteps_started\x18\x02 \x03(\x0b\x32\'.hetero.v1.RankReport.StepsStartedEntry\x12\x16\n\x0esummaries_json\x18\x03 \x03(\x0c\x12\x35\n\x08\x63ounters\x18\x04 \x03(\x0b\x32#.hetero.v1.RankReport.CountersEntry\x12\x11\n\tstop_vote\x18\x05 \x01(\x08\x12!\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x10.hetero.v1.Cause\x12\x10\n\x08\x66inished\x18\x07 \x01(\x08\x12\x0e\n\x06loader\x18\x08 \x01(\t\x12\x0f\n\x07waiting\x18\t \x01(\x08\x12\x12\n\ngeneration\x18\x0f \x01(\r\x12(\n\nstep_times\x18\x10 \x01(\x0b\x32\x14.hetero.v1.StepTimes\x12\x14\n\x0cprofile_json\x18\x11 \x01(\x0c\x1a\x33\n\x11StepsStartedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x11\n\x0fRankReportReply*\x80\x01\n\tHostState\x12\x1a\n\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x08\n\x04INIT\x10\x01\x12\x0e\n\nWAIT_PEERS\x10\x02\x12\x0b\n\x07SERVING\x10\x03\x12\x0c\n\x08TRAINING\x10\x04\x12\x0c\n\x08\x44RAINING\x10\x05\x12\x08\n\x04\x44ONE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x32\x44\n\x07\x43ontrol\x12\x39\n\tHeartbeat\x12\x15.hetero.v1.HostStatus\x1a\x15.hetero.v1.HostStatus2\xc4\x01\n\x08Launcher\x12@\n\x08Register\x12\x1a.hetero.v1.RegisterRequest\x1a\x18.hetero.v1.RegisterReply\x12\x39\n\x05Watch\x12\x17.hetero.v1.WatchRequest\x1a\x15.hetero.v1.RankUpdate0\x01\x12;\n\x06Report\x12\x15.hetero.v1.RankReport\x1a\x1a.hetero.v1.RankReportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,8 +29,8 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_RANKREPORT_STEPSSTARTEDENTRY']._serialized_options = b'8\001'
   _globals['_RANKREPORT_COUNTERSENTRY']._options = None
   _globals['_RANKREPORT_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_HOSTSTATE']._serialized_start=2148
-  _globals['_HOSTSTATE']._serialized_end=2276
+  _globals['_HOSTSTATE']._serialized_start=2209
+  _globals['_HOSTSTATE']._serialized_end=2337
   _globals['_ENDPOINT']._serialized_start=38
   _globals['_ENDPOINT']._serialized_end=161
   _globals['_CAUSE']._serialized_start=163
@@ -38,33 +38,33 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_STOPPOINT']._serialized_start=291
   _globals['_STOPPOINT']._serialized_end=333
   _globals['_HOSTSTATUS']._serialized_start=336
-  _globals['_HOSTSTATUS']._serialized_end=1060
-  _globals['_HOSTSTATUS_COUNTERSENTRY']._serialized_start=965
-  _globals['_HOSTSTATUS_COUNTERSENTRY']._serialized_end=1012
-  _globals['_HOSTSTATUS_OPTIONSENTRY']._serialized_start=1014
-  _globals['_HOSTSTATUS_OPTIONSENTRY']._serialized_end=1060
-  _globals['_REGISTERREQUEST']._serialized_start=1062
-  _globals['_REGISTERREQUEST']._serialized_end=1133
-  _globals['_REGISTERREPLY']._serialized_start=1136
-  _globals['_REGISTERREPLY']._serialized_end=1382
-  _globals['_WATCHREQUEST']._serialized_start=1384
-  _globals['_WATCHREQUEST']._serialized_end=1412
-  _globals['_DIRECTORYENTRY']._serialized_start=1414
-  _globals['_DIRECTORYENTRY']._serialized_end=1483
-  _globals['_RANKUPDATE']._serialized_start=1485
-  _globals['_RANKUPDATE']._serialized_end=1606
-  _globals['_STEPTIMES']._serialized_start=1608
-  _globals['_STEPTIMES']._serialized_end=1685
-  _globals['_RANKREPORT']._serialized_start=1688
-  _globals['_RANKREPORT']._serialized_end=2126
-  _globals['_RANKREPORT_STEPSSTARTEDENTRY']._serialized_start=2026
-  _globals['_RANKREPORT_STEPSSTARTEDENTRY']._serialized_end=2077
-  _globals['_RANKREPORT_COUNTERSENTRY']._serialized_start=965
-  _globals['_RANKREPORT_COUNTERSENTRY']._serialized_end=1012
-  _globals['_RANKREPORTREPLY']._serialized_start=2128
-  _globals['_RANKREPORTREPLY']._serialized_end=2145
-  _globals['_CONTROL']._serialized_start=2278
-  _globals['_CONTROL']._serialized_end=2346
-  _globals['_LAUNCHER']._serialized_start=2349
-  _globals['_LAUNCHER']._serialized_end=2545
+  _globals['_HOSTSTATUS']._serialized_end=1082
+  _globals['_HOSTSTATUS_COUNTERSENTRY']._serialized_start=987
+  _globals['_HOSTSTATUS_COUNTERSENTRY']._serialized_end=1034
+  _globals['_HOSTSTATUS_OPTIONSENTRY']._serialized_start=1036
+  _globals['_HOSTSTATUS_OPTIONSENTRY']._serialized_end=1082
+  _globals['_REGISTERREQUEST']._serialized_start=1084
+  _globals['_REGISTERREQUEST']._serialized_end=1155
+  _globals['_REGISTERREPLY']._serialized_start=1158
+  _globals['_REGISTERREPLY']._serialized_end=1421
+  _globals['_WATCHREQUEST']._serialized_start=1423
+  _globals['_WATCHREQUEST']._serialized_end=1451
+  _globals['_DIRECTORYENTRY']._serialized_start=1453
+  _globals['_DIRECTORYENTRY']._serialized_end=1522
+  _globals['_RANKUPDATE']._serialized_start=1524
+  _globals['_RANKUPDATE']._serialized_end=1645
+  _globals['_STEPTIMES']._serialized_start=1647
+  _globals['_STEPTIMES']._serialized_end=1724
+  _globals['_RANKREPORT']._serialized_start=1727
+  _globals['_RANKREPORT']._serialized_end=2187
+  _globals['_RANKREPORT_STEPSSTARTEDENTRY']._serialized_start=2087
+  _globals['_RANKREPORT_STEPSSTARTEDENTRY']._serialized_end=2138
+  _globals['_RANKREPORT_COUNTERSENTRY']._serialized_start=987
+  _globals['_RANKREPORT_COUNTERSENTRY']._serialized_end=1034
+  _globals['_RANKREPORTREPLY']._serialized_start=2189
+  _globals['_RANKREPORTREPLY']._serialized_end=2206
+  _globals['_CONTROL']._serialized_start=2339
+  _globals['_CONTROL']._serialized_end=2407
+  _globals['_LAUNCHER']._serialized_start=2410
+  _globals['_LAUNCHER']._serialized_end=2606
 # @@protoc_insertion_point(module_scope)

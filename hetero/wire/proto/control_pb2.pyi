@@ -68,7 +68,7 @@ class StopPoint(_message.Message):
     def __init__(self, loader: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port", "generation", "restarted_for", "ticks", "options", "trainer_endpoints")
+    __slots__ = ("protocol", "version", "script_digest", "host", "incarnation", "state", "endpoints", "failure", "decided", "stop_requested", "stop_at", "usage_json", "ranks", "counters", "revision", "rendezvous_port", "generation", "restarted_for", "ticks", "options", "trainer_endpoints", "profile_json")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class HostStatus(_message.Message):
     TICKS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     script_digest: str
@@ -125,7 +126,8 @@ class HostStatus(_message.Message):
     ticks: int
     options: _containers.ScalarMap[str, str]
     trainer_endpoints: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ..., generation: _Optional[int] = ..., restarted_for: _Optional[_Union[Cause, _Mapping]] = ..., ticks: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ..., trainer_endpoints: _Optional[int] = ...) -> None: ...
+    profile_json: bytes
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., script_digest: _Optional[str] = ..., host: _Optional[str] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[HostState, str]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., decided: _Optional[_Union[Cause, _Mapping]] = ..., stop_requested: bool = ..., stop_at: _Optional[_Union[StopPoint, _Mapping]] = ..., usage_json: _Optional[bytes] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., revision: _Optional[int] = ..., rendezvous_port: _Optional[int] = ..., generation: _Optional[int] = ..., restarted_for: _Optional[_Union[Cause, _Mapping]] = ..., ticks: _Optional[int] = ..., options: _Optional[_Mapping[str, str]] = ..., trainer_endpoints: _Optional[int] = ..., profile_json: _Optional[bytes] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("rank", "world_size", "generation")
@@ -138,7 +140,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s", "max_batch_bytes", "data_service", "wants_step_times")
+    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s", "max_batch_bytes", "data_service", "wants_step_times", "profile")
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     DATA_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PREPARE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,7 @@ class RegisterReply(_message.Message):
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_SERVICE_FIELD_NUMBER: _ClassVar[int]
     WANTS_STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     remote: bool
     data_timeout_s: float
     prepare_timeout_s: float
@@ -159,7 +162,8 @@ class RegisterReply(_message.Message):
     max_batch_bytes: int
     data_service: str
     wants_step_times: bool
-    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ..., data_service: _Optional[str] = ..., wants_step_times: bool = ...) -> None: ...
+    profile: bool
+    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ..., data_service: _Optional[str] = ..., wants_step_times: bool = ..., profile: bool = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("rank",)
@@ -198,7 +202,7 @@ class StepTimes(_message.Message):
     def __init__(self, loader: _Optional[str] = ..., first: _Optional[int] = ..., compute_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "waiting", "generation", "step_times")
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "waiting", "generation", "step_times", "profile_json")
     class StepsStartedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +228,7 @@ class RankReport(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
     rank: int
     steps_started: _containers.ScalarMap[str, int]
     summaries_json: _containers.RepeatedScalarFieldContainer[bytes]
@@ -235,7 +240,8 @@ class RankReport(_message.Message):
     waiting: bool
     generation: int
     step_times: StepTimes
-    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+    profile_json: bytes
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., profile_json: _Optional[bytes] = ...) -> None: ...
 
 class RankReportReply(_message.Message):
     __slots__ = ()

@@ -1,0 +1,80 @@
+"""``hetero profile``: measure a training script on this host for a minute."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from hetero import config
+from hetero.cli.arguments import Subparsers
+from hetero.cli.output import say
+from hetero.system.process import bind_to_parent
+from hetero.system.scripts import script_label
+
+__all__ = ["add", "show_page"]
+
+_HOST = "localhost"
+_GROUP = "trainer_group"
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "profile",
+        allow_abbrev=False,
+        help="measure a training script on this host for a minute",
+        description="Runs SCRIPT for at most a minute of training and measures it. Writes profile.json for hetero plan "
+        "and prints a page. The model trains on repeated batches. No stop callback runs, so that it writes no "
+        "checkpoint.",
+    )
+    parser.add_argument(
+        "--instance-type", default="", metavar="TYPE", help="Instance type of this host, for example ml.g5.2xlarge."
+    )
+    config.add_launch_arguments(parser, makes_cluster=True)
+    parser.set_defaults(run=_run)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    from hetero.cluster import find_platform, parse_cluster
+    from hetero.control import security
+    from hetero.launch.launcher import launch
+    from hetero.launch.profiling import TEXT_FILE_NAME
+    from hetero.launch.ranks.ranks import free_port
+    from hetero.planning.profile import PROFILE_FILE_NAME
+
+    bind_to_parent()
+    # This machine may itself be a host of a job, whose parameters are not those of this script.
+    options = config.resolve_options(namespace, os.environ, None)
+    label = script_label(options.script, is_module=options.module)
+    output_dir = options.output_dir or Path("runs") / f"profile-{label}"
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for name in (PROFILE_FILE_NAME, TEXT_FILE_NAME):  # those of an earlier run
+        (output_dir / name).unlink(missing_ok=True)
+    has_default_port = options.port == config.LaunchOptions(script="-").port
+    port = free_port() if has_default_port else options.port
+    options = dataclasses.replace(options, profile=True, output_dir=output_dir, port=port)
+    known_type = {"instance_type": namespace.instance_type} if namespace.instance_type else {}
+    group = {"instance_group_name": _GROUP, "hosts": [_HOST], **known_type}
+    cluster = parse_cluster(
+        {"instance_groups": [group], "current_host": _HOST}, source="hetero profile", roles=(f"{_GROUP}=trainer",)
+    )
+    descriptor, path = security.token_memfd(security.Token.generate())
+    os.environ[security.TOKEN_FILE_VARIABLE] = path
+    try:
+        code = launch(options, cluster, platform=find_platform(os.environ))
+    finally:
+        os.close(descriptor)
+    show_page(output_dir)
+    return code
+
+
+def show_page(folder: Path) -> None:
+    """Print the page of a profile run that has ended. Print nothing if it wrote none."""
+    from hetero.launch.profiling import TEXT_FILE_NAME
+    from hetero.planning.profile import PROFILE_FILE_NAME
+
+    if (folder / TEXT_FILE_NAME).is_file():
+        say((folder / TEXT_FILE_NAME).read_text(encoding="utf-8"))
+        say(f"\nWritten to {folder / PROFILE_FILE_NAME}\n")

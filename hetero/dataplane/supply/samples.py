@@ -1,0 +1,215 @@
+"""Measures what samples cost in this process: CPU and wall time of each, and CPU time of collating and encoding."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetero.batches.build import BuiltDataset
+from hetero.batches.fetch import fetch
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest
+from hetero.errors import ConfigError, DatasetError
+from hetero.planning.parts import SampledWork
+from hetero.planning.profile import Spread, SupplyProfile
+from hetero.spec import DatasetSpec
+from hetero.system.cgroups import usable_cpus
+from hetero.wire.framing import EncodedBatch
+
+__all__ = ["SampleTimes", "measure_samples", "requests_of", "run_delay_s", "split"]
+
+_CHUNK_S = 0.25
+"""Seconds that one fetch takes at most, unless a single sample takes longer. Longer batches are fetched in parts."""
+_MAX_FAILURES = 10
+_MAX_SAMPLES = 20_000
+_NUM_BATCHES = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleTimes:
+    """Measured times. The first sample of a process does not count, because it opens files and fills caches."""
+
+    sample_cpu_s: list[float] = field(default_factory=list)
+    sample_wait_s: list[float] = field(default_factory=list)
+    """Wall time minus CPU time. The wait for a CPU does not count."""
+    batch_cpu_s: list[float] = field(default_factory=list)
+    """CPU time per sample of collating and encoding, one value per batch."""
+    read_bytes_per_sample: float | None = None
+    """Bytes per sample that this process read from storage. None if the system does not count them."""
+    batches: list[tuple[Any, int]] = field(default_factory=list)
+    """The last batches, each with its number of samples."""
+
+    def supply(self, basis: str = "measured") -> SupplyProfile:
+        """Return the figures of one process, for a host of unknown type.
+
+        Raises:
+            ConfigError: If nothing was measured.
+        """
+        return SupplyProfile(
+            instance_type="",
+            vcpus=usable_cpus(),
+            sample_cpu_s=Spread.of(self.sample_cpu_s, "s", basis),
+            sample_wait_s=Spread.of(self.sample_wait_s, "s", basis),
+            batch_cpu_s=Spread.of(self.batch_cpu_s or [0.0], "s", basis),
+        )
+
+
+def requests_of(work: SampledWork) -> list[BatchRequest]:
+    """Return the requests for the samples of a job, in batches of its size."""
+    spec = DatasetSpec(work.dataset, work.arguments_json)
+    size = work.batch_samples if work.collate else 1
+    return [
+        BatchRequest(
+            spec=spec,
+            work=IndexedWork(np.array(work.indices[begin : begin + size])),
+            seed=work.seed,
+            epoch=work.epoch,
+            position=begin // size,
+            collate=work.collate,
+        )
+        for begin in range(0, len(work.indices), size)
+    ]
+
+
+def split(requests: Sequence[BatchRequest], num_samples: int) -> Iterator[BatchRequest]:
+    """Yield the requests in parts of at most ``num_samples`` samples. Work of another kind stays whole."""
+    for request in requests:
+        request = dataclasses.replace(request, verify=False)
+        work = request.work
+        if not isinstance(work, IndexedWork) or work.num_samples <= num_samples:
+            yield request
+            continue
+        for begin in range(0, work.num_samples, num_samples):
+            part = slice(begin, begin + num_samples)
+            occurrences = None if work.occurrences is None else work.occurrences[part]
+            yield dataclasses.replace(request, work=IndexedWork(work.indices[part], occurrences))
+
+
+def measure_samples(
+    built: BuiltDataset,
+    requests: Sequence[BatchRequest],
+    *,
+    seconds: float,
+    cpu_clock: Callable[[], float] = time.process_time,
+) -> SampleTimes:
+    """Fetch samples for some seconds, and return what they cost. Blocks.
+
+    Args:
+        built: The data set.
+        requests: The samples. They are fetched again from the start if they do not suffice.
+        seconds: Time limit for the begin of another fetch.
+        cpu_clock: CPU seconds. The default counts all threads of this process.
+
+    Raises:
+        DatasetError: If the data set raises for most samples.
+        ConfigError: If there is nothing to fetch.
+    """
+    if not requests:
+        raise ConfigError("found no samples to measure; expected at least one request")
+    begin_s = time.perf_counter()
+    times = SampleTimes()
+    watch = _Stopwatch(cpu_clock)
+    read_before, num_samples, num_failures = _read_bytes(), 0, 0
+    first = next(split(requests, 1))
+    with contextlib.suppress(DatasetError):
+        fetch(built, first, cancelled=watch.mark)
+        num_samples += 1
+    sample_s = time.perf_counter() - begin_s
+    # Measure one chunk at a time. The first sample may take longer than the others, so the size is chosen twice.
+    parts: Iterator[BatchRequest] = itertools.cycle(split(requests, _chunk(sample_s)))
+    is_first = True
+    while is_first or (time.perf_counter() - begin_s < seconds and len(times.sample_cpu_s) < _MAX_SAMPLES):
+        request = next(parts)
+        watch.start()
+        try:
+            batch = fetch(built, request, cancelled=watch.mark, on_samples=watch.mark_end)
+        except DatasetError:
+            num_failures += 1
+            if num_failures > _MAX_FAILURES:
+                raise
+            continue
+        EncodedBatch(batch, copy=not built.makes_new_memory(collate=request.collate))
+        watch.stop(times, request.work.num_samples)
+        num_samples += request.work.num_samples
+        times.batches = [*times.batches, (batch, request.work.num_samples)][-_NUM_BATCHES:]
+        if is_first:
+            is_first = False
+            mean_s = sum(times.sample_cpu_s + times.sample_wait_s) / len(times.sample_cpu_s)
+            parts = itertools.islice(itertools.cycle(split(requests, _chunk(mean_s))), 1, None)
+    if read_before is not None and (read_after := _read_bytes()) is not None:
+        times.read_bytes_per_sample = (read_after - read_before) / num_samples
+    return times
+
+
+def _chunk(sample_s: float) -> int:
+    return max(1, int(_CHUNK_S / max(sample_s, 1e-9)))
+
+
+class _Stopwatch:
+    """The begin of each sample of one batch."""
+
+    def __init__(self, cpu_clock: Callable[[], float]) -> None:
+        self._cpu_clock = cpu_clock
+        self._cpu_s: list[float] = []
+        self._wall_s: list[float] = []
+        self._end_cpu_s = 0.0
+        self._end_wall_s = 0.0
+        self._delay_s = 0.0
+
+    def start(self) -> None:
+        self._cpu_s.clear()
+        self._wall_s.clear()
+        self._delay_s = run_delay_s()
+
+    def mark(self) -> bool:
+        """Record that a sample begins. `fetch` calls this to ask whether to stop."""
+        self._cpu_s.append(self._cpu_clock())
+        self._wall_s.append(time.perf_counter())
+        return False
+
+    def mark_end(self) -> None:
+        """Record that all samples are computed."""
+        self._end_cpu_s, self._end_wall_s = self._cpu_clock(), time.perf_counter()
+
+    def stop(self, times: SampleTimes, num_samples: int) -> None:
+        """Record that the batch is encoded, and add its times."""
+        times.batch_cpu_s.append((self._cpu_clock() - self._end_cpu_s) / num_samples)
+        delay_s = run_delay_s() - self._delay_s
+        cpu_marks, wall_marks = [*self._cpu_s, self._end_cpu_s], [*self._wall_s, self._end_wall_s]
+        if len(self._cpu_s) == num_samples:
+            cpu_s = [end - begin for begin, end in itertools.pairwise(cpu_marks)]
+            wall_s = [end - begin for begin, end in itertools.pairwise(wall_marks)]
+        else:  # the data set computes all samples at once, so only their mean is known
+            cpu_s = [(cpu_marks[-1] - cpu_marks[0]) / num_samples]
+            wall_s = [(wall_marks[-1] - wall_marks[0]) / num_samples]
+        waits_s = [max(0.0, wall - cpu) for wall, cpu in zip(wall_s, cpu_s, strict=True)]
+        total_s = sum(waits_s)
+        share = max(0.0, 1.0 - delay_s / total_s) if total_s > 0 else 0.0
+        times.sample_cpu_s += cpu_s
+        times.sample_wait_s += [wait * share for wait in waits_s]
+
+
+def run_delay_s() -> float:
+    """Return how many seconds this thread has waited for a CPU, or 0 if the system does not count them."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _read_bytes() -> int | None:
+    """Return the bytes that this process has read from storage, or None if the system does not count them."""
+    try:
+        lines = Path(f"/proc/{os.getpid()}/io").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+    except (OSError, ValueError, StopIteration):
+        return None

@@ -1,0 +1,291 @@
+"""A profile run in the launcher: follows the phases of the ranks, stops them, measures the supply, writes the profile.
+
+While the ranks train, they report their progress, and in the end what they have measured. The first trainer host then
+requests a stop, as SIGTERM does. After the training, this host and the first host of each data group measure what a
+sample costs on their type. The first trainer host waits for the others and writes ``profile.json`` and ``profile.md``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import logging
+import os
+import platform
+import select
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetero import __version__
+from hetero.cluster import Role
+from hetero.control.status import HostState, HostStatus, RankReport
+from hetero.dataplane.endpoint.options import EndpointOptions
+from hetero.dataplane.pool.spawn import PoolOptions, child_environment
+from hetero.dataplane.supply.options import Channel, SupplyOptions
+from hetero.errors import ConfigError, HeteroError, first_line
+from hetero.launch.summary import simulated_parts
+from hetero.planning.assembly import JobFacts, assemble_profile, check_ranks
+from hetero.planning.parts import PHASES, HostPart, RankPart
+from hetero.planning.profile import PROFILE_FILE_NAME, write_profile
+from hetero.planning.profile_text import first_sentence, render_profile
+from hetero.system.cgroups import usable_cpus
+from hetero.system.documents import write_text
+from hetero.system.process import start_child
+
+if TYPE_CHECKING:
+    from hetero.launch.host import LaunchedHost
+
+__all__ = ["TEXT_FILE_NAME", "JobProfile", "progress_text"]
+
+TEXT_FILE_NAME = "profile.md"
+_WORDS_S = 5.0
+"""Seconds between two progress lines of one phase."""
+_SUPPLY_S = 240.0
+"""Time limit of the measurement of the supply, for example if the data set takes long to build."""
+_OTHERS_S = 60.0
+"""Seconds that the first trainer host waits for data hosts after its own measurement."""
+_GRACE_SHARE = 0.9
+
+logger = logging.getLogger(__name__)
+
+
+class JobProfile:
+    """The profile of a job, as one host sees it.
+
+    Args:
+        host: This host.
+    """
+
+    def __init__(self, host: LaunchedHost) -> None:
+        self._host = host
+        self._shown: tuple[str, float] = "", 0.0
+        self._stop_s: float | None = None
+
+    # While the ranks train
+
+    def follow(self) -> bool:
+        """Log the progress, and stop the job when all ranks have measured everything.
+
+        Returns:
+            Whether the ranks should have ended by now. The caller then kills them.
+        """
+        host = self._host
+        with host.hub.membership() as membership:
+            is_stopping = membership.stop_requested
+            reports = [report for status in membership.statuses(Role.TRAINER) for report in status.ranks]
+        now_s = time.monotonic()
+        if is_stopping:
+            self._stop_s = self._stop_s or now_s
+            return now_s - self._stop_s > _GRACE_SHARE * host.timings.stop_grace_s
+        if not host.is_first_trainer:
+            return False
+        text = progress_text(reports)
+        phase = text.partition(",")[0]
+        if text and (phase != self._shown[0] or now_s - self._shown[1] >= _WORDS_S):
+            self._shown = phase, now_s
+            logger.info("progress: %s", text)
+        parts = _parts(reports)
+        if parts and all(part.phase == PHASES[-1] for part in parts.values()):
+            logger.info("all steps are measured: the training ends now, and writes no checkpoint")
+            host.hub.update(stop_requested=True)
+        return False
+
+    # After the training
+
+    def finish(self) -> None:
+        """Measure the supply of this host, and on the first trainer host write the profile.
+
+        Raises:
+            ConfigError: If too little was measured.
+            JobEndsError: If the job fails meanwhile.
+        """
+        host = self._host
+        if not host.is_first_trainer:
+            return
+        if host.interrupted_s is not None:
+            logger.warning("asked to stop: no profile is written")
+            return
+        facts, ranks = self._facts(), self._ranks()
+        check_ranks(ranks, facts)
+        parts = [self._measure(ranks)]
+        deadline_s = time.monotonic() + _OTHERS_S
+        while self._others() and time.monotonic() < deadline_s and host.interrupted_s is None:
+            host.tick(lambda _: f"the measurements of {', '.join(self._others())}")
+        with host.hub.membership() as membership:
+            parts += [found for status in membership.statuses(Role.DATA) if (found := _host_part(status)) is not None]
+        self._write(ranks, [part for part in parts if part is not None], facts)
+
+    def serve(self) -> None:
+        """Measure the supply of this data host and send it to the first trainer host, if it is one of a new type."""
+        host = self._host
+        groups = host.cluster.groups
+        types = {group.instance_type for group in groups if group.role is Role.TRAINER}
+        of_type = [group for group in groups if group.instance_type == host.cluster.current_group.instance_type]
+        if host.cluster.current_group.instance_type in types or host.name != of_type[0].hosts[0]:
+            return
+        part = self._measure(self._ranks())
+        if part is not None:
+            host.publish(profile_json=part.to_json())
+
+    def _others(self) -> list[str]:
+        with self._host.hub.membership() as membership:
+            return [name for name, _ in membership.missing(Role.DATA, at_least=HostState.DONE)]
+
+    def _ranks(self) -> dict[int, RankPart]:
+        with self._host.hub.membership() as membership:
+            return _parts([report for status in membership.statuses(Role.TRAINER) for report in status.ranks])
+
+    def _facts(self) -> JobFacts:
+        host, options = self._host, self._host.options
+        trainers = [group for group in host.cluster.groups if group.role is Role.TRAINER]
+        is_emulated = options.emulate_sample_s is not None
+        servers = host.placement.servers
+        return JobFacts(
+            command=shlex.join(options.command),
+            measured_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            instance_type=trainers[0].instance_type,
+            vcpus=self._vcpus(),
+            num_hosts=len(host.trainer_hosts),
+            ranks_per_host=max(1, host.placement.num_ranks),
+            num_endpoints=servers.number * servers.num_slots,
+            warmup_steps=options.warmup_steps,
+            is_sample_emulated=is_emulated,
+            is_step_emulated=options.emulate_step_s is not None,
+            simulated=tuple(simulated_parts(options, host.cluster, host.placement)),
+            versions={"hetero": __version__, "python": platform.python_version()},
+        )
+
+    def _vcpus(self) -> int:
+        options = self._host.options
+        is_emulated = options.emulate_sample_s is not None
+        return (options.emulate_vcpus if is_emulated else None) or usable_cpus()
+
+    def _measure(self, ranks: dict[int, RankPart]) -> HostPart | None:
+        """Run the process that measures, and return what it measured. None if there is nothing to measure."""
+        host, options = self._host, self._host.options
+        first = ranks.get(min(ranks, default=0))
+        if first is None:
+            return None
+        is_emulated = options.emulate_sample_s is not None
+        is_trainer = host.placement.num_ranks > 0
+        if host.placement.usage_scope == "tree" and not is_emulated and not is_trainer:
+            return HostPart(
+                notes=(f"Samples were not measured on {host.name}, because simulated hosts share a machine.",)
+            )
+        leaves = () if first.contents is None else first.contents.leaves
+        request = SupplyOptions(
+            host=host.name,
+            instance_type=host.cluster.current_group.instance_type,
+            script=options.script,
+            is_module=options.module,
+            script_args=options.script_args,
+            work=first.work,
+            batch_bytes=tuple(round(leaf.bytes_per_sample * first.batch_samples) for leaf in leaves),
+            num_processes=usable_cpus(),
+            vcpus=self._vcpus(),
+            emulated_sample_s=options.emulate_sample_s,
+            parent_pid=os.getpid(),
+            receives=is_trainer,
+        )
+        logger.info("progress: profiling: the samples, on %s", host.name)
+        channel, theirs = Channel.pair("the process that measures samples")
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        host.relay.add("profile", read_end)
+        with theirs:
+            process = start_child(
+                [sys.executable, "-m", "hetero.dataplane.supply.measuring", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=(theirs.fileno(),),
+                env=self._environment(),
+                start_new_session=True,
+            )
+        os.close(write_end)
+        try:
+            channel.send(request.to_json())
+            return self._wait_for(channel)
+        except HeteroError as error:
+            logger.warning("the samples were not measured on %s: %s", host.name, error)
+            return HostPart(notes=(f"Samples were not measured on {host.name}: {first_line(error)}",))
+        finally:
+            channel.close()
+            process.kill()
+            process.wait()
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of endpoints, because the samples must cost the same as in them."""
+        host = self._host
+        endpoint = EndpointOptions(host=host.name, address=host.address, num_endpoints=1, job_id=host.job_id)
+        return child_environment(PoolOptions(endpoint=endpoint, environment=host.child_environment))
+
+    def _wait_for(self, channel: Channel) -> HostPart | None:
+        host = self._host
+        deadline_s = time.monotonic() + _SUPPLY_S
+        while True:
+            while select.select([channel], [], [], 0)[0]:
+                message = channel.receive(1.0)
+                if "part" in message:
+                    return HostPart.from_json(message["part"].encode())
+                logger.info("progress: profiling: %s", message["progress"])
+            if host.interrupted_s is not None:
+                return None
+            if time.monotonic() > deadline_s:
+                raise ConfigError(f"the measurement of the samples took longer than {_SUPPLY_S:.0f} s")
+            host.tick()
+
+    def _write(self, ranks: dict[int, RankPart], hosts: Sequence[HostPart], facts: JobFacts) -> None:
+        if self._host.interrupted_s is not None:
+            logger.warning("asked to stop: no profile is written")
+            return
+        profile = assemble_profile(ranks, hosts, facts)
+        folder = self._host.output_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        write_profile(profile, folder / PROFILE_FILE_NAME)
+        write_text(folder / TEXT_FILE_NAME, render_profile(profile))
+        logger.info("%s", first_sentence(profile))
+        logger.info("profile: %s", folder / PROFILE_FILE_NAME)
+
+
+def progress_text(reports: Sequence[RankReport]) -> str:
+    """Return the progress of the slowest rank, for example ``profiling: headspace, 31 of 50 steps``.
+
+    Empty before the first step.
+    """
+    parts = _parts(reports)
+    if not parts:
+        return ""
+    slowest = min(parts.values(), key=lambda part: (PHASES.index(part.phase), part.num_steps))
+    if slowest.phase == PHASES[-1]:
+        return f"profiling: {slowest.phase}"
+    # A phase may have more steps than planned if they are short.
+    count = f"{slowest.num_steps} of {slowest.num_planned}" if slowest.num_planned else str(slowest.num_steps)
+    return f"profiling: {slowest.phase}, {count} steps"
+
+
+def _parts(reports: Sequence[RankReport]) -> dict[int, RankPart]:
+    found = {}
+    for report in reports:
+        if report.profile_json:
+            try:
+                found[report.rank] = _read(report.profile_json)
+            except ConfigError as error:
+                logger.warning("rank %d: %s", report.rank, error)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _read(content: bytes) -> RankPart:
+    return RankPart.from_json(content)
+
+
+def _host_part(status: HostStatus) -> HostPart | None:
+    try:
+        return HostPart.from_json(status.profile_json) if status.profile_json else None
+    except ConfigError as error:
+        logger.warning("host %s: %s", status.host, error)
+        return None

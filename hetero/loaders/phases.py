@@ -1,0 +1,123 @@
+"""The phases of a profile run in one loader. Pure: no clock, no threads.
+
+    WARMUP      steps that are not measured, because caches fill and the framework tunes itself
+    RUNNING     the job as it runs
+    HEADSPACE   the loader repeats batches that it has delivered before, so the step never waits for data
+    DONE        everything is measured. The loader goes on as in HEADSPACE until the job is stopped
+
+    WARMUP -> RUNNING -> HEADSPACE -> DONE
+
+A phase ends when it has enough steps and time, or when its time limit has passed. It then has at least `MIN_STEPS`
+steps, even if they take longer. The time limits of all phases together are less than a minute.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from hetero.planning.parts import PHASES
+
+__all__ = ["ENOUGH_S", "ENOUGH_STEPS", "EXCLUDED_STEPS", "MIN_STEPS", "Phase", "Phases"]
+
+ENOUGH_STEPS = 50
+"""Steps that a measured phase needs before it may end."""
+ENOUGH_S = 5.0
+"""Seconds of steps that a measured phase needs before it may end."""
+MIN_STEPS = 3
+"""Steps that every measured phase has, even beyond its time limit."""
+EXCLUDED_STEPS = 5
+"""First steps of the headspace phase that are not measured. The first still computes on a fetched batch, and ranks may
+enter the phase a step apart."""
+_MAX_PHASE_S = 20.0
+
+
+class Phase(enum.Enum):
+    """A phase of a profile run. The value is its name for users."""
+
+    WARMUP = PHASES[0]
+    RUNNING = PHASES[1]
+    HEADSPACE = PHASES[2]
+    DONE = PHASES[3]
+
+
+_END_S = {Phase.WARMUP: 15.0, Phase.RUNNING: 36.0, Phase.HEADSPACE: 57.0}
+"""Latest end of each phase, in seconds after the first delivery."""
+
+
+class Phases:
+    """The phase that a loader is in, and the steps that were measured.
+
+    Args:
+        warmup_steps: Steps of the warm-up, at least 0.
+    """
+
+    def __init__(self, warmup_steps: int) -> None:
+        self._warmup_steps = warmup_steps
+        self.phase = Phase.WARMUP if warmup_steps else Phase.RUNNING
+        """The phase of the next delivery."""
+        self.num_steps = 0
+        """Steps of this phase so far."""
+        self.num_steps_total = 0
+        """Steps so far, in all phases."""
+        self.total_s = 0.0
+        """Seconds of all steps so far."""
+        self.step_s: list[float] = []
+        """Times of the measured steps as the job runs."""
+        self.data_wait_s: list[float] = []
+        """Data wait of each of these steps, in seconds."""
+        self.headspace_s: list[float] = []
+        """Times of the measured steps of the headspace phase."""
+        self._phase_s = 0.0
+
+    @property
+    def num_planned(self) -> int:
+        """Number of steps that this phase needs before it may end. 0 if all phases are over."""
+        counts = {
+            Phase.WARMUP: self._warmup_steps,
+            Phase.RUNNING: ENOUGH_STEPS,
+            Phase.HEADSPACE: EXCLUDED_STEPS + ENOUGH_STEPS,
+        }
+        return counts.get(self.phase, 0)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the loader repeats batches."""
+        return self.phase in (Phase.HEADSPACE, Phase.DONE)
+
+    @property
+    def measures_headspace(self) -> bool:
+        """Whether the next step counts as a step of the headspace phase."""
+        return self.phase is Phase.HEADSPACE and self.num_steps >= EXCLUDED_STEPS
+
+    def step(self, step_s: float, data_wait_s: float, *, elapsed_s: float) -> None:
+        """Record a complete step, and enter the next phase if this one is over.
+
+        Args:
+            step_s: Time of the step, including the wait.
+            data_wait_s: Seconds of waiting for the batch that ended the step.
+            elapsed_s: Seconds since the first delivery.
+        """
+        self.num_steps_total += 1
+        self.total_s += step_s
+        if self.phase is Phase.RUNNING:
+            self.step_s.append(step_s)
+            self.data_wait_s.append(data_wait_s)
+        elif self.measures_headspace:
+            self.headspace_s.append(step_s)
+        is_excluded = self.phase is Phase.HEADSPACE and not self.measures_headspace
+        self.num_steps += 1
+        self._phase_s += 0.0 if is_excluded else step_s
+        if self.phase is not Phase.DONE and self._is_over(elapsed_s):
+            self._enter_next()
+
+    def _is_over(self, elapsed_s: float) -> bool:
+        if self.num_steps >= self.num_planned and (self.phase is Phase.WARMUP or self._phase_s >= ENOUGH_S):
+            return True
+        least = MIN_STEPS + (EXCLUDED_STEPS if self.phase is Phase.HEADSPACE else 0)
+        is_late = self._phase_s >= _MAX_PHASE_S or elapsed_s >= _END_S[self.phase]
+        return is_late and self.num_steps >= least
+
+    def _enter_next(self) -> None:
+        self.phase = Phase(PHASES[PHASES.index(self.phase.value) + 1])
+        self.num_steps = 0
+        self._phase_s = 0.0

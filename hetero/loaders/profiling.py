@@ -1,0 +1,385 @@
+"""Profiles the loaders of a rank: counts their steps by phase, repeats batches, and reports to the launcher.
+
+`LoaderProfiler` belongs to one loader. `ProfiledBatches` is one pass of it. The rank reports the loader with the most
+time, because a script may also have loaders for validation. All others go through the same phases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest
+from hetero.control.rank.session import RankSession
+from hetero.errors import DatasetError
+from hetero.loaders.phases import Phase, Phases
+from hetero.loaders.pipeline import Batches, LoaderPipeline
+from hetero.metrics.hosts import Gpus
+from hetero.planning.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, Contents, RankPart, SampledWork
+from hetero.planning.profile import Spread, SupplyProfile
+from hetero.spec import DatasetSpec
+
+__all__ = ["Kept", "LoaderProfiler", "ProfiledBatches"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_REQUESTS = 256
+_MAX_TRAINING_S = 75.0
+"""Seconds from the first delivery until the rank is done in any case, for example in a long validation."""
+_GPU_INTERVAL_S = 0.5
+
+_profilers: dict[tuple[str, object], LoaderProfiler] = {}
+"""The profilers of this rank, by name and data set of their loaders."""
+
+
+class Kept(Protocol):
+    """The batches that a loader repeats. See `hetero.torch.kept_batches.KeptBatches`."""
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that threads have used for copies."""
+
+    def __len__(self) -> int: ...
+
+    def keep(self, batch: Any) -> None:
+        """Keep a copy of a batch, unless there are enough already."""
+
+    def next(self) -> Any:
+        """Return a copy of the batch whose turn it is."""
+
+
+Measure = Callable[[list[BatchRequest]], tuple[SupplyProfile, Contents]]
+"""Function that fetches batches in this process and returns what they cost."""
+
+
+class LoaderProfiler:
+    """Follows one loader through the phases of a profile run. One thread calls it, except for `part`.
+
+    Args:
+        pipeline: The loader.
+        session: The session of this rank.
+        kept: The batches that the loader repeats. Empty at first.
+        num_processes: Processes of this rank that fetch the loader's batches.
+        measure: Measures the supply in this rank, if hosts cannot build the data set.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        pipeline: LoaderPipeline,
+        session: RankSession,
+        kept: Kept,
+        *,
+        num_processes: int,
+        measure: Measure,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.kept = kept
+        self.phases = Phases(session.options.warmup_steps)
+        self._pipeline = pipeline
+        self._rank = session.rank
+        self._basis = "measured" if session.options.emulate_step_s is None else "simulated"
+        self._num_processes = num_processes
+        self._measure = measure
+        self._clock = clock
+        self._first_s: float | None = None
+        self._steps_per_epoch: int | None = None
+        self._batch_samples = 0
+        self._unfetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
+        self._fetched: deque[BatchRequest] = deque(maxlen=_MAX_REQUESTS)
+        self._usage = _Usage(kept)
+        self._own: tuple[SupplyProfile, Contents] | None = None
+        self._note = ""
+        self._is_measured = False
+
+    @classmethod
+    def of(cls, pipeline: LoaderPipeline, session: RankSession, make: Callable[[], LoaderProfiler]) -> LoaderProfiler:
+        """Return the profiler of a loader, and connect it to the loader's timer.
+
+        If the script makes a new loader of the same name and data set for every epoch, all of them share a profiler.
+
+        Args:
+            pipeline: The loader.
+            session: The session of this rank.
+            make: Makes a profiler.
+        """
+        subject = pipeline.subject
+        key = pipeline.name, subject if isinstance(subject, DatasetSpec) else type(subject)
+        if key not in _profilers:
+            _profilers[key] = make()
+        pipeline.timer.on_step = _profilers[key]._on_step
+        session.set_profile(_part)
+        return _profilers[key]
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first delivery."""
+        return 0.0 if self._first_s is None else self._clock() - self._first_s
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is measured."""
+        return self.phases.phase is Phase.DONE and (self._rank != 0 or self._is_measured)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the next delivery repeats a batch."""
+        return self.phases.repeats and len(self.kept) > 0
+
+    def delivering(self, request: BatchRequest, batch: Any) -> None:
+        """Record a fetched batch that is about to be delivered, and keep a copy if it is a whole one."""
+        if self._first_s is None:
+            self._first_s = self._clock()
+            with contextlib.suppress(Exception):  # the length of the user's sampler or data set
+                self._steps_per_epoch = self._pipeline.num_batches()
+        num_samples = request.work.num_samples
+        if num_samples >= self._batch_samples:
+            self._batch_samples = num_samples
+            self.kept.keep(batch)
+        self._fetched.append(request)
+
+    def repeated(self, request: BatchRequest) -> Any:
+        """Return a kept batch in place of the one that was requested."""
+        if len(self._unfetched) < _MAX_REQUESTS:
+            self._unfetched.append(request)
+        if self.phases.phase is Phase.DONE:
+            self.measure_rest()
+        return self.kept.next()
+
+    def measure_rest(self) -> None:
+        """Measure in this rank what hosts cannot measure after the training. Only once, and only on rank 0."""
+        if self._is_measured or self._rank != 0:
+            return
+        self._note = "" if self._work() is not None else self._why_no_work()
+        if self._note:
+            logger.info("measuring samples in this rank, because %s", self._note)
+            try:
+                self._own = self._measure([*self._unfetched, *self._fetched])
+            except Exception as error:
+                logger.warning("the samples could not be measured in this rank", exc_info=True)
+                self._note += f". Measuring them in the rank failed: {type(error).__name__}: {str(error)[:200]}"
+        self._is_measured = True
+
+    def part(self, *, is_last: bool) -> RankPart:
+        """Return what was measured, or only the progress if measuring goes on. Thread-safe.
+
+        Args:
+            is_last: Whether the script has ended.
+        """
+        phases = self.phases
+        part = RankPart(
+            loader=self._pipeline.name,
+            phase=phases.phase.value if self.is_done or phases.phase is not Phase.DONE else Phase.HEADSPACE.value,
+            num_steps=phases.num_steps,
+            num_planned=phases.num_planned,
+            num_steps_total=phases.num_steps_total,
+            batch_samples=self._batch_samples,
+            num_loader_processes=self._num_processes,
+            steps_per_epoch=self._steps_per_epoch or None,
+        )
+        is_late = self.elapsed_s > _MAX_TRAINING_S
+        if not (self.is_done or is_last or is_late):
+            return part
+        if is_last:
+            self.measure_rest()
+        num_steps = min(len(phases.step_s), len(phases.data_wait_s))  # the script may be about to add a step
+        return dataclasses.replace(
+            part,
+            phase=Phase.DONE.value if is_late else part.phase,
+            step_s=_spread(phases.step_s[:num_steps], self._basis),
+            data_wait_s=_spread(phases.data_wait_s[:num_steps], self._basis),
+            headspace_s=_spread(phases.headspace_s[:], self._basis),
+            cpu_cores=self._usage.cpu_cores,
+            gpu_percent=self._usage.gpu_percent,
+            work=self._work() if self._rank == 0 else None,
+            supply=None if self._own is None else self._own[0],
+            contents=None if self._own is None else self._own[1],
+            note=self._note,
+        )
+
+    def _on_step(self, compute_s: float, data_wait_s: float) -> None:
+        self.phases.step(compute_s + data_wait_s, data_wait_s, elapsed_s=self.elapsed_s)
+        if self.phases.phase is Phase.HEADSPACE and not self.phases.measures_headspace:
+            self._usage.prepare()
+        elif self.phases.repeats:
+            self._usage.update(is_over=self.phases.phase is Phase.DONE)
+
+    def _work(self) -> SampledWork | None:
+        """Return samples of the job, first those that were not fetched. None if a host cannot fetch them."""
+        spec = self._pipeline.subject
+        if not isinstance(spec, DatasetSpec) or len(spec.arguments_json) > MAX_ARGUMENTS_CHARS:
+            return None
+        requests = [*self._unfetched, *self._fetched]
+        indices: list[int] = []
+        for request in requests:
+            if not isinstance(request.work, IndexedWork) or isinstance(request.work.indices, tuple):
+                return None
+            indices += request.work.indices.tolist()
+            if len(indices) >= MAX_INDICES:
+                break
+        if not indices:
+            return None
+        return SampledWork(
+            dataset=spec.name,
+            arguments_json=spec.arguments_json,
+            indices=tuple(indices[:MAX_INDICES]),
+            batch_samples=max(1, self._batch_samples),
+            seed=requests[0].seed,
+            epoch=requests[0].epoch,
+            collate=requests[0].collate,
+        )
+
+    def _why_no_work(self) -> str:
+        if not isinstance(self._pipeline.subject, DatasetSpec):
+            return "the data set is an object, which only this process has. Register its factory with @hetero.dataset"
+        if len(self._pipeline.subject.arguments_json) > MAX_ARGUMENTS_CHARS:
+            return f"the data set's arguments have more than {MAX_ARGUMENTS_CHARS} characters"
+        return "its samples have indices that are not integers"
+
+
+class ProfiledBatches(Iterator[Any]):
+    """The batches of one pass of a profiled loader: fetched ones first, kept ones later.
+
+    The pass has as many batches as without profiling, because schedulers of scripts count steps. Kept batches replace
+    those of the remaining requests, which nothing fetches.
+
+    Args:
+        profiler: The loader's profiler.
+        requests: The batches of the pass.
+        open_source: Starts to fetch batches.
+    """
+
+    def __init__(
+        self,
+        profiler: LoaderProfiler,
+        requests: Iterator[BatchRequest],
+        open_source: Callable[[Iterator[BatchRequest]], Batches],
+    ) -> None:
+        self._profiler = profiler
+        self._plan = _Plan(requests)
+        self._source: Batches | None = None if profiler.repeats else open_source(self._plan)
+        self._is_closed = False
+        self.request: BatchRequest | None = None
+        """Request of the batch that `next` returned or raised an exception for."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another batch may come."""
+        return not self._is_closed and (self._source is None or self._source.is_open)
+
+    def __next__(self) -> Any:
+        """Return the next batch. Block until it has arrived."""
+        if self._is_closed:
+            raise StopIteration
+        if self._profiler.repeats:
+            if self._source is not None:  # otherwise it would go on fetching ahead
+                self._source.close()
+                self._source = None
+            self.request = self._plan.next_undelivered()
+            return self._profiler.repeated(self.request)
+        assert self._source is not None
+        try:
+            batch = next(self._source)
+        except DatasetError:
+            self.request = self._source.request
+            self._plan.delivered()
+            raise
+        self.request = self._source.request
+        self._plan.delivered()
+        assert self.request is not None
+        self._profiler.delivering(self.request, batch)
+        return batch
+
+    def close(self) -> None:
+        """Discard the batches in flight. Idempotent."""
+        self._is_closed = True
+        if self._source is not None:
+            self._source.close()
+
+
+class _Plan(Iterator[BatchRequest]):
+    """The requests of a pass. A source takes them ahead of their delivery."""
+
+    def __init__(self, requests: Iterator[BatchRequest]) -> None:
+        self._requests = requests
+        self._in_flight: deque[BatchRequest] = deque()
+
+    def __next__(self) -> BatchRequest:
+        request = next(self._requests)
+        self._in_flight.append(request)
+        return request
+
+    def delivered(self) -> None:
+        """Forget the oldest request in flight. Batches come in the order of their requests."""
+        if self._in_flight:
+            self._in_flight.popleft()
+
+    def next_undelivered(self) -> BatchRequest:
+        """Return the oldest request whose batch was not delivered."""
+        return self._in_flight.popleft() if self._in_flight else next(self._requests)
+
+
+class _Usage:
+    """CPU and GPU use of this process during the headspace phase."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self._first: tuple[float, float] | None = None
+        self._last: tuple[float, float] | None = None
+        self._gpus: Gpus | None = None
+        self._gpu_percents: list[float] = []
+        self._next_gpu_s = 0.0
+
+    def prepare(self) -> None:
+        """Open NVML, which takes longer than a reading."""
+        if self._gpus is None:
+            self._gpus = Gpus()
+
+    def update(self, *, is_over: bool) -> None:
+        """Read the counters after a step.
+
+        Args:
+            is_over: Whether the phase has ended. Later steps do not count.
+        """
+        if self._gpus is None:  # the phase had ended before
+            return
+        now_s = time.perf_counter()
+        reading = now_s, time.process_time() - self._kept.cpu_s
+        self._first = self._first or reading
+        self._last = reading
+        if now_s >= self._next_gpu_s:
+            self._next_gpu_s = now_s + _GPU_INTERVAL_S
+            found = self._gpus.read()
+            if found is not None and found.percents:
+                self._gpu_percents.append(sum(found.percents) / len(found.percents))
+        if is_over:
+            self._gpus.close()
+            self._gpus = None
+
+    @property
+    def cpu_cores(self) -> float | None:
+        """CPUs that this process kept busy. Copies of kept batches do not count. None if not measured."""
+        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
+            return None
+        return max(0.0, (self._last[1] - self._first[1]) / (self._last[0] - self._first[0]))
+
+    @property
+    def gpu_percent(self) -> float | None:
+        """Mean utilisation of the machine's GPUs. None without NVML."""
+        return sum(self._gpu_percents) / len(self._gpu_percents) if self._gpu_percents else None
+
+
+def _spread(values: list[float], basis: str) -> Spread | None:
+    return Spread.of(values, "s", basis) if values else None
+
+
+def _part(is_last: bool) -> bytes:
+    """Return what the loader with the most time has measured, as JSON."""
+    busiest = max(_profilers.values(), key=lambda profiler: profiler.phases.total_s)
+    return busiest.part(is_last=is_last).to_json()

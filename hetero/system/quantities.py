@@ -1,0 +1,32 @@
+"""Numbers with their unit, as tables for people show them. An unknown value is a dash."""
+
+from __future__ import annotations
+
+__all__ = ["NOT_KNOWN", "bytes_text", "number_text", "seconds_text"]
+
+NOT_KNOWN = "-"
+
+
+def seconds_text(value: float | None) -> str:
+    """Return a duration in milliseconds below 10 s, otherwise in seconds."""
+    if value is None:
+        return NOT_KNOWN
+    if value < 0.0995:
+        return f"{1000 * value:.1f} ms"
+    if value < 9.95:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s"
+
+
+def number_text(value: float | None) -> str:
+    """Return a number, with a decimal place below 100 and with separators of thousands."""
+    return NOT_KNOWN if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def bytes_text(value: float | None) -> str:
+    """Return a size in kB, MB or GB, which are powers of 1000."""
+    if value is None:
+        return NOT_KNOWN
+    if value < 1e7:
+        return f"{value / 1e3:,.0f} kB"
+    return f"{value / 1e6:,.0f} MB" if value < 1e10 else f"{value / 1e9:,.1f} GB"

@@ -1,0 +1,254 @@
+"""A pass of a profiled loader: what is fetched, what is repeated, and what the rank reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.batches.failures import dataset_error
+from hetero.batches.indexed import IndexedWork
+from hetero.batches.request import BatchRequest
+from hetero.errors import DatasetError
+from hetero.loaders import profiling
+from hetero.loaders.phases import ENOUGH_STEPS, EXCLUDED_STEPS, Phase
+from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches
+from hetero.metrics.steps import StepTimer
+from hetero.planning.parts import RankPart
+from hetero.spec import DatasetSpec
+
+SPEC = DatasetSpec("photos", '{"split":"train"}')
+STEP_S = 0.25
+"""Time of each step in these tests."""
+
+
+class Clock:
+    """A clock that the tests turn."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Kept(list[Any]):
+    """Keeps batches as they are."""
+
+    cpu_s = 0.0
+
+    def keep(self, batch: Any) -> None:
+        self.append(batch)
+
+    def next(self) -> Any:
+        return ("again", self[0])
+
+
+class Session:
+    """The parts of a session that a profiler uses."""
+
+    def __init__(self, rank: int = 0, warmup_steps: int = 2) -> None:
+        self.rank = rank
+        self.options = SimpleNamespace(warmup_steps=warmup_steps, emulate_step_s=None)
+        self.profile: Any = None
+
+    def set_profile(self, profile: Any) -> None:
+        self.profile = profile
+
+
+class Source(Iterator[Any]):
+    """Fetches batches, and takes requests ahead as loaders do."""
+
+    def __init__(self, requests: Iterator[BatchRequest], *, num_ahead: int = 3, fails_at: int = -1) -> None:
+        self._requests = requests
+        self._ahead: list[BatchRequest] = []
+        self._num_ahead = num_ahead
+        self._fails_at = fails_at
+        self.request: BatchRequest | None = None
+        self.is_open = True
+
+    def __next__(self) -> Any:
+        while len(self._ahead) < self._num_ahead and (request := next(self._requests, None)) is not None:
+            self._ahead.append(request)
+        if not self._ahead:
+            raise StopIteration
+        self.request = self._ahead.pop(0)
+        if self.request.position == self._fails_at:
+            raise dataset_error("x", dataset="photos", host="h", stage="sample")
+        return self.request.position
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def requests(count: int) -> Iterator[BatchRequest]:
+    for position in range(count):
+        work = IndexedWork(np.arange(4) + 4 * position)
+        yield BatchRequest(spec=SPEC, work=work, seed=3, epoch=1, position=position)
+
+
+@pytest.fixture(autouse=True)
+def no_profilers() -> Iterator[None]:
+    profiling._profilers.clear()
+    yield
+    profiling._profilers.clear()
+
+
+class Job:
+    """A loader whose steps take `STEP_S`."""
+
+    def __init__(self, *, rank: int = 0, warmup_steps: int = 2, subject: Any = SPEC) -> None:
+        self.clock = Clock()
+        self.session: Any = Session(rank, warmup_steps)
+        self.measured: list[list[BatchRequest]] = []
+        timer = StepTimer("photos", clock=self.clock)
+        self.pipeline: Any = SimpleNamespace(name="photos", subject=subject, timer=timer, num_batches=lambda: 1000)
+        self.profiler = self.make_profiler()
+        self.sources: list[Source] = []
+
+    def make_profiler(self) -> LoaderProfiler:
+        def make() -> LoaderProfiler:
+            return LoaderProfiler(
+                self.pipeline, self.session, Kept(), num_processes=2, measure=self._measure, clock=self.clock
+            )
+
+        return LoaderProfiler.of(self.pipeline, self.session, make)
+
+    def _measure(self, requests: list[BatchRequest]) -> Any:
+        self.measured.append(requests)
+        raise ValueError("no file")
+
+    def run_pass(self, count: int, **options: Any) -> list[Any]:
+        """Run a pass of ``count`` batches and return what the script got, or the position of a batch that raised."""
+
+        def open_source(requests: Iterator[BatchRequest]) -> Source:
+            self.sources.append(Source(requests, **options))
+            return self.sources[-1]
+
+        batches = ProfiledBatches(self.profiler, requests(count), open_source)
+        found: list[Any] = []
+        while True:
+            self.pipeline.timer.begin_wait()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            except DatasetError:
+                assert batches.request is not None
+                found.append(f"raised {batches.request.position}")
+                self.pipeline.timer.pause()
+                continue
+            assert batches.request is not None
+            found.append((batches.request.position, batch))
+            self.pipeline.timer.end_wait(4)
+            self.clock.now_s += STEP_S
+        batches.close()
+        return found
+
+    def part(self, *, is_last: bool = False) -> RankPart:
+        return RankPart.from_json(self.session.profile(is_last))
+
+
+NUM_FETCHED = 2 + ENOUGH_STEPS + 2
+"""Deliveries until the headspace phase: a step is complete when the next batch is delivered."""
+
+
+def test_pass_fetches_then_repeats_and_keeps_its_length() -> None:
+    job = Job()
+    found = job.run_pass(200)
+    assert [position for position, _ in found] == list(range(200))
+    fetched = [position for position, batch in found if batch == position]
+    assert fetched == list(range(NUM_FETCHED - 1))
+    assert {batch for _, batch in found[NUM_FETCHED - 1 :]} == {("again", 0)}
+    assert not job.sources[0].is_open
+
+
+def test_pass_that_begins_in_the_headspace_phase_fetches_nothing() -> None:
+    job = Job()
+    job.run_pass(NUM_FETCHED + 5)
+    assert [position for position, _ in job.run_pass(7)] == list(range(7))
+    assert len(job.sources) == 1
+
+
+def test_batch_that_raised_is_left_out_and_the_next_ones_keep_their_order() -> None:
+    job = Job()
+    found = job.run_pass(120, fails_at=3)
+    assert found[3] == "raised 3"
+    assert [entry[0] for entry in found if not isinstance(entry, str)] == [*range(3), *range(4, 120)]
+
+
+def test_loaders_of_one_name_and_data_set_share_their_phases() -> None:
+    job = Job()
+    job.run_pass(10)
+    assert job.make_profiler() is job.profiler
+    job.pipeline = SimpleNamespace(
+        name="photos", subject=DatasetSpec("photos", "{}"), timer=StepTimer("photos"), num_batches=lambda: 1
+    )
+    assert job.make_profiler() is not job.profiler
+
+
+def test_rank_reports_progress_first_and_figures_in_the_end() -> None:
+    job = Job()
+    job.run_pass(30)
+    part = job.part()
+    assert (part.phase, part.num_steps, part.num_planned, part.step_s) == ("as it runs", 27, ENOUGH_STEPS, None)
+    job.run_pass(NUM_FETCHED + EXCLUDED_STEPS + ENOUGH_STEPS)
+    part = job.part()
+    assert (part.phase, part.loader, part.batch_samples, part.steps_per_epoch) == ("done", "photos", 4, 1000)
+    assert part.step_s is not None
+    assert part.headspace_s is not None
+    assert (part.step_s.num_measured, part.step_s.mean) == (ENOUGH_STEPS, STEP_S)
+    assert (part.headspace_s.num_measured, part.headspace_s.mean) == (ENOUGH_STEPS, STEP_S)
+
+
+def test_work_for_hosts_begins_with_samples_that_were_not_fetched() -> None:
+    job = Job()
+    job.run_pass(400)
+    work = job.part().work
+    assert work is not None
+    assert (work.dataset, work.arguments_json, work.batch_samples, work.seed, work.epoch) == (
+        "photos",
+        SPEC.arguments_json,
+        4,
+        3,
+        1,
+    )
+    # Requests that the source had taken ahead come first.
+    first = 4 * (NUM_FETCHED - 1)
+    assert work.indices[:5] == tuple(range(first, first + 5))
+    assert job.measured == []
+
+
+def test_only_rank_0_sends_work() -> None:
+    job = Job(rank=1)
+    job.run_pass(400)
+    assert (job.part().phase, job.part().work) == ("done", None)
+
+
+def test_rank_measures_samples_of_an_object_itself_before_it_is_done() -> None:
+    job = Job(subject=[1, 2, 3])
+    job.run_pass(400)
+    part = job.part()
+    assert (part.phase, part.work) == ("done", None)
+    assert len(job.measured) == 1
+    assert "Measuring them in the rank failed: ValueError: no file" in part.note
+
+
+def test_script_that_ends_early_reports_what_it_has() -> None:
+    job = Job()
+    job.run_pass(20)
+    part = job.part(is_last=True)
+    assert part.step_s is not None
+    assert (part.phase, part.step_s.num_measured, part.headspace_s) == ("as it runs", 17, None)
+    assert part.work is not None
+
+
+def test_rank_is_done_after_its_time_even_in_a_long_validation() -> None:
+    job = Job()
+    job.run_pass(20)
+    job.clock.now_s += 80.0
+    assert job.profiler.phases.phase is Phase.RUNNING
+    assert (job.part().phase, job.part().step_s is not None) == ("done", True)

@@ -1,0 +1,108 @@
+"""Profiles made from reports of finished runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero.errors import ConfigError
+from hetero.planning.profile import Profile, write_profile
+from hetero.pricing.catalog import Catalogue
+from hetero.report import RunFacts, build_report, write_report
+from hetero.report.profile import load_any_profile, profile_of_report
+
+FactsMaker = Callable[..., RunFacts]
+
+
+def profile_of(make_facts: FactsMaker, **changes: Any) -> Profile:
+    catalogue = Catalogue.load("seed-2022")
+    return profile_of_report(build_report(make_facts(**changes), catalogue), catalogue)
+
+
+def test_profile_of_a_homogeneous_run_has_the_time_of_its_vcpus(make_facts: FactsMaker) -> None:
+    catalogue = Catalogue.load("seed-2022")
+    report = build_report(make_facts(), catalogue)
+    profile = profile_of_report(report, catalogue)
+    assert report.headline is not None
+    assert report.headline.samples_per_s is not None
+    (supply,) = profile.supply
+    assert (supply.instance_type, supply.vcpus) == ("ml.p3.2xlarge", 8)
+    assert supply.sample_cpu_s.mean == pytest.approx(8 / report.headline.samples_per_s.value)
+    assert profile.training.headspace_s.mean == pytest.approx(0.4 * 1.193)
+    assert profile.training.step_s.mean == pytest.approx(1.193)
+    assert profile.training.data_wait_s.mean == pytest.approx(0.6 * 1.193)
+    bases = {supply.sample_cpu_s.basis, profile.training.headspace_s.basis, profile.training.step_s.basis}
+    assert bases == {"modelled"}
+    assert (profile.origin, profile.training.num_hosts) == ("report", 1)
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+
+def test_profile_of_a_heterogeneous_run_has_the_data_hosts(make_facts: FactsMaker) -> None:
+    (supply,) = profile_of(make_facts, is_heterogeneous=True).supply
+    assert (supply.instance_type, supply.vcpus) == ("ml.c5.9xlarge", 36)
+
+
+def test_profile_of_a_run_with_endpoints_has_their_bytes(make_facts: FactsMaker) -> None:
+    facts = make_facts(is_heterogeneous=True)
+    ranks = tuple(
+        dataclasses.replace(
+            rank,
+            loaders=tuple(dataclasses.replace(each, batch_bytes=150_528 * each.num_samples) for each in rank.loaders),
+        )
+        for rank in facts.ranks
+    )
+    profile = profile_of(lambda **_: dataclasses.replace(facts, ranks=ranks))
+    assert profile.wire_bytes_per_sample is not None
+    assert profile.wire_bytes_per_sample.value == 150_528
+
+
+def test_profile_of_a_run_that_waited_for_nothing_is_rejected(make_facts: FactsMaker) -> None:
+    facts = make_facts()
+    ranks = tuple(
+        dataclasses.replace(
+            rank,
+            loaders=tuple(
+                dataclasses.replace(each, data_wait_mean_s=0.001, data_wait_p50_s=0.0, data_wait_p95_s=0.0)
+                for each in rank.loaders
+            ),
+        )
+        for rank in facts.ranks
+    )
+    with pytest.raises(ConfigError, match=r"waited for data in 0\.1 % of each step, so it does not show"):
+        profile_of(lambda **_: dataclasses.replace(facts, ranks=ranks))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"exit_code": 30}, "run r-1 failed with exit code 30"),
+        ({"ranks": ()}, "run r-1 has no measured step"),
+        ({"placement": "hybrid"}, "how many vCPUs preprocessed in run r-1 is not known"),
+    ],
+)
+def test_profile_of_an_unusable_run_is_rejected_with_what_to_do(
+    make_facts: FactsMaker, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        profile_of(make_facts, **changes)
+    assert "hetero profile" in str(caught.value)
+
+
+def test_folder_of_a_run_gives_the_profile_of_its_report(make_facts: FactsMaker, tmp_path: Path) -> None:
+    catalogue = Catalogue.load("seed-2022")
+    report = build_report(make_facts(), catalogue)
+    write_report(report, tmp_path)
+    found = load_any_profile(tmp_path, catalogue)
+    assert found == load_any_profile(tmp_path / "report.json", catalogue) == profile_of_report(report, catalogue)
+    write_profile(dataclasses.replace(found, command="profiled.py"), tmp_path / "profile.json")
+    assert load_any_profile(tmp_path, catalogue).command == "profiled.py"
+
+
+def test_folder_without_profile_and_report_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="make one with hetero profile SCRIPT"):
+        load_any_profile(tmp_path, Catalogue.load())
