@@ -387,3 +387,22 @@ def test_time_scale_out_of_range_is_refused(text: str) -> None:
 def test_timings_that_contradict_each_other_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="expected"):
         Timings(**changes)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"framework": "tensorflow"}, "only torch is supported for now"),
+        ({"data_service": "tf"}, "only torch is supported for now"),
+        ({"audit": True}, "leave out audit, because a profile run repeats batches"),
+    ],
+)
+def test_profile_that_is_impossible_is_rejected_with_what_to_do(other: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LaunchOptions(script="train.py", profile=True, **other)
+
+
+def test_profile_is_a_hyperparameter_of_a_job() -> None:
+    options = config.check_hyperparameters({"hetero_script": "train.py", "hetero_profile": "true"}, "the request")
+    assert options.profile
+    assert options.shared()["profile"] == "True"

@@ -89,16 +89,19 @@ class Phases:
         """Whether the next step counts as a step of the headspace phase."""
         return self.phase is Phase.HEADSPACE and self.num_steps >= EXCLUDED_STEPS
 
-    def step(self, step_s: float, data_wait_s: float, *, elapsed_s: float) -> None:
+    def step(self, step_s: float, data_wait_s: float, *, elapsed_s: float, is_typical: bool = True) -> None:
         """Record a complete step, and enter the next phase if this one is over.
 
         Args:
             step_s: Time of the step, including the wait.
             data_wait_s: Seconds of waiting for the batch that ended the step.
             elapsed_s: Seconds since the first delivery.
+            is_typical: Whether the step may be measured. If not, it does not count as a step of the phase either.
         """
         self.num_steps_total += 1
         self.total_s += step_s
+        if not is_typical:
+            return
         if self.phase is Phase.RUNNING:
             self.step_s.append(step_s)
             self.data_wait_s.append(data_wait_s)

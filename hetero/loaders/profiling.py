@@ -36,6 +36,8 @@ _GPU_INTERVAL_S = 0.5
 
 _profilers: dict[tuple[str, object], LoaderProfiler] = {}
 """The profilers of this rank, by name and data set of their loaders."""
+_latest: LoaderProfiler | None = None
+"""The profiler of the loader that delivered the last batch."""
 
 
 class Kept(Protocol):
@@ -97,6 +99,7 @@ class LoaderProfiler:
         self._own: tuple[SupplyProfile, Contents] | None = None
         self._note = ""
         self._is_measured = False
+        self._is_typical = True
 
     @classmethod
     def of(cls, pipeline: LoaderPipeline, session: RankSession, make: Callable[[], LoaderProfiler]) -> LoaderProfiler:
@@ -131,6 +134,19 @@ class LoaderProfiler:
     def repeats(self) -> bool:
         """Whether the next delivery repeats a batch."""
         return self.phases.repeats and len(self.kept) > 0
+
+    def begin_delivery(self, *, is_first: bool) -> None:
+        """Record whether the step that ends now is a typical one.
+
+        A step that contains batches of another loader is not, because the script validates in it. A pass of another
+        loader between two passes of this loader belongs to no step.
+
+        Args:
+            is_first: Whether the batch is the first of its pass.
+        """
+        global _latest
+        self._is_typical = is_first or _latest is self
+        _latest = self
 
     def delivering(self, request: BatchRequest, batch: Any) -> None:
         """Record a fetched batch that is about to be delivered, and keep a copy if it is a whole one."""
@@ -204,7 +220,8 @@ class LoaderProfiler:
         )
 
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:
-        self.phases.step(compute_s + data_wait_s, data_wait_s, elapsed_s=self.elapsed_s)
+        step_s = compute_s + data_wait_s
+        self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=self._is_typical)
         if self.phases.phase is Phase.HEADSPACE and not self.phases.measures_headspace:
             self._usage.prepare()
         elif self.phases.repeats:
@@ -265,6 +282,7 @@ class ProfiledBatches(Iterator[Any]):
         self._plan = _Plan(requests)
         self._source: Batches | None = None if profiler.repeats else open_source(self._plan)
         self._is_closed = False
+        self._is_first = True
         self.request: BatchRequest | None = None
         """Request of the batch that `next` returned or raised an exception for."""
 
@@ -282,6 +300,7 @@ class ProfiledBatches(Iterator[Any]):
                 self._source.close()
                 self._source = None
             self.request = self._plan.next_undelivered()
+            self._begin_delivery()
             return self._profiler.repeated(self.request)
         assert self._source is not None
         try:
@@ -293,8 +312,13 @@ class ProfiledBatches(Iterator[Any]):
         self.request = self._source.request
         self._plan.delivered()
         assert self.request is not None
+        self._begin_delivery()
         self._profiler.delivering(self.request, batch)
         return batch
+
+    def _begin_delivery(self) -> None:
+        self._profiler.begin_delivery(is_first=self._is_first)
+        self._is_first = False
 
     def close(self) -> None:
         """Discard the batches in flight. Idempotent."""

@@ -15,6 +15,8 @@ __all__ = ["MIN_STEPS", "JobFacts", "assemble_profile", "check_ranks"]
 
 MIN_STEPS = 3
 """Measured steps that a profile needs on each rank."""
+_DISTURBED = 1.1
+"""Ratio of median step times, without and with waits, above which something else must have slowed the steps down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,12 @@ def _headspace(ranks: Mapping[int, RankPart], facts: JobFacts, notes: list[str])
     if all(found is not None and found.num_measured >= MIN_STEPS for found in measured):
         slowest = _slowest(measured)
         assert slowest is not None
+        as_it_ran = _slowest([part.step_s for part in ranks.values()])
+        if as_it_ran is not None and slowest.p50 > _DISTURBED * as_it_ran.p50:
+            notes.append(
+                "Steps with batches always ready took longer than steps as the job ran. Other work on the host "
+                "disturbed the measurement: profile again on an idle host."
+            )
         return dataclasses.replace(slowest, basis=basis)
     notes.append(
         "The script ended before batches were repeated. The step time without waits is the time of the steps minus "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetero.metrics.figures import Figure
-from hetero.planning.profile import Profile, Spread, SupplyProfile, TrainingProfile
+from hetero.planning.profile import LeafProfile, Profile, Spread, SupplyProfile, TrainingProfile
 from hetero.pricing.tables import markdown_table
 from hetero.system.quantities import bytes_text, number_text, seconds_text
 from hetero.system.text import code_span, counted, markdown_text
@@ -13,6 +13,7 @@ from hetero.system.text import code_span, counted, markdown_text
 __all__ = ["first_sentence", "render_profile", "supply_rate"]
 
 _NO_WAIT = 0.02
+_ONE_BYTE = ("uint8", "int8", "bool")
 
 
 def render_profile(profile: Profile) -> str:
@@ -130,7 +131,7 @@ def _concurrency(supply: SupplyProfile) -> str:
 def _bytes(profile: Profile) -> str:
     wire = profile.wire_bytes_per_sample
     rows = [
-        (code_span(leaf.path), leaf.dtype, _short_bytes(leaf.bytes_per_sample), "yes" if leaf.fits_uint8 else "no")
+        (code_span(leaf.path), leaf.dtype, _short_bytes(leaf.bytes_per_sample), _uint8_text(leaf))
         for leaf in profile.leaves
     ]
     sections = []
@@ -169,6 +170,12 @@ def _duration(value: float) -> str:
 
 def _short_bytes(value: float) -> str:
     return f"{value:,.0f} B" if value < 10_000 else bytes_text(value)
+
+
+def _uint8_text(leaf: LeafProfile) -> str:
+    if leaf.dtype in _ONE_BYTE:
+        return "-"
+    return "yes" if leaf.fits_uint8 else "no"
 
 
 def _format(figure: Figure | None, form: str) -> str:

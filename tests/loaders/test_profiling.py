@@ -93,6 +93,7 @@ def requests(count: int) -> Iterator[BatchRequest]:
 @pytest.fixture(autouse=True)
 def no_profilers() -> Iterator[None]:
     profiling._profilers.clear()
+    profiling._latest = None
     yield
     profiling._profilers.clear()
 
@@ -100,12 +101,12 @@ def no_profilers() -> Iterator[None]:
 class Job:
     """A loader whose steps take `STEP_S`."""
 
-    def __init__(self, *, rank: int = 0, warmup_steps: int = 2, subject: Any = SPEC) -> None:
+    def __init__(self, *, rank: int = 0, warmup_steps: int = 2, subject: Any = SPEC, name: str = "photos") -> None:
         self.clock = Clock()
         self.session: Any = Session(rank, warmup_steps)
         self.measured: list[list[BatchRequest]] = []
-        timer = StepTimer("photos", clock=self.clock)
-        self.pipeline: Any = SimpleNamespace(name="photos", subject=subject, timer=timer, num_batches=lambda: 1000)
+        timer = StepTimer(name, clock=self.clock)
+        self.pipeline: Any = SimpleNamespace(name=name, subject=subject, timer=timer, num_batches=lambda: 1000)
         self.profiler = self.make_profiler()
         self.sources: list[Source] = []
 
@@ -121,8 +122,11 @@ class Job:
         self.measured.append(requests)
         raise ValueError("no file")
 
-    def run_pass(self, count: int, **options: Any) -> list[Any]:
-        """Run a pass of ``count`` batches and return what the script got, or the position of a batch that raised."""
+    def run_pass(self, count: int, *, validation: Job | None = None, every: int = 0, **options: Any) -> list[Any]:
+        """Run a pass of ``count`` batches and return what the script got, or the position of a batch that raised.
+
+        After each ``every`` batches, the script runs a pass of the loader of ``validation`` with two batches.
+        """
 
         def open_source(requests: Iterator[BatchRequest]) -> Source:
             self.sources.append(Source(requests, **options))
@@ -135,6 +139,7 @@ class Job:
             try:
                 batch = next(batches)
             except StopIteration:
+                self.pipeline.timer.pause()
                 break
             except DatasetError:
                 assert batches.request is not None
@@ -145,6 +150,9 @@ class Job:
             found.append((batches.request.position, batch))
             self.pipeline.timer.end_wait(4)
             self.clock.now_s += STEP_S
+            if validation is not None and len(found) % every == 0:
+                validation.run_pass(2)
+                self.clock.now_s += 1.0
         batches.close()
         return found
 
@@ -235,6 +243,25 @@ def test_rank_measures_samples_of_an_object_itself_before_it_is_done() -> None:
     assert (part.phase, part.work) == ("done", None)
     assert len(job.measured) == 1
     assert "Measuring them in the rank failed: ValueError: no file" in part.note
+
+
+def test_steps_that_contain_a_validation_do_not_count() -> None:
+    job = Job()
+    job.run_pass(30, validation=Job(name="validation"), every=8)
+    part = job.part(is_last=True)
+    assert part.step_s is not None
+    assert set(part.step_s.values) == {STEP_S}
+    assert (part.num_steps_total, part.step_s.num_measured) == (29, 29 - 2 - 3)
+
+
+def test_first_wait_of_a_pass_counts_although_a_validation_came_before() -> None:
+    job, validation = Job(), Job(name="validation")
+    for _ in range(4):
+        job.run_pass(8)
+        validation.run_pass(2)
+    part = job.part(is_last=True)
+    assert part.step_s is not None
+    assert (part.num_steps_total, part.step_s.num_measured) == (31, 29)
 
 
 def test_script_that_ends_early_reports_what_it_has() -> None:

@@ -201,6 +201,11 @@ def test_first_sentence_of_a_run_that_never_waited_says_so() -> None:
     assert first_sentence(profile).endswith("make 8,000; no step waits for data.")
 
 
+def test_profile_of_a_disturbed_host_says_so() -> None:
+    part = rank_part(step_s=spread(0.3), data_wait_s=spread(0.0), headspace_s=spread(0.5))
+    assert "profile again on an idle host" in assemble_profile({0: part}, [host_part()], FACTS).notes[0]
+
+
 def test_page_labels_every_figure() -> None:
     page = render_profile(assemble_profile({0: rank_part()}, [host_part(notes=("No codec.",))], FACTS))
     rows = [line for line in page.splitlines() if line.startswith("|") and "---" not in line]
