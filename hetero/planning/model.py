@@ -55,6 +55,8 @@ _MEMORY_SHARE = 0.9
 """Share of a host's memory that endpoints may use."""
 _OWN_BONUS = 1.1
 """How many times more batches an endpoint makes if its batches need no network, and the network is full."""
+_SLOW_SHARE = 0.75
+"""Share of its part of the batches that a slow kind of endpoint makes at least."""
 _WINDOW_PER_ENDPOINT = 2
 _MAX_WINDOW_BYTES = 2.0**30
 _MAX_WINDOW_SHARE = 0.25
@@ -84,6 +86,11 @@ class _HostRate:
     """What one host of a type delivers."""
 
     samples_per_s: Array
+    """The smaller of the next two."""
+    computed_per_s: Array
+    """Samples per second that its endpoints make."""
+    carried_per_s: Array
+    """Samples per second that its network interface sends."""
     batch_s: Array
     """Seconds that an endpoint needs for a batch."""
     num_endpoints: Array
@@ -195,13 +202,16 @@ class StepModel:
         elif wait_s[0] > cpu_s[0]:
             limit = _STORAGE
         nbytes = self.bytes_per_sample(form)
+        computed, carried = rate, np.full_like(rate, np.inf)
         if nbytes > 0 and "data network" not in self._ignored:
-            network = self._figures.network_of(machine) / nbytes
-            if network[0] < rate[0]:
+            carried = self._figures.network_of(machine) / nbytes
+            if carried[0] < rate[0]:
                 limit = _DATA_NETWORK
-            rate = np.minimum(rate, network)
+            rate = np.minimum(rate, carried)
         return _HostRate(
             samples_per_s=rate,
+            computed_per_s=computed,
+            carried_per_s=carried,
             batch_s=(seconds + nbytes / self._figures.network_of(machine)) * self._training.batch_samples,
             num_endpoints=np.full_like(rate, num_endpoints),
             limit=limit,
@@ -288,6 +298,31 @@ class StepModel:
         modelled_s = float(self._parts(own, training.num_hosts, AS_IS, [candidate]).step_s[0, 0])
         return min(max(0.0, training.step_s.mean - modelled_s), training.data_wait_s.mean)
 
+    def _uneven_s(
+        self, counts: Array, rates: Sequence[_HostRate], local: Array, local_rate: Array, samples: float
+    ) -> Array:
+        """Return the least step time of endpoints of several kinds, one of which is slow.
+
+        Every endpoint has about equally many requests, and batches arrive in order. So a kind makes nearly its share of
+        the batches, even if it takes longer for them than the others.
+
+        Args:
+            counts: Data hosts of each type per trainer host. One row per candidate.
+            rates: What one host of each type delivers.
+            local: Endpoints of a trainer host, as a column.
+            local_rate: Samples per second of these endpoints.
+            samples: Samples per step of one trainer host.
+        """
+        numbers = [counts[:, [column]] * rate.num_endpoints[0] for column, rate in enumerate(rates)]
+        total = np.maximum(sum(numbers, local), 1e-12)
+        least_s = _SLOW_SHARE * local / total * samples / np.maximum(local_rate, 1e-12)
+        for column, (number, rate) in enumerate(zip(numbers, rates, strict=True)):
+            own = np.maximum(counts[:, [column]], 1e-12)
+            wanted = number / total * samples / own
+            least_s = np.maximum(least_s, _SLOW_SHARE * wanted / np.maximum(rate.computed_per_s, 1e-12))
+            least_s = np.maximum(least_s, _SLOW_SHARE * wanted / rate.carried_per_s)
+        return np.asarray(least_s)
+
     def _is_as_profiled(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
         """Return for each candidate whether loader processes of the ranks make its batches, as in the profile."""
         own = self._training.num_local_processes
@@ -338,16 +373,6 @@ class StepModel:
         local_batch_s = (local_cpu_s + wait_s) * training.batch_samples
         local_rate = local / np.maximum(local_cpu_s + wait_s, 1e-12)
 
-        # Every endpoint has about equally many requests. So the share of the batches that come over the network is
-        # about the share of the endpoints on other hosts, which include the other trainer hosts.
-        num_endpoints = endpoints + local[:, 0] * num_hosts
-        own_share = local[:, 0] / np.maximum(num_endpoints, 1e-12)
-        foreign_share = 1 - np.minimum(1.0, _OWN_BONUS * own_share)
-        foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
-        has_limit = nbytes > 0 and "trainer network" not in self._ignored
-        carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
-        network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
-
         # Step times: supply, and the CPUs of the trainer host.
         rank_cpu_s = ranks * self._rank_cores * accelerator_s
         receive_cpu_s = 0.0 if "trainer CPU" in self._ignored else self._receive_s_per_byte * nbytes + decode_s
@@ -357,6 +382,16 @@ class StepModel:
         shared_s = (samples * local_cpu_s + rank_cpu_s) / np.maximum(spare, 1e-9)
         alone_s = samples / np.maximum(remote, 1e-12)
         data_s = np.where(local > 0, np.minimum(alone_s, np.maximum(supply_s, shared_s)), alone_s)
+        # Every endpoint has about equally many requests. So the share of the batches that come over the network is
+        # about the share of the endpoints on other hosts, which include the other trainer hosts.
+        num_endpoints = endpoints + local[:, 0] * num_hosts
+        own_share = local[:, 0] / np.maximum(num_endpoints, 1e-12)
+        foreign_share = 1 - np.minimum(1.0, _OWN_BONUS * own_share)
+        foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
+        has_limit = nbytes > 0 and "trainer network" not in self._ignored
+        carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
+        data_s = np.maximum(data_s, self._uneven_s(counts / num_hosts, rates, local, local_rate, samples))
+        network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
         received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
         # Without data hosts and without processes of its own, a rank fetches between two steps: nothing overlaps.

@@ -31,11 +31,16 @@ STEPS_OF_SPENDING = (
     "two types",
     "spot data hosts",
 )
-_TIE = 0.005
-"""Relative difference in cost below which the earlier step of spending wins."""
+_TIE = 0.003
+"""Relative difference in cost below which the simpler cluster wins."""
+_WORTH_SPENDING = 0.015
+"""Saving of the cost, as a share of it, that the next step of spending must bring."""
+_SHORTLIST = 200
+"""Number of candidates whose expected cost over all draws is computed."""
 _REMOVABLE = ("trainer network", "data network", "memory", "window", "trainer CPU")
 """Limits that a plan names as the reason if data hosts would pay without them."""
 _NUM_DRAWS = 200
+_NUM_FEW_DRAWS = 48
 _NUM_TYPES = 8
 """Number of types of data hosts in the table."""
 _NUM_LEADERS = 4
@@ -139,7 +144,8 @@ def search(
 
     def rank(*ignored: str) -> _Ranking:
         quick = model(num_draws=0, ignored=ignored)
-        ranking = _Ranking(quick, constraints)
+        careful = None if ignored else model(num_draws=_NUM_FEW_DRAWS)
+        ranking = _Ranking(quick, constraints, careful)
         ranking.add(_without_data(profile, base, bigger))
         if profile.has_registered_dataset:
             ranking.add(_with_data(profile, quick, ranking.best_local(), menu))
@@ -288,8 +294,9 @@ class _Entry:
 class _Ranking:
     """The candidates with their expected step times and costs."""
 
-    def __init__(self, model: StepModel, constraints: Constraints) -> None:
+    def __init__(self, model: StepModel, constraints: Constraints, careful: StepModel | None = None) -> None:
         self._model = model
+        self._careful = careful
         self._constraints = constraints
         self._entries: dict[tuple[object, ...], _Entry] = {}
         self._base: Candidate | None = None
@@ -324,9 +331,36 @@ class _Ranking:
         allowed = [entry for entry in self._entries.values() if self._is_allowed(entry)]
         if not allowed:
             raise ConfigError(self._too_strict())
-        best = min(entry.cost for entry in allowed)
-        near = (entry for entry in allowed if entry.cost <= best * (1 + _TIE))
-        return min(near, key=lambda entry: entry.simplicity).candidate
+        if self._careful is not None:
+            allowed = self._expected(allowed, self._careful)
+        chosen = None
+        for spending in STEPS_OF_SPENDING:
+            group = [entry for entry in allowed if entry.spending == spending]
+            if not group:
+                continue
+            best = min(entry.cost for entry in group)
+            near = (entry for entry in group if entry.cost <= best * (1 + _TIE))
+            simplest = min(near, key=lambda entry: entry.simplicity)
+            if chosen is None or simplest.cost < chosen.cost * (1 - _WORTH_SPENDING):
+                chosen = simplest
+        assert chosen is not None
+        return chosen.candidate
+
+    def _expected(self, entries: Sequence[_Entry], model: StepModel) -> list[_Entry]:
+        """Return the best candidates of each step of spending with their mean costs over all draws.
+
+        One data host too few costs more than one too many. So the mean cost, unlike the cost of the mean figures,
+        prefers a cluster with a reserve.
+        """
+        found = []
+        for spending in STEPS_OF_SPENDING:
+            group = [entry for entry in entries if entry.spending == spending]
+            group = sorted(group, key=lambda entry: entry.cost)[:_SHORTLIST]
+            predictions = model.predict([entry.candidate for entry in group])
+            for entry, prediction in zip(group, predictions, strict=True):
+                mean_s = float(prediction.draws_s.mean())
+                found.append(replace(entry, cost=entry.cost * mean_s / entry.step_s))
+        return found
 
     def _too_strict(self) -> str:
         limits, parts = self._constraints, []

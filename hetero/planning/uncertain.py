@@ -26,7 +26,9 @@ _OTHER_FAMILY_SPREAD = 0.25
 example a vCPU of ml.c5 did about 1.6 times the work of one of ml.p3."""
 _SAME_FAMILY_SPREAD = 0.04
 """The same for a type of a family of which another type was measured."""
-_MODEL_SPREAD = 0.03
+_SUPPLY_SPREAD = 0.04
+"""Standard deviation of the logarithm of what the model does not know about the speed of endpoints."""
+_MODEL_SPREAD = 0.02
 """Standard deviation of the logarithm of a step time that comes from the model instead of the figures."""
 _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU = (2.0e7, 1.6e8)
 """Range for types whose bandwidth is not known: the catalogue's other types have 0.16 to 1.3 Gbit/s per vCPU."""
@@ -80,6 +82,7 @@ class UncertainFigures:
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
+        self._supply_error = self._lognormal(_SUPPLY_SPREAD)
         self._reference = profile.supply[0]
         self._reference_name = self._reference.instance_type
         self._costs = {supply.instance_type: self._costs_of(supply) for supply in profile.supply}
@@ -114,6 +117,7 @@ class UncertainFigures:
         shares, costs, weights = (np.array(column) for column in zip(*points, strict=True))
         error = math.hypot(supply.sample_cpu_s.variation / math.sqrt(float(weights.max())), _RUN_SPREAD)
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
+        errors = errors * self._supply_error
         return _Costs(shares, _rising(costs, weights), errors, self._means(supply.sample_wait_s))
 
     def costs_on(self, machine: Machine, num_processes: Array | float = 0.0) -> tuple[Array, Array]:
