@@ -13,6 +13,7 @@ machines.py      the machines of a menu (`Machine`), from the catalogue of insta
 candidates.py    a cluster that a plan considers (`Candidate`)
 model.py         predicts the step time of candidates, with intervals (`StepModel`)
 uncertain.py     the figures of a profile with their uncertainty, from which intervals come
+window_stalls.py how much longer steps take because a window holds few batches
 search.py        enumerates candidates and chooses one
 reasons.py       the sentences: the answer, its reason, why alternatives were rejected, notes
 plan.py          the result (`Plan`), and the reader of ``plan.json``

@@ -176,7 +176,7 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
     if profile.origin == "report":
         notes.append("The profile comes from the report of a finished run, which knows less than hetero profile.")
     if profile.simulated:
-        notes.append("The profile was measured with emulated parts: " + " ".join(profile.simulated))
+        notes.append(f"The profile was measured with emulated parts. {'. '.join(profile.simulated)}.")
     return tuple(notes)
 
 

@@ -13,8 +13,9 @@ from hetero.cluster import Role
 from hetero.cluster.roles import assign_roles
 from hetero.config import check_hyperparameters
 from hetero.errors import ConfigError
-from hetero.planning import Plan, PlanOptions, Profile, load_profile, make_plan
+from hetero.planning import Plan, PlanOptions, Profile, make_plan
 from hetero.pricing import Catalogue
+from hetero.report.profile import load_any_profile
 from hetero.sagemaker.preparation.adapters import Adapter, adapter_of
 from hetero.sagemaker.request import ONLY_GROUP, RequestGroup
 
@@ -45,7 +46,8 @@ def plan(
 
     Args:
         estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3.
-        profile: A profile, or the path of ``profile.json`` or of its folder.
+        profile: A profile, or the path of ``profile.json``, of a finished run's ``report.json``, or of a folder with
+            one of them.
         roles: Roles of groups, each ``GROUP=data`` or ``GROUP=trainer``, as for `hetero launch`. An estimator of
             `prepare` has them already.
         region: AWS region of the prices. None means the region of the estimator's session.
@@ -71,7 +73,7 @@ def plan(
         price_file=price_file,
         overrides=tuple(prices),
     )
-    measured = profile if isinstance(profile, Profile) else load_profile(profile)
+    measured = profile if isinstance(profile, Profile) else load_any_profile(Path(profile), catalogue)
     found = make_plan(measured, catalogue, _options_of(options, trainers))
     _log(found)
     # Convert the plan's groups. The trainer groups may have another type, but keep their names and numbers.
