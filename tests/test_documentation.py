@@ -11,6 +11,7 @@ import pytest
 from hetero import cli, config
 from hetero.cluster import Role, find_platform
 from hetero.errors import ExitCode
+from hetero.planning.reasons import REASONS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,6 +38,11 @@ def titles(page: Path) -> set[str]:
 @pytest.mark.parametrize("code", ExitCode)
 def test_every_exit_code_is_listed_with_its_help_text(code: ExitCode) -> None:
     assert f"| {int(code)} | {code.help_text} |" in (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_of_a_plan_is_explained(reason: str) -> None:
+    assert f"| `{reason}` | " in (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", commands())
