@@ -59,5 +59,6 @@ def cluster_text(cluster: PlannedCluster) -> str:
     groups = sorted(cluster.groups, key=lambda group: group.role != "trainer")
     text = " + ".join(f"{g.count} x {g.instance_type}{' (spot)' if g.is_spot else ''}" for g in groups)
     if cluster.local_endpoints:
-        text += f", {cluster.local_endpoints} processes on each trainer host"
+        plural = "" if cluster.local_endpoints == 1 else "es"
+        text += f", {cluster.local_endpoints} process{plural} on each trainer host"
     return text if cluster.form == "as is" else f"{text}, batches {form_text(cluster.form)}"
