@@ -14,6 +14,7 @@ steps, even if they take longer. The time limits of all phases together are less
 from __future__ import annotations
 
 import enum
+import math
 
 from hetero.planning.parts import PHASES
 
@@ -29,6 +30,7 @@ EXCLUDED_STEPS = 5
 """First steps of the headspace phase that are not measured. The first still computes on a fetched batch, and ranks may
 enter the phase a step apart."""
 _MAX_PHASE_S = 20.0
+_MIN_WINDOWS = 3
 
 
 class Phase(enum.Enum):
@@ -55,6 +57,9 @@ class Phases:
         self._warmup_steps = warmup_steps
         self.phase = Phase.WARMUP if warmup_steps else Phase.RUNNING
         """The phase of the next delivery."""
+        self.window = 1
+        """Batches that the loader fetches ahead. They may come in bursts of this number. Therefore the warm-up consumes
+        the first burst, and the measured steps of the job as it runs are several whole bursts."""
         self.num_steps = 0
         """Steps of this phase so far."""
         self.num_steps_total = 0
@@ -72,9 +77,10 @@ class Phases:
     @property
     def num_planned(self) -> int:
         """Number of steps that this phase needs before it may end. 0 if all phases are over."""
+        num_windows = max(_MIN_WINDOWS, math.ceil(ENOUGH_STEPS / self.window))
         counts = {
-            Phase.WARMUP: self._warmup_steps,
-            Phase.RUNNING: ENOUGH_STEPS,
+            Phase.WARMUP: max(self._warmup_steps, self.window),
+            Phase.RUNNING: num_windows * self.window,
             Phase.HEADSPACE: EXCLUDED_STEPS + ENOUGH_STEPS,
         }
         return counts.get(self.phase, 0)

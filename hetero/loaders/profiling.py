@@ -148,8 +148,15 @@ class LoaderProfiler:
         self._is_typical = is_first or _latest is self
         _latest = self
 
-    def delivering(self, request: BatchRequest, batch: Any) -> None:
-        """Record a fetched batch that is about to be delivered, and keep a copy if it is a whole one."""
+    def delivering(self, request: BatchRequest, batch: Any, *, num_ahead: int) -> None:
+        """Record a fetched batch that is about to be delivered, and keep a copy if it is a whole one.
+
+        Args:
+            request: The request of the batch.
+            batch: The batch.
+            num_ahead: Batches that are being fetched, including this one.
+        """
+        self.phases.window = max(self.phases.window, num_ahead)
         if self._first_s is None:
             self._first_s = self._clock()
             with contextlib.suppress(Exception):  # the length of the user's sampler or data set
@@ -310,10 +317,11 @@ class ProfiledBatches(Iterator[Any]):
             self._plan.delivered()
             raise
         self.request = self._source.request
+        num_ahead = self._plan.num_ahead
         self._plan.delivered()
         assert self.request is not None
         self._begin_delivery()
-        self._profiler.delivering(self.request, batch)
+        self._profiler.delivering(self.request, batch, num_ahead=num_ahead)
         return batch
 
     def _begin_delivery(self) -> None:
@@ -338,6 +346,11 @@ class _Plan(Iterator[BatchRequest]):
         request = next(self._requests)
         self._in_flight.append(request)
         return request
+
+    @property
+    def num_ahead(self) -> int:
+        """Requests whose batches were not delivered."""
+        return len(self._in_flight)
 
     def delivered(self) -> None:
         """Forget the oldest request in flight. Batches come in the order of their requests."""

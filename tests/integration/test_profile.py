@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from harness import DNN, Job, Start, StartJob
+from harness import DNN, Job, Start, StartJob, StartLauncher
 
 from hetero.dataplane.supply.measuring import burst_sizes
 from hetero.planning.profile import Profile, load_profile
@@ -137,6 +137,21 @@ def test_profile_of_a_simulated_job_has_both_types_of_host(start_job: StartJob, 
     assert [(each.instance_type, each.vcpus) for each in profile.supply] == [("ml.p3.2xlarge", 8), ("ml.c5.xlarge", 4)]
     assert profile.training.num_local_processes == 0
     assert json.loads((job.directory / "run" / "profile.json").read_text())["schema_version"] == 1
+
+
+def test_profile_of_two_hosts_measures_samples_on_both(start_launcher: StartLauncher, tmp_path: Path) -> None:
+    flags, args = ("--profile", "--endpoints-per-host", "1"), ["--output", str(tmp_path)]
+    data_host = start_launcher("algo-1", *flags, script=SCRIPT, args=args)
+    trainer = start_launcher("algo-2", *flags, script=SCRIPT, args=args)
+    assert trainer.wait(150.0) == 0, trainer.output
+    assert data_host.wait(30.0) == 0, data_host.output
+    profile = load_profile(trainer.directory / "ml" / "output" / "data" / "algo-2")
+    assert [each.instance_type for each in profile.supply] == ["ml.p3.2xlarge", "ml.c5.xlarge"]
+    for supply in profile.supply:
+        assert supply.sample_cpu_s.p50 == pytest.approx(0.004, rel=0.3)
+        assert supply.concurrency[0].num_processes == 1
+    assert profile.training.num_local_processes == 0
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_profile_that_is_interrupted_writes_none(start_profile: StartProfile) -> None:

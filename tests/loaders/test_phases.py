@@ -59,6 +59,15 @@ def test_phases_of_endless_steps_have_the_least_number_of_steps() -> None:
     assert (len(run.phases.step_s), len(run.phases.headspace_s)) == (MIN_STEPS, MIN_STEPS)
 
 
+@pytest.mark.parametrize(("window", "warmup", "running"), [(1, 10, 50), (2, 10, 50), (16, 16, 64), (72, 72, 216)])
+def test_phases_have_whole_bursts_of_a_loader_that_fetches_ahead(window: int, warmup: int, running: int) -> None:
+    run = Run(Phases(10))
+    run.phases.window = window
+    assert run.until(Phase.RUNNING, 2**-4) == warmup
+    steps = run.until(Phase.HEADSPACE, 2**-4)
+    assert steps == max(running, ENOUGH_S * 2**4)
+
+
 def test_phases_do_not_wait_for_pauses_between_passes() -> None:
     run = Run(Phases(2))
     run.until(Phase.DONE, 0.1, pause_s=20.0)

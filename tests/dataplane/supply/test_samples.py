@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,17 @@ def test_measured_samples_tell_dear_from_cheap_ones() -> None:
     assert supply.sample_cpu_s.p95 > 10 * supply.sample_cpu_s.p50
     assert supply.batch_cpu_s.mean < supply.sample_cpu_s.mean
     assert times.batches[-1][0].shape == (times.batches[-1][1], 100)
+
+
+def test_time_without_the_cpu_is_a_wait() -> None:
+    class Slow(Skewed):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.01)
+            return np.zeros(4, np.float32)
+
+    supply = measure_samples(built(Slow()), requests_of(work()), seconds=0.1).supply()
+    assert supply.sample_wait_s.p50 >= 0.008
+    assert supply.sample_cpu_s.p50 < 0.005
 
 
 def test_samples_that_raise_are_left_out() -> None:
