@@ -28,7 +28,6 @@ launchers must not import.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,7 +45,10 @@ if not TYPE_CHECKING:  # with a module __getattr__, a type checker would accept 
         """Import a public name from its module the first time it is used."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-        home = f"{__name__}.{'profile' if name in _OF_PROFILES else 'plan'}"
-        value = getattr(importlib.import_module(home), name)  # allowed: a name of ours
+        if name in _OF_PROFILES:
+            import hetero.planning.profile as home
+        else:
+            import hetero.planning.plan as home
+        value = getattr(home, name)
         globals()[name] = value
         return value
