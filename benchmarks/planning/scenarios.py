@@ -427,4 +427,7 @@ def _free_cpus(dice: _Dice, number: int) -> Scenario:
 def _data_hosts(dice: _Dice, number: int) -> Scenario:
     trainers = ("ml.p3.2xlarge", "ml.p3.8xlarge", "ml.p4d.24xlarge", "ml.p3.16xlarge", "ml.p3dn.24xlarge")
     pipelines = ("augmented", "audio", "video", "photos", "skewed", "text")
-    return _case(dice, number, pipelines[number % 6], trainers[number % 5], dice.between((2.5, 6.0)))
+    case = _case(dice, number, pipelines[number % 6], trainers[number % 5], dice.between((2.5, 6.0)))
+    # Batches are small enough for the windows.
+    bytes_per_sample = min(case.workload.bytes_per_sample, 15e6 / case.workload.batch_samples)
+    return replace(case, workload=replace(case.workload, bytes_per_sample=bytes_per_sample))
