@@ -53,6 +53,8 @@ BOTTLENECKS = (
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 _MEMORY_SHARE = 0.9
 """Share of a host's memory that endpoints may use."""
+_CALIBRATION_RANGE = (0.7, 1.4)
+"""Range of the measured step time / the modelled one that corrects the costs of samples."""
 _OWN_BONUS = 1.1
 """How many times more batches an endpoint makes if its batches need no network, and the network is full."""
 _SLOW_SHARE = 0.75
@@ -149,7 +151,7 @@ class StepModel:
         self._num_ranks = self._training.ranks_per_host * self._training.num_hosts
         self._samples_per_host = self._training.ranks_per_host * self._training.batch_samples
         self._residual_s = 0.0
-        self._residual_s = self._unexplained_s()
+        self._calibrate()
 
     # Bytes
 
@@ -284,11 +286,12 @@ class StepModel:
         draws = modelled_s * self._figures.model_error
         return draws if candidate.data else draws + self._residual_s
 
-    def _unexplained_s(self) -> float:
-        """Return by how much the measured step exceeds the modelled one, at most the time that it waited for data.
+    def _calibrate(self) -> None:
+        """Make the model give the measured step time for the profiled cluster.
 
-        Local loading costs what the model does not know, such as the copies between processes. More processes do not
-        save it.
+        If the accelerator limits the modelled step, local loading costs what the model does not know, such as the
+        copies between processes. More processes do not save it. Otherwise the measured samples were cheaper or more
+        expensive than the others.
         """
         training = self._training
         own = Machine(instance_type=training.instance_type, vcpus=training.vcpus)
@@ -296,7 +299,12 @@ class StepModel:
             trainer=own, num_trainer_hosts=training.num_hosts, local_endpoints=training.num_local_processes
         )
         modelled_s = float(self._parts(own, training.num_hosts, AS_IS, [candidate]).step_s[0, 0])
-        return min(max(0.0, training.step_s.mean - modelled_s), training.data_wait_s.mean)
+        unexplained_s = training.step_s.mean - modelled_s
+        if modelled_s < 1.1 * float(self.headspace_s[0]):
+            self._residual_s = min(max(0.0, unexplained_s), training.data_wait_s.mean)
+        elif training.num_local_processes:
+            low, high = _CALIBRATION_RANGE
+            self._figures.correct(min(high, max(low, training.step_s.mean / modelled_s)))
 
     def _uneven_s(
         self, counts: Array, rates: Sequence[_HostRate], local: Array, local_rate: Array, samples: float
@@ -368,7 +376,7 @@ class StepModel:
 
         # What the trainer host makes itself.
         local = np.array([[candidate.local_endpoints] for candidate in candidates], dtype=np.float64)
-        cpu_s, wait_s = self._figures.costs_on(trainer, local + ranks * self._rank_cores)
+        cpu_s, wait_s = self._figures.costs_on(trainer, local, busy_cpus=ranks * self._rank_cores)
         local_cpu_s = cpu_s + np.where(remote[:, :1] > 0, encode_s, 0.0)
         local_batch_s = (local_cpu_s + wait_s) * training.batch_samples
         local_rate = local / np.maximum(local_cpu_s + wait_s, 1e-12)
@@ -401,6 +409,8 @@ class StepModel:
         # The window of a rank bounds the batches that are made at the same time.
         batch_s = np.maximum(slowest[:, None], np.where(local > 0, local_batch_s, 0.0))
         in_flight = self._window(trainer, num_endpoints, nbytes)
+        if (as_profiled := self._is_as_profiled(candidates)).any():  # torch's own loader has no limit in bytes
+            in_flight = np.where(as_profiled, np.maximum(1.0, _WINDOW_PER_ENDPOINT * num_endpoints), in_flight)
         active = np.minimum(1.0, in_flight * self._num_ranks / np.maximum(num_endpoints, 1.0))
         batch_s = batch_s * self._figures.relief(active[:, None])
         window_s = batch_s / in_flight[:, None]

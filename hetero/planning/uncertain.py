@@ -82,6 +82,7 @@ class UncertainFigures:
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
+        self._correction = 1.0
         self._supply_error = self._lognormal(_SUPPLY_SPREAD)
         self._reference = profile.supply[0]
         self._reference_name = self._reference.instance_type
@@ -120,26 +121,39 @@ class UncertainFigures:
         errors = errors * self._supply_error
         return _Costs(shares, _rising(costs, weights), errors, self._means(supply.sample_wait_s))
 
-    def costs_on(self, machine: Machine, num_processes: Array | float = 0.0) -> tuple[Array, Array]:
+    def costs_on(
+        self, machine: Machine, num_processes: Array | float = 0.0, *, busy_cpus: float = 0.0
+    ) -> tuple[Array, Array]:
         """Return CPU seconds and waiting seconds per sample of any type.
 
         Args:
             machine: The type.
-            num_processes: Processes that compute at the same time on a host of this type. An array needs the shape of
-                one draw or a column.
+            num_processes: Processes that preprocess at the same time on a host of this type. An array needs the shape
+                of one draw or a column. While they wait for storage they use no CPU.
+            busy_cpus: CPUs that others keep busy.
         """
-        share = np.minimum(np.asarray(num_processes, dtype=np.float64) / machine.vcpus, 1.0)
+        cost = self._costs[self._reference_name]
+        computing = cost.mean_cpu_s[0] / max(cost.mean_cpu_s[0] + float(cost.wait_s[0]), 1e-12)
+        active = np.asarray(num_processes, dtype=np.float64) * computing + busy_cpus
+        share = np.minimum(active / machine.vcpus, 1.0)
         name = machine.instance_type
         reference = self._costs[self._reference_name]
+        if name == self._reference_name:
+            return reference.cpu_s(share) * self._correction, reference.wait_s * self._correction
         if name in self._given_speeds:
-            return reference.cpu_s(share) / self._given_speeds[name], reference.wait_s
+            return reference.cpu_s(share) * self._correction / self._given_speeds[name], reference.wait_s
         if name in self._costs:
             return self._costs[name].cpu_s(share), self._costs[name].wait_s
         # Another type of a measured family, or a family about which nothing is known.
         for measured, costs in self._costs.items():
             if measured and family_of(measured) == machine.family:
                 return costs.cpu_s(share) * self._relative_cost(name, _SAME_FAMILY_SPREAD), costs.wait_s
-        return reference.cpu_s(share) * self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD), reference.wait_s
+        relative = self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * self._correction
+        return reference.cpu_s(share) * relative, reference.wait_s
+
+    def correct(self, factor: float) -> None:
+        """Multiply the costs of samples that were measured on the first type, and those that are derived from them."""
+        self._correction = factor
 
     def relief(self, active: Array) -> Array:
         """Return how much less a sample costs if only a share of the processes of a fully used host are active."""

@@ -91,7 +91,8 @@ def test_measured_contention_lengthens_steps() -> None:
         ConcurrencyPoint(num_processes=number, samples_per_s=number / cost, cpu_s_per_sample=cost)
         for number, cost in ((1, 0.15), (4, 0.15), (8, 0.25))
     )
-    bent = replace(profile, supply=(replace(profile.supply[0], concurrency=curve),))
+    bent = make_profile(headspace_s=0.05, cpu_s=0.15, step_s=64 * 0.25 / 8)
+    bent = replace(bent, supply=(replace(profile.supply[0], concurrency=curve),))
     assert predict(bent, hosts=1).step_s / predict(profile, hosts=1).step_s == pytest.approx(0.25 / 0.15, rel=0.02)
 
 
