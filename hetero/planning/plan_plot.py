@@ -152,10 +152,12 @@ class _Axis:
                 values = [digit * 10.0**exponent for exponent in exponents for digit in (1, 1.5, 2, 3, 4, 5, 7)]
                 return [value for value in values if self.low <= value <= self.high]
             return found if len(found) <= 10 else [10.0**e for e in exponents if self.low <= 10.0**e <= self.high]
-        rough = (self.high - self.low) / 6
-        unit = 10.0 ** math.floor(math.log10(rough))
-        step = next(digit * unit for digit in (1, 2, 5, 10) if digit * unit >= rough)
-        return [index * step for index in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        unit = 10.0 ** math.floor(math.log10(self.high - self.low))
+        for step in (5 * unit, 2 * unit, unit, unit / 2, unit / 5):
+            found = [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+            if len(found) >= 4:
+                break
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,17 @@ def test_labels_cover_neither_each_other_nor_the_edge(many_types: Catalogue) -> 
         assert abs(y1 - y2) >= 12 or right1 <= left2 or right2 <= left1
 
 
+@pytest.mark.parametrize("ratio", [1.001, 1.5, 3.0, 5.9, 6.1, 11.0, 90.0, 7e3])
+@pytest.mark.parametrize("least", [0.0123, 0.4, 9.7])
+def test_each_axis_has_a_few_round_ticks(catalogue: Catalogue, least: float, ratio: float) -> None:
+    ends = (cluster(least, least), cluster(least * ratio, least * ratio))
+    page = parsed(replace(plan_of(catalogue, headspace_s=1e-6), alternatives=ends))
+    ticks = [text for text in page.iter(f"{SVG}text") if text.get("class") == "tick"]
+    for anchor in ("middle", "end"):  # of the x axis, of the y axis
+        labels = [text.text for text in ticks if text.get("text-anchor") == anchor]
+        assert 4 <= len(set(labels)) == len(labels) <= 12
+
+
 def test_page_without_any_price_has_the_table_alone() -> None:
     job = make_profile(headspace_s=0.18, cpu_s=0.15)
     catalogue = Catalogue.load(overrides=("ml.c5.9xlarge=1.8",))
