@@ -257,12 +257,12 @@ class Controller:
         self._num_repeats += not is_harm
         if is_harm or self._num_repeats > _MAX_REPEATS:
             self._bad = self._tried
-            reason = f"{counted(self._tried, 'endpoint')} did harm. {self._figures(window)}"
+            reason = f"{counted(self._tried, 'endpoint')} did harm: {self._figures(window)} now"
         else:
             self._reference = window
             if not self._good:
                 self._baseline = window
-            reason = f"steps are not shorter without them. {self._figures(window)}"
+            reason = f"steps are not shorter without them: {self._figures(window)}"
         following = self._next()
         if following is not None:
             return self._go_to(following, reason)
