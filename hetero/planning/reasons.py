@@ -38,6 +38,10 @@ REASONS = (
 """Why a plan is as it is. The reasons after the first are those of a plan without data hosts."""
 _NEARLY_BUSY = 0.05
 """Share of a step that waits for data below which the accelerators count as busy."""
+_SAME = 0.005
+"""Relative difference below which two clusters cost the same."""
+_LITTLE = 0.02
+"""Saving that no later step of spending is taken for. It is a little more than that of the search."""
 _UNSURE = (0.1, 0.9)
 """Range of the chance to pay in which a plan is not certain."""
 
@@ -130,22 +134,40 @@ def _refusal(profile: Profile, found: Search, reason: str, goal: str) -> str:
 
 def rejection_of(alternative: Alternative, found: Search, goal: str) -> str:
     """Return why the plan does not choose an alternative, as a phrase."""
-    chosen = found.chosen
+    verdict = _time_verdict(alternative, found.chosen) if goal == "time" else _cost_verdict(alternative, found.chosen)
+    return f"{verdict}; {_limit_text(alternative)}"
+
+
+def _time_verdict(alternative: Alternative, chosen: Alternative) -> str:
+    more = alternative.prediction.step_s / chosen.prediction.step_s - 1
+    if more > _SAME:
+        return f"a step takes {more:.0%} longer"
+    if _mean_s(alternative) < _mean_s(chosen) * (1 - _LITTLE):
+        return "breaks a limit"
+    uses_more = alternative.candidate.num_data_hosts > chosen.candidate.num_data_hosts
+    return "not faster, and it uses more machines" if uses_more else "not faster"
+
+
+def _cost_verdict(alternative: Alternative, chosen: Alternative) -> str:
     own, best = alternative.usd_per_1k_steps, chosen.usd_per_1k_steps
-    parts = []
-    step = alternative.prediction.step_s / chosen.prediction.step_s - 1
-    if goal == "time":
-        parts.append(f"a step takes {step:.0%} longer" if step > 0.005 else "not faster, and it uses more machines")
-    elif own is None or best is None:
-        parts.append("its price is not known")
-    elif own / best - 1 > 0.005:
-        parts.append(f"costs {own / best - 1:.0%} more per step")
-    elif own / best - 1 >= -0.005:
-        parts.append("costs the same, and the chosen one is simpler")
-    else:
-        parts.append("breaks a limit")
-    parts.append(_limit_text(alternative))
-    return "; ".join(parts)
+    if own is None or best is None:
+        return "its price is not known"
+    more = own / best - 1
+    if more > _SAME:
+        return f"costs {more:.0%} more per step"
+    # The search compares means over all draws, which grow if a step time is uncertain.
+    mean_ratio = _mean_s(alternative) / _mean_s(chosen)
+    mean_more = own / best * mean_ratio * chosen.prediction.step_s / alternative.prediction.step_s - 1
+    if mean_more < -_LITTLE:
+        return "breaks a limit"
+    if mean_more > _SAME:
+        return f"costs {mean_more:.1%} more on average, because its step time is less certain"
+    return "costs the same, and the chosen one is simpler" if more >= -_SAME else "saves too little"
+
+
+def _mean_s(alternative: Alternative) -> float:
+    """Return the mean step time over all draws."""
+    return float(alternative.prediction.draws_s.mean())
 
 
 def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) -> tuple[str, ...]:

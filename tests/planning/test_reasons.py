@@ -1,0 +1,68 @@
+"""Why a plan rejects an alternative."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetero.planning.candidates import Candidate, DataGroup
+from hetero.planning.machines import Machine
+from hetero.planning.model import Prediction
+from hetero.planning.reasons import rejection_of
+from hetero.planning.search import Alternative, Search
+
+TRAINER = Machine(instance_type="ml.p3.2xlarge", vcpus=8, hourly_usd=3.6)
+DATA = Machine(instance_type="ml.c5.9xlarge", vcpus=36, hourly_usd=3.6)
+
+
+def alternative(step_s: float, *, num_hosts: int = 1, mean_s: float | None = None) -> Alternative:
+    prediction = Prediction(
+        step_s=step_s,
+        low_s=step_s,
+        high_s=step_s,
+        bottleneck="accelerator",
+        draws_s=np.full(10, mean_s or step_s),
+        trainer_network_share=0.0,
+    )
+    groups = (DataGroup(machine=DATA, count=num_hosts),) if num_hosts else ()
+    return Alternative(
+        candidate=Candidate(trainer=TRAINER, num_trainer_hosts=1, local_endpoints=0, data=groups),
+        prediction=prediction,
+        spending="data hosts",
+        usd_per_1k_steps=step_s,
+    )
+
+
+def verdict(own: Alternative, chosen: Alternative, goal: str) -> str:
+    found = Search(baseline=chosen, chosen=chosen, alternatives=(own, chosen), chance_to_pay=1.0, prevented_by="")
+    text, _, limit = rejection_of(own, found, goal).partition("; ")
+    assert limit == "the accelerator limits it"
+    return text
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (alternative(1.2), "costs 20% more per step"),
+        (alternative(1.0), "costs the same, and the chosen one is simpler"),
+        (alternative(0.99), "saves too little"),
+        (alternative(1.0, mean_s=1.034), "costs 3.4% more on average, because its step time is less certain"),
+        (alternative(0.9, mean_s=1.034), "costs 3.4% more on average, because its step time is less certain"),
+        (alternative(0.8), "breaks a limit"),
+    ],
+)
+def test_rejection_for_its_cost_states_what_decides(own: Alternative, words: str) -> None:
+    assert verdict(own, alternative(1.0), "cost") == words
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (alternative(1.2), "a step takes 20% longer"),
+        (alternative(1.0, num_hosts=2), "not faster, and it uses more machines"),
+        (alternative(1.0, num_hosts=0), "not faster"),
+        (alternative(0.8), "breaks a limit"),
+    ],
+)
+def test_rejection_for_its_time_states_what_decides(own: Alternative, words: str) -> None:
+    assert verdict(own, alternative(1.0), "time") == words
