@@ -18,6 +18,7 @@ LABELS = {
     "doctor/token.py: time.time",  # a certificate's end is a date
     "wire/certificates.py: datetime.datetime.now",  # how long certificates are valid
     "launch/host.py: time.time",  # when the job began, for the report
+    "launch/profiling.py: datetime.datetime.now",  # when a profile was measured
     "simulate/simulate.py: time.strftime",  # part of a job's name
     "tf/measured.py: time.time",  # TensorFlow's graphs have no other clock; cut to the time that passed
 }
