@@ -262,8 +262,8 @@ def progress_text(reports: Sequence[RankReport]) -> str:
     slowest = min(parts.values(), key=lambda part: (PHASES.index(part.phase), part.num_steps))
     if slowest.phase == PHASES[-1]:
         return f"profiling: {slowest.phase}"
-    # A phase may have more steps than planned if they are short.
-    count = f"{slowest.num_steps} of {slowest.num_planned}" if slowest.num_planned else str(slowest.num_steps)
+    is_longer = slowest.num_steps > slowest.num_planned  # because its steps are short
+    count = str(slowest.num_steps) if is_longer else f"{slowest.num_steps} of {slowest.num_planned}"
     return f"profiling: {slowest.phase}, {count} steps"
 
 

@@ -30,6 +30,7 @@ __all__ = ["Kept", "LoaderProfiler", "ProfiledBatches"]
 logger = logging.getLogger(__name__)
 
 _MAX_REQUESTS = 256
+_MIN_KEPT = 2
 _MAX_TRAINING_S = 75.0
 """Seconds from the first delivery until the rank is done in any case, for example in a long validation."""
 _GPU_INTERVAL_S = 0.5
@@ -164,7 +165,8 @@ class LoaderProfiler:
         num_samples = request.work.num_samples
         if num_samples >= self._batch_samples:
             self._batch_samples = num_samples
-            self.kept.keep(batch)
+            if self.phases.phase is Phase.WARMUP or len(self.kept) < _MIN_KEPT:  # a copy would lengthen a measured step
+                self.kept.keep(batch)
         self._fetched.append(request)
 
     def repeated(self, request: BatchRequest) -> Any:

@@ -1,0 +1,32 @@
+"""The progress of a profile run, as the launcher logs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero.control.status import RankReport
+from hetero.launch.profiling import progress_text
+from hetero.planning.parts import RankPart
+
+
+def report(rank: int, phase: str, num_steps: int, num_planned: int = 50) -> RankReport:
+    part = RankPart(loader="photos", phase=phase, num_steps=num_steps, num_planned=num_planned)
+    return RankReport(rank=rank, profile_json=part.to_json())
+
+
+@pytest.mark.parametrize(
+    ("reports", "text"),
+    [
+        ([], ""),
+        ([RankReport(rank=0)], ""),
+        ([report(0, "headspace", 31, 55)], "profiling: headspace, 31 of 55 steps"),
+        ([report(0, "headspace", 200, 55)], "profiling: headspace, 200 steps"),
+        ([report(0, "headspace", 3), report(1, "as it runs", 49)], "profiling: as it runs, 49 of 50 steps"),
+        ([report(0, "as it runs", 31), report(1, "as it runs", 30)], "profiling: as it runs, 30 of 50 steps"),
+        ([report(0, "done", 7, 0), report(1, "headspace", 40)], "profiling: headspace, 40 of 50 steps"),
+        ([report(0, "done", 7, 0)], "profiling: done"),
+        ([RankReport(rank=0, profile_json=b"{"), report(1, "warm-up", 2, 10)], "profiling: warm-up, 2 of 10 steps"),
+    ],
+)
+def test_progress_is_that_of_the_slowest_rank(reports: list[RankReport], text: str) -> None:
+    assert progress_text(reports) == text
