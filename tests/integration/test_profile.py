@@ -15,6 +15,8 @@ from hetero.dataplane.supply.measuring import burst_sizes
 from hetero.planning.profile import Profile, load_profile
 from hetero.system.cgroups import usable_cpus
 
+pytestmark = pytest.mark.timeout(240)  # up to a minute of training, and the samples after it
+
 SCRIPT = Path(__file__).parent / "scripts" / "profiled.py"
 IMAGE_BYTES = 3 * 8 * 8 * 4 + 8
 """Bytes of a sample's tensors."""
@@ -96,7 +98,7 @@ def test_profile_of_an_emulated_host_with_two_ranks_is_labelled(start_profile: S
 
 def test_profile_of_a_script_that_ends_early_uses_what_was_measured(start_profile: StartProfile) -> None:
     job = start_profile(args=["--max-steps", "40"])
-    assert job.wait(120.0) == 0, job.output
+    assert job.wait(150.0) == 0, job.output
     profile = load(job)
     assert profile.training.step_s.num_measured == 29
     assert (profile.training.headspace_s.basis, profile.training.headspace_s.num_measured) == ("modelled", 29)
@@ -107,7 +109,7 @@ def test_profile_of_a_script_that_ends_early_uses_what_was_measured(start_profil
 
 def test_profile_of_too_few_steps_fails_with_what_to_do(start_profile: StartProfile) -> None:
     job = start_profile(args=["--max-steps", "8"])
-    assert job.wait(60.0) == 2, job.output
+    assert job.wait(100.0) == 2, job.output
     assert (
         "the script ended after 7 complete steps of loader images on rank 0, 0 of them after the warm-up" in job.output
     )
@@ -116,7 +118,7 @@ def test_profile_of_too_few_steps_fails_with_what_to_do(start_profile: StartProf
 
 def test_profile_of_a_data_set_object_measures_it_in_the_rank(start_profile: StartProfile) -> None:
     job = start_profile(args=["--object"])
-    assert job.wait(120.0) == 0, job.output
+    assert job.wait(150.0) == 0, job.output
     profile = load(job)
     assert not profile.has_registered_dataset
     assert profile.supply[0].sample_cpu_s.p50 == pytest.approx(0.004, rel=0.3)
@@ -158,6 +160,6 @@ def test_profile_that_is_interrupted_writes_none(start_profile: StartProfile) ->
     job = start_profile()
     job.wait_line("profiling: as it runs")
     job.interrupt()
-    assert job.wait(60.0) == 143, job.output
+    assert job.wait(100.0) == 143, job.output
     assert not (job.directory / "run" / "profile.json").exists()
     assert not (job.directory / "checkpoint").exists()
