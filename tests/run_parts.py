@@ -20,8 +20,9 @@ JOBS = ("tests/integration", "tests/chaos")
 SECOND_PART = (
     "tests/chaos",
     *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "tf_service")),
+    *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "profile")),
 )
-"""Of the jobs: about a third of their time."""
+"""Of the jobs: about half of their time."""
 _APART = (
     *("unshare", "--net", "--mount", "sh", "-ec"),
     'ip link set lo up; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; exec "$@"',
