@@ -55,6 +55,8 @@ _MEMORY_SHARE = 0.9
 """Share of a host's memory that endpoints may use."""
 _CALIBRATION_RANGE = (0.7, 1.4)
 """Range of the measured step time / the modelled one that corrects the costs of samples."""
+_LONG_EPOCH = 100
+"""Steps of an epoch whose beginning hardly changes the mean step time."""
 _OWN_BONUS = 1.1
 """How many times more batches an endpoint makes if its batches need no network, and the network is full."""
 _SLOW_SHARE = 0.75
@@ -291,7 +293,7 @@ class StepModel:
 
         If the accelerator limits the modelled step, local loading costs what the model does not know, such as the
         copies between processes. More processes do not save it. Otherwise the measured samples were cheaper or more
-        expensive than the others.
+        expensive than the others. In short epochs neither is known, because their beginnings cost about as much.
         """
         training = self._training
         own = Machine(instance_type=training.instance_type, vcpus=training.vcpus)
@@ -302,7 +304,7 @@ class StepModel:
         unexplained_s = training.step_s.mean - modelled_s
         if modelled_s < 1.1 * float(self.headspace_s[0]):
             self._residual_s = min(max(0.0, unexplained_s), training.data_wait_s.mean)
-        elif training.num_local_processes:
+        elif training.num_local_processes and (training.steps_per_epoch or _LONG_EPOCH) >= _LONG_EPOCH:
             low, high = _CALIBRATION_RANGE
             self._figures.correct(min(high, max(low, training.step_s.mean / modelled_s)))
 

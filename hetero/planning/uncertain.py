@@ -141,7 +141,8 @@ class UncertainFigures:
         if name == self._reference_name:
             return reference.cpu_s(share) * self._correction, reference.wait_s * self._correction
         if name in self._given_speeds:
-            return reference.cpu_s(share) * self._correction / self._given_speeds[name], reference.wait_s
+            cpu_s = reference.cpu_s(share) * self._correction / self._given_speeds[name]
+            return cpu_s, reference.wait_s * self._correction
         if name in self._costs:
             return self._costs[name].cpu_s(share), self._costs[name].wait_s
         # Another type of a measured family, or a family about which nothing is known.
@@ -149,7 +150,7 @@ class UncertainFigures:
             if measured and family_of(measured) == machine.family:
                 return costs.cpu_s(share) * self._relative_cost(name, _SAME_FAMILY_SPREAD), costs.wait_s
         relative = self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * self._correction
-        return reference.cpu_s(share) * relative, reference.wait_s
+        return reference.cpu_s(share) * relative, reference.wait_s * self._correction
 
     def correct(self, factor: float) -> None:
         """Multiply the costs of samples that were measured on the first type, and those that are derived from them."""
@@ -173,7 +174,9 @@ class UncertainFigures:
         """Return the times of random batches, relative to the mean, in ascending order."""
         supply, size = self._reference, self._training.batch_samples
         fixed = self._reference.batch_cpu_s.mean
-        values = np.asarray(supply.sample_cpu_s.values) + supply.sample_wait_s.mean + fixed
+        values = np.asarray(supply.sample_cpu_s.values) + fixed
+        waits = np.asarray(supply.sample_wait_s.values)
+        values = values + (waits if len(waits) == len(values) else supply.sample_wait_s.mean)
         num = min(size, 256)
         random = np.random.default_rng(self._seed)
         means = values[random.integers(len(values), size=(_NUM_BATCHES, num))].mean(axis=1)
