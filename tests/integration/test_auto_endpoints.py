@@ -42,7 +42,8 @@ def test_job_that_waits_for_data_adds_endpoints_and_trains_on_the_same_batches(s
 
 
 def test_job_that_does_not_wait_for_data_adds_nothing(start_job: StartJob) -> None:
-    flags = ("--emulate-sample-seconds", "0.005", "--emulate-step-seconds", "0.03", "--purity-checks", "0")
+    # Steps are long, so that a busy machine does not make the job wait.
+    flags = ("--emulate-sample-seconds", "0.005", "--emulate-step-seconds", "0.2", "--purity-checks", "0")
     job = start_job(
         ["data_group=ml.c5.2xlarge:1", DNN], *flags, "--trainer-endpoints", "auto", args=["--num-samples", "800"]
     )

@@ -98,7 +98,6 @@ def test_text_with_possible_markup_becomes_a_code_span(text: str) -> None:
     assert safe.markdown_text("A plain sentence, with snake_case: 5 % (it is).").startswith("A plain")
 
 
-@pytest.mark.attack("A14")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
