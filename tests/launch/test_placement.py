@@ -72,6 +72,21 @@ def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> 
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).servers.num_slots == 4
 
 
+@pytest.mark.parametrize(
+    ("number", "num_slots"),
+    [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1), (6, 1), (8, 1), (9, 1)],  # 9 endpoints cannot have less than a slot each
+)
+@pytest.mark.parametrize(
+    ("host", "num_data_hosts", "option"),
+    [("algo-1", 1, "endpoints_per_host"), ("algo-9", 1, "trainer_endpoints"), ("algo-9", 0, "trainer_endpoints")],
+)
+def test_slots_of_all_endpoints_of_an_emulated_host_are_at_most_its_vcpus(
+    host: str, num_data_hosts: int, option: str, number: int, num_slots: int
+) -> None:
+    servers = plan(host, data=num_data_hosts, emulate_sample_s=0.1, emulate_vcpus=8, **{option: number}).servers
+    assert (servers.number, servers.num_slots) == (number, num_slots)
+
+
 def test_auto_begins_without_endpoints_and_may_take_every_cpu() -> None:
     found = plan("algo-9", trainer_endpoints="auto")
     assert (found.num_endpoints, found.servers.num_at_start, found.remote) == (usable_cpus(), 0, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from hetero.cluster import ClusterSpec, Role
@@ -29,7 +28,8 @@ class Endpoints(DataService):
         """Return which endpoints run on the current host of a cluster.
 
         With emulated vCPUs, the trainer hosts of a homogeneous job load through endpoints too. Homogeneous and
-        heterogeneous jobs are then emulated in the same way and can be compared.
+        heterogeneous jobs are then emulated in the same way and can be compared. All endpoints of an emulated host have
+        equally many slots, together at most its vCPUs. If it has more endpoints than vCPUs, each has one slot.
         """
         emulated = options.emulate_sample_s is not None
         is_auto = options.trainer_endpoints == AUTO
@@ -43,8 +43,9 @@ class Endpoints(DataService):
             number = fixed or _EMULATED_ENDPOINTS
         else:
             number = fixed
-        num_slots = math.ceil((options.emulate_vcpus or usable_cpus()) / number) if emulated and number else 1
-        return Servers(number=number, num_slots=num_slots)
+        # Rounded down, as on a real host: 7 endpoints leave one of 8 vCPUs idle, and a plan expects that.
+        num_slots = (options.emulate_vcpus or usable_cpus()) // number if emulated and number else 1
+        return Servers(number=number, num_slots=max(1, num_slots))
 
     def make_pool(
         self,
