@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,7 @@ from hetero.planning.profile import Profile
 from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of
 from hetero.planning.search import GOALS, STEPS_OF_SPENDING, Alternative, Constraints, Search, search
 from hetero.pricing.catalog import Catalogue
-from hetero.system.documents import read_bounded
-from hetero.system.records import decode, encode, limits
+from hetero.system.records import encode, limits, load
 
 __all__ = [
     "PLAN_FILE_NAME",
@@ -228,19 +226,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ConfigError: If the plan is missing or malformed. The message names the file and the key path.
     """
-    path = Path(path)
-    if path.is_dir():
-        path /= PLAN_FILE_NAME
-    to_do = "make one with hetero plan PROFILE --json"
-    content = read_bounded(path, f"plan {path}", max_bytes=_MAX_FILE_BYTES, to_do=to_do)
-    try:
-        value = json.loads(content)
-        version = value.get("schema_version") if isinstance(value, dict) else None
-        if isinstance(version, int) and version != PLAN_SCHEMA_VERSION:
-            raise ConfigError(f"schema_version: found {version}, this hetero reads {PLAN_SCHEMA_VERSION}")
-        return decode(Plan, value)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"plan {path}: {error}; {to_do}") from error
+    return load(Plan, path, PLAN_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do="make one with hetero plan PROFILE --json")
 
 
 def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:

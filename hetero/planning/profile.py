@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hetero.errors import ConfigError
 from hetero.metrics.figures import BASES, Figure
-from hetero.system.documents import read_bounded, write_text
-from hetero.system.records import decode, encode, limits
+from hetero.system.documents import write_text
+from hetero.system.records import decode, encode, limits, load
 
 __all__ = [
     "PROFILE_FILE_NAME",
@@ -212,11 +212,6 @@ class Profile:
             ConfigError: If the schema version differs, a key is unknown or missing, or a value is out of range. The
                 message names the key path.
         """
-        version = value.get("schema_version") if isinstance(value, dict) else None
-        if isinstance(version, int) and version != SCHEMA_VERSION:
-            raise ConfigError(
-                f"schema_version: found {version}, this hetero reads {SCHEMA_VERSION}; run hetero profile again"
-            )
         return decode(cls, value)
 
 
@@ -229,15 +224,8 @@ def load_profile(path: str | Path) -> Profile:
     Raises:
         ConfigError: If the profile is missing or malformed. The message names the file and the key path.
     """
-    path = Path(path)
-    if path.is_dir():
-        path /= PROFILE_FILE_NAME
     to_do = "make one with hetero profile SCRIPT"
-    content = read_bounded(path, f"profile {path}", max_bytes=_MAX_FILE_BYTES, to_do=to_do)
-    try:
-        return Profile.from_json(json.loads(content))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"profile {path}: {error}; {to_do}") from error
+    return load(Profile, path, PROFILE_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do=to_do)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -6,17 +6,14 @@ its basis. Therefore every number states whether it was measured, simulated or m
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
 from hetero.metrics.steps import StepSummary
-from hetero.system.documents import read_bounded
-from hetero.system.records import decode, encode, limits
+from hetero.system.records import decode, encode, limits, load
 
 __all__ = [
     "BOTTLENECKS",
@@ -223,12 +220,6 @@ class Report:
             ConfigError: If the schema version differs, a key is unknown or missing, or a value is out of range. The
                 message names the key path.
         """
-        version = value.get("schema_version") if isinstance(value, dict) else None
-        if isinstance(version, int) and version != SCHEMA_VERSION:
-            raise ConfigError(
-                f"schema_version: found {version}, this hetero reads {SCHEMA_VERSION}; "
-                "use the version of hetero that wrote the report"
-            )
         return decode(cls, value, path=path)
 
 
@@ -241,15 +232,5 @@ def load_report(path: str | Path) -> Report:
     Raises:
         ConfigError: If the report is missing or malformed. The message names the file and the key path.
     """
-    path = Path(path)
-    if path.is_dir():
-        path /= REPORT_FILE_NAME
-    content = read_bounded(path, f"report {path}", max_bytes=_MAX_FILE_BYTES, to_do="pass report.json or its directory")
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"report {path}: not valid JSON: {error}; pass report.json or its directory") from error
-    try:
-        return Report.from_json(value)
-    except ConfigError as error:
-        raise ConfigError(f"report {path}: {error}") from error
+    to_do = "pass report.json or its directory, written by this version of hetero"
+    return load(Report, path, REPORT_FILE_NAME, max_bytes=_MAX_FILE_BYTES, to_do=to_do)

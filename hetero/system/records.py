@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hetero.errors import ConfigError
+from hetero.system.documents import read_bounded
 from hetero.system.text import printable, shortened
 
-__all__ = ["MAX_ITEMS", "MAX_TEXT_LENGTH", "Mismatch", "camel_case", "decode", "encode", "limits"]
+__all__ = ["MAX_ITEMS", "MAX_TEXT_LENGTH", "Mismatch", "camel_case", "decode", "encode", "limits", "load"]
 
 MAX_TEXT_LENGTH = 4096
 """Limit of characters in one string."""
@@ -132,6 +135,31 @@ def decode(
     return built
 
 
+def load(cls: type[T], path: str | Path, file_name: str, *, max_bytes: int, to_do: str) -> T:
+    """Read a dataclass from a JSON file that contains what `encode` returned.
+
+    Args:
+        cls: See `decode`.
+        path: The file, or the directory that contains it.
+        file_name: Name of the file in a directory, for example ``report.json``. Messages call the file a report.
+        max_bytes: Longest content to accept.
+        to_do: Advice for the messages.
+
+    Raises:
+        ConfigError: If the file is missing or malformed. The message names the file and the key path.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= file_name
+    source = f"{file_name.removesuffix('.json')} {path}"
+    content = read_bounded(path, source, max_bytes=max_bytes, to_do=to_do)
+    try:
+        return decode(cls, json.loads(content))
+    except (ValueError, RecursionError) as error:
+        problem = error if isinstance(error, ConfigError) else f"not valid JSON: {error}"
+        raise ConfigError(f"{source}: {problem}; {to_do}") from error
+
+
 def _fields_of(cls: type[Any]) -> tuple[tuple[str, Any, Mapping[str, Any], bool], ...]:
     """Return name, type, limits and whether a value is required, for each field of a dataclass."""
     hints = typing.get_type_hints(cls)
@@ -159,9 +187,6 @@ class _Decoder:
             _wrong(path, value, "an object")
         fields = {self._spelling(name): (name, *others) for name, *others in _fields_of(cls)}
         unknown = [key for key in value if key not in fields]
-        if unknown and not self._is_foreign:
-            known = f"one of {', '.join(fields)}"
-            raise ConfigError(Mismatch(path=_join(path, unknown[0]), problem="unknown key", expected=known))
         arguments: dict[str, Any] = {}
         for key, (name, hint, bounds, is_required) in fields.items():
             if key in value and not (self._is_foreign and value[key] is None):
@@ -170,6 +195,10 @@ class _Decoder:
                 guess = next(iter(difflib.get_close_matches(key, map(str, unknown), n=1)), "")
                 expected = _expected(hint, bounds)
                 raise ConfigError(Mismatch(path=_join(path, key), problem="missing", expected=expected, guess=guess))
+        # Last, because a document of another version is rejected for its version, which is its first field.
+        if unknown and not self._is_foreign:
+            known = f"one of {', '.join(fields)}"
+            raise ConfigError(Mismatch(path=_join(path, unknown[0]), problem="unknown key", expected=known))
         return cls(**arguments)
 
     def _value(self, hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> Any:
@@ -233,7 +262,8 @@ def _number(hint: Any, value: object, path: str, bounds: Mapping[str, Any]) -> i
     if isinstance(value, float) and not math.isfinite(value):
         _wrong(path, value, "a finite number")
     if not bounds["minimum"] <= value <= bounds["maximum"]:
-        _wrong(path, value, f"a number from {bounds['minimum']:g} to {bounds['maximum']:g}")
+        least, most = (f"{bounds[end]:g}" for end in ("minimum", "maximum"))
+        _wrong(path, value, least if least == most else f"a number from {least} to {most}")
     return value if hint is int else float(value)
 
 

@@ -192,7 +192,7 @@ def test_plan_written_as_json_reads_the_same(catalogue: Catalogue, tmp_path: Pat
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     assert load_plan(tmp_path) == plan
     (tmp_path / "plan.json").write_text('{"schema_version": 7}')
-    with pytest.raises(ConfigError, match="schema_version: found 7, this hetero reads 1"):
+    with pytest.raises(ConfigError, match="schema_version: found 7, expected 1; make one with hetero plan"):
         load_plan(tmp_path)
 
 

@@ -7,7 +7,7 @@ import pytest
 from planning_profiles import make_profile
 
 from hetero.errors import ConfigError
-from hetero.planning.profile import MAX_VALUES, Profile, Spread, load_profile, write_profile
+from hetero.planning.profile import MAX_VALUES, Spread, load_profile, write_profile
 
 
 def test_profile_written_and_read_is_the_same(tmp_path: Path) -> None:
@@ -16,17 +16,20 @@ def test_profile_written_and_read_is_the_same(tmp_path: Path) -> None:
     assert load_profile(tmp_path) == load_profile(tmp_path / "profile.json") == profile
 
 
-def test_profile_of_another_schema_is_rejected_with_what_to_do() -> None:
-    value = make_profile(headspace_s=0.2, cpu_s=0.01).to_json() | {"schema_version": 2}
-    with pytest.raises(ConfigError, match=r"schema_version: found 2, this hetero reads 1; run hetero profile again"):
-        Profile.from_json(value)
+def test_profile_of_another_schema_is_rejected_for_its_version_with_what_to_do(tmp_path: Path) -> None:
+    value = make_profile(headspace_s=0.2, cpu_s=0.01).to_json() | {"schema_version": 2, "new": 1}
+    (tmp_path / "profile.json").write_text(json.dumps(value))
+    with pytest.raises(ConfigError) as caught:
+        load_profile(tmp_path)
+    problem = "schema_version: found 2, expected 1; make one with hetero profile SCRIPT"
+    assert str(caught.value) == f"profile {tmp_path / 'profile.json'}: {problem}"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("[]", "expected an object"),
-        ("{", "Expecting property name"),
+        ("{", "not valid JSON: Expecting property name"),
         ('{"schema_version": 1}', "missing"),
         (None, r"cannot read profile .*make one with hetero profile SCRIPT"),
     ],

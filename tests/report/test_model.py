@@ -58,7 +58,7 @@ def test_report_json_satisfies_the_schema_and_survives(report: Report, make_fact
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("schema_version", 2, "schema_version: found 2, this hetero reads 1"),
+        ("schema_version", 2, "schema_version: found 2, expected 1"),
         ("schema_version", "1", "schema_version: found '1', expected an integer"),
         ("run.placement", "elsewhere", "run.placement: found 'elsewhere', expected one of homogeneous"),
         ("run.groups.0.count", 0, r"run.groups\[0\].count: found 0"),

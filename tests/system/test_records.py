@@ -51,7 +51,11 @@ def test_value_survives_the_way_to_json_and_back() -> None:
         ({"parts": [{}]}, "run.parts[0].host_name: missing, expected a host name"),
         (
             {"parts": [{"hostname": "a"}]},
-            "run.parts[0].hostname: unknown key, expected one of host_name, weight",
+            "run.parts[0].host_name: missing, expected a host name; 'hostname' is an unknown key",
+        ),
+        (
+            {"parts": [{"host_name": "a", "weigth": 1}]},
+            "run.parts[0].weigth: unknown key, expected one of host_name, weight",
         ),
         ({"parts": [{"host_name": "a/.."}]}, "run.parts[0].host_name: found 'a/..', expected a host name"),
         ({"parts": [{"host_name": "a\n"}]}, r"run.parts[0].host_name: found 'a\n', expected a host name"),
