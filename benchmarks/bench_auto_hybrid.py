@@ -24,7 +24,6 @@ import argparse
 import dataclasses
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import HERE, RESULTS, environment, save, say, target
+from harness import HERE, RESULTS, call, environment, save, say, target
 
 from hetero.pricing import cost
 from hetero.report import load_report
@@ -140,15 +139,7 @@ def command(cell: Cell, mode: str, folder: str, prices: Sequence[str] = ()) -> l
 def run(cell: Cell, mode: str, prices: Sequence[str] = ()) -> Outcome:
     """Run one job."""
     with tempfile.TemporaryDirectory(prefix="auto-hybrid-") as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "hetero.cli", *command(cell, mode, folder, prices)],
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode != 0:
-            sys.exit(f"{cell.name}, {mode} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+        call([sys.executable, "-m", "hetero.cli", *command(cell, mode, folder, prices)], f"{cell.name}, {mode}")
         report: Any = load_report(folder)
     changes = [match for text in report.run.decisions if (match := re.match(r"step (\d+): from ", text))]
     return Outcome(

@@ -28,7 +28,6 @@ import concurrent.futures
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -278,7 +277,8 @@ def profile_of(job: Job) -> Profile:
     """Return the profile of a job on its trainer hosts alone."""
     with tempfile.TemporaryDirectory(prefix="plan-runs-") as folder:
         alone = Cluster(name="profile", trainer_endpoints=job.profiled_endpoints)
-        call(command(job, alone, folder, num_steps=LONG_EPOCH, is_profile=True))
+        arguments = command(job, alone, folder, num_steps=LONG_EPOCH, is_profile=True)
+        harness.call(arguments, f"{job.name}, profile", timeout_s=_TIMEOUT_S)
         return load_profile(Path(folder) / PROFILE_FILE_NAME)
 
 
@@ -301,7 +301,8 @@ def run(job: Job, cluster: Cluster, profile: Profile) -> Outcome:
     (prediction,) = model.predict([candidate])
     num_steps = steps_of(job, cluster, candidate, prediction.step_s)
     with tempfile.TemporaryDirectory(prefix="plan-runs-") as folder:
-        call(command(job, cluster, folder, num_steps=WARMUP_STEPS + num_steps + 1))
+        arguments = command(job, cluster, folder, num_steps=WARMUP_STEPS + num_steps + 1)
+        harness.call(arguments, f"{job.name}, {cluster.name}", timeout_s=_TIMEOUT_S)
         report: Any = load_report(folder)
         load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return Outcome(
@@ -315,15 +316,6 @@ def run(job: Job, cluster: Cluster, profile: Profile) -> Outcome:
         num_steps=num_steps,
         load=load,
     )
-
-
-def call(arguments: Sequence[str]) -> None:
-    """Run one job to its end."""
-    done = subprocess.run(
-        arguments, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_TIMEOUT_S
-    )
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
 
 
 def command(job: Job, cluster: Cluster, folder: str, *, num_steps: int, is_profile: bool = False) -> list[str]:

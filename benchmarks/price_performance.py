@@ -29,7 +29,6 @@ import argparse
 import dataclasses
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ from typing import Any
 
 import bench_pipelines
 import yaml
-from harness import HERE, RESULTS, environment, save, say
+from harness import HERE, RESULTS, call, environment, save, say
 
 from hetero.errors import ConfigError
 from hetero.pricing import Catalogue, cost
@@ -300,15 +299,8 @@ def command(profile: Profile, configuration: Configuration, job: Job, folder: st
 def simulate(profile: Profile, configuration: Configuration, job: Job) -> Any:
     """Run one job and return its report."""
     with tempfile.TemporaryDirectory(prefix="price-performance-") as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "hetero.cli", *command(profile, configuration, job, folder)],
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode != 0:
-            sys.exit(f"{configuration.name} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+        arguments = command(profile, configuration, job, folder)
+        call([sys.executable, "-m", "hetero.cli", *arguments], configuration.name)
         return load_report(folder)
 
 

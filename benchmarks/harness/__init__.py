@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from harness.comparison import compare, estimate_s
 from harness.options import Plan, parser, plan
-from harness.processes import HERE, Child, ProcessFailedError, say, server
+from harness.processes import HERE, Child, ProcessFailedError, call, say, server
 from harness.results import RESULTS, environment, save
 from harness.tables import Column, columns, grouped, ratio, report, table, target
 from harness.trainer import dispatch, found_in
@@ -43,6 +43,7 @@ __all__ = [
     "Row",
     "Run",
     "Trial",
+    "call",
     "columns",
     "compare",
     "descendants",

@@ -132,6 +132,15 @@ def server(name: str, config: Mapping[str, Any], prefix: Sequence[str] = ()) -> 
     return Child(sys.argv[0], "server", name, config, prefix=prefix)
 
 
+def call(arguments: Sequence[str], name: str, *, timeout_s: float | None = None) -> None:
+    """Run a program to its end. If it fails, exit with its name and the end of its output."""
+    done = subprocess.run(
+        arguments, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+    )
+    if done.returncode != 0:
+        sys.exit(f"{name} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+
+
 def say(text: str) -> None:
     """Print progress."""
     print(text, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -29,3 +30,10 @@ def test_child_that_is_stopped_leaves_no_semaphore(load: Callable[[str], ModuleT
         semaphore = Path("/dev/shm", "sem." + child.ask().removeprefix("/"))
         assert semaphore.exists()
     assert not semaphore.exists()
+
+
+def test_program_that_fails_ends_the_benchmark_with_its_name_and_output(load: Callable[[str], ModuleType]) -> None:
+    call = load("harness.processes").call
+    call([sys.executable, "-c", "print('fine')"], "job, cluster")
+    with pytest.raises(SystemExit, match=r"job, cluster ended with 3:\n.*no such file"):
+        call([sys.executable, "-c", "print('no such file', flush=True); raise SystemExit(3)"], "job, cluster")
