@@ -10,8 +10,11 @@ import pytest
 
 from hetero import cli, config
 from hetero.cluster import Role, find_platform
+from hetero.dataplane.reader import reader
 from hetero.errors import ExitCode
-from hetero.planning.reasons import REASONS
+from hetero.loaders import phases
+from hetero.planning import model, reasons, search, uncertain
+from hetero.report import profile
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,9 +43,39 @@ def test_every_exit_code_is_listed_with_its_help_text(code: ExitCode) -> None:
     assert f"| {int(code)} | {code.help_text} |" in (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", reasons.REASONS)
 def test_every_reason_of_a_plan_is_explained(reason: str) -> None:
     assert f"| `{reason}` | " in (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("It tries 0 to {} hosts of each type", (search.MAX_HOSTS,)),
+        ("only if that saves at least {} % of the cost", (100 * search._WORTH_SPENDING,)),
+        ("the plan computes each step time {} times", (search._NUM_DRAWS,)),
+        ("as fast as the measured one, with a standard deviation of {} %", (100 * uncertain._SAME_FAMILY_SPREAD,)),
+        ("A type of another family too, with {} %", (100 * uncertain._OTHER_FAMILY_SPREAD,)),
+        (
+            "the plan assumes {} to {} MB/s per vCPU",
+            tuple(each / 1e6 for each in uncertain._UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU),
+        ),
+        ("Endpoints may use {} % of a host's memory", (100 * model._MEMORY_SHARE,)),
+        ("at most {} GiB per rank, and {} per endpoint", (model._MAX_WINDOW_BYTES / 2**30, model._WINDOW_PER_ENDPOINT)),
+        ("at most {} GiB per rank, and {} per endpoint", (reader._MAX_WINDOW_BYTES / 2**30, reader._PREFETCH_FACTOR)),
+        ("at least {} steps, {} s, and three times the batches", (phases.ENOUGH_STEPS, phases.ENOUGH_S)),
+        ("fetches nothing. The first {} steps do not count", (phases.EXCLUDED_STEPS,)),
+        ("The job waits for data in less than {} % of a step", (100 * reasons._NEARLY_BUSY,)),
+        ("or waited in less than {} % of each step is rejected", (100 * profile._MIN_WAIT_SHARE,)),
+    ],
+)
+def test_figure_in_the_page_about_plans_is_that_of_the_code(sentence: str, expected: tuple[float, ...]) -> None:
+    text = " ".join((ROOT / "docs" / "planning.md").read_text(encoding="utf-8").split())
+    found = re.findall(re.escape(sentence).replace(r"\{\}", r"([\d.]+)"), text)
+    assert len(found) == 1, f"docs/planning.md has {sentence!r} {len(found)} times, expected once: adapt this test"
+    figures = tuple(float(each) for each in ([found[0]] if isinstance(found[0], str) else found[0]))
+    message = f"docs/planning.md: {sentence!r} has {figures}, the code has {expected}: correct the page"
+    assert figures == pytest.approx(expected), message
 
 
 @pytest.mark.parametrize("command", commands())
