@@ -32,6 +32,8 @@ __all__ = ["EndpointPool", "PoolOptions"]
 
 _LAST_LINES = 20
 _TICK_S = 0.5
+_IDLE_STARTER_S = 60.0
+"""Seconds without a wanted endpoint after which the fork server ends, because it holds what the script imports."""
 _RETURN_STABLE_TIMES = 60
 """A restart is given back after this many times ``stable_s`` without a crash, an hour by default."""
 
@@ -80,13 +82,17 @@ class EndpointPool:
         self._num_starter_crashes = 0
         self._starter_start_at_s: float | None = 0.0
         self._starter_awaits_restart = False
+        self._idle_since_s: float | None = None
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, self._on_line)
 
     # For other threads
 
     def start(self) -> None:
-        """Start the processes. Does not wait for them: see `wait_ready`."""
+        """Start the processes. Does not wait for them: see `wait_ready`.
+
+        Without endpoints at the start, the fork server starts with the first one that is wanted.
+        """
         if self._thread is not None:
             raise RuntimeError("the pool was started already")
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -234,6 +240,7 @@ class EndpointPool:
         try:
             while self._stop_grace_s is None:
                 self._end_what_is_not_wanted()
+                self._end_idle_starter()
                 self._start_what_is_due()
                 self._turn(_TICK_S)
             self._shut_down(self._stop_grace_s)
@@ -277,7 +284,8 @@ class EndpointPool:
             if self._starter_awaits_restart and self._may_restart():
                 self._starter_awaits_restart, self._starter_start_at_s = False, now_s
                 logger.warning("%s starts its endpoints again, because a restart was given back", self._host)
-            if self._starter_start_at_s is not None and now_s >= self._starter_start_at_s:
+            is_due = self._starter_start_at_s is not None and now_s >= self._starter_start_at_s
+            if is_due and self._num_wanted:
                 self._starter_start_at_s = None
                 with self._outputs.open(f"{self._host}/script", self._starter_lines) as write_end:
                     self._starter = self._make_starter(write_end)
@@ -302,6 +310,18 @@ class EndpointPool:
             if self._starter is not None and slot.may_end(now_s):
                 slot.was_asked_to_end = True
                 self._starter.end_endpoint(slot.incarnation)
+
+    def _end_idle_starter(self) -> None:
+        """End the fork server if no endpoint was wanted for a minute. It starts again with the next one."""
+        if self._starter is None or self._num_wanted or any(slot.is_started for slot in self._slots):
+            self._idle_since_s = None
+            return
+        now_s = time.monotonic()
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s >= _IDLE_STARTER_S and self._starter.loaded_s is not None:
+            self._drop_starter()
+            self._starter_start_at_s = 0.0
 
     def _take_events(self, starter: ProcessStarter) -> None:
         for event in starter.events():

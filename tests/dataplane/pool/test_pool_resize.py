@@ -5,20 +5,49 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import psutil
 import pytest
 
+from hetero.dataplane.pool.pool import EndpointPool
 from hetero.dataplane.pool.slot import LEAVE_S, MAX_LEAVE_S, Liveness, Slot
 from hetero.dataplane.reader.reader import Reader
 
 
-def test_pool_that_begins_without_endpoints_is_ready_and_starts_them_later(job: Any, tools: Any) -> None:
+def children() -> set[int]:
+    """Return the processes that this one has started."""
+    return {process.pid for process in psutil.Process().children()}
+
+
+def test_pool_that_begins_without_endpoints_is_ready_and_starts_them_later(
+    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, turns = EndpointPool._turn, []
+    monkeypatch.setattr(EndpointPool, "_turn", lambda self, timeout_s: (turns.append(1), turn(self, timeout_s)))
+    before = children()
     pool = job.pool(num_endpoints=2, num_at_start=0)
     assert (pool.records, pool.num_running, pool.num_used) == ((), 0, 0)
+    tools.wait_for(lambda: len(turns) > 2)
+    assert children() == before, "the script is not imported until an endpoint is wanted"
     pool.resize(1)
     tools.wait_for(lambda: [record.endpoint_id for record in pool.records] == ["algo-1/0"])
     pool.resize(2)
     tools.wait_for(lambda: len(job.directory.records()) == 2)
     assert pool.num_restarts == 0
+
+
+def test_pool_without_a_wanted_endpoint_ends_its_fork_server_and_starts_it_again(
+    job: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr("hetero.dataplane.pool.pool._IDLE_STARTER_S", 0.5)
+    before = children()
+    pool = job.pool(num_endpoints=1, num_at_start=1)
+    assert children() > before
+    pool.resize(0)
+    tools.wait_for(lambda: children() == before)
+    pool.resize(1)
+    tools.wait_for(lambda: len(pool.records) == 1)
+    assert (pool.num_restarts, pool.failure, caplog.messages) == (0, None, [])
 
 
 def test_endpoint_that_is_removed_finishes_its_batches_and_ends_without_a_failure(
