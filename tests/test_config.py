@@ -168,6 +168,23 @@ def test_number_of_trainer_endpoints_may_be_auto(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "has_data_hosts", "expected"),
+    [
+        ({}, True, None),
+        ({}, False, 0),
+        ({"profile": True}, True, 0),
+        ({"trainer_endpoints": 0}, True, 0),
+        ({"trainer_endpoints": 3}, False, 3),
+    ],
+)
+def test_job_chooses_its_trainer_endpoints_only_with_endpoints_on_data_hosts(
+    changes: dict[str, Any], has_data_hosts: bool, expected: int | None
+) -> None:
+    options = LaunchOptions(**{"script": "train.py", "trainer_endpoints": "auto", **changes})
+    assert config.trainer_endpoints_of(options, has_data_hosts=has_data_hosts) == expected
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"require_token": True}, "neither tokens nor TLS"),

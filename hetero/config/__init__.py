@@ -14,7 +14,7 @@ from hetero.config.flags import (
     stated_flags,
     to_flags,
 )
-from hetero.config.options import LaunchOptions, framework_of
+from hetero.config.options import LaunchOptions, framework_of, trainer_endpoints_of
 from hetero.config.resolve import check_hyperparameters, resolve_options
 from hetero.config.timings import Timings
 
@@ -30,4 +30,5 @@ __all__ = [
     "split_at_script",
     "stated_flags",
     "to_flags",
+    "trainer_endpoints_of",
 ]

@@ -23,6 +23,7 @@ __all__ = [
     "base_type",
     "framework_of",
     "kind_text",
+    "trainer_endpoints_of",
 ]
 
 DATA_SERVICES = {"grpc": "torch", "tf": "tensorflow"}
@@ -227,6 +228,18 @@ class LaunchOptions:
 def framework_of(options: LaunchOptions) -> str:
     """Return the framework of a job's ranks, one of `FRAMEWORKS`."""
     return options.framework or DATA_SERVICES[options.data_service]
+
+
+def trainer_endpoints_of(options: LaunchOptions, *, has_data_hosts: bool) -> int | None:
+    """Return the number of endpoints per trainer host, or None if the job chooses it while it runs.
+
+    ``auto`` chooses a number only in a job with data hosts that run endpoints. In other jobs it means 0. In a profile
+    run it means 0 too, because a profile needs steps of one kind.
+    """
+    if options.trainer_endpoints != AUTO:
+        return int(options.trainer_endpoints)
+    can_choose = has_data_hosts and options.data_service == DEFAULT_DATA_SERVICE and not options.profile
+    return None if can_choose else 0
 
 
 def base_type(field: dataclasses.Field[Any]) -> str:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.cluster import ClusterSpec, Platform, Role
-from hetero.config import LaunchOptions, framework_of
-from hetero.config.options import AUTO
+from hetero.config import LaunchOptions, framework_of, trainer_endpoints_of
 from hetero.launch.data_services import Servers, find_service
 from hetero.launch.ranks.ranks import AGENTS
 
@@ -55,7 +54,8 @@ def plan(options: LaunchOptions, cluster: ClusterSpec, *, num_gpus: int, num_giv
     service = find_service(options.data_service)
     is_trainer = cluster.role is Role.TRAINER
     data_service = options.data_service if cluster.data_hosts else ""
-    uses_endpoints = options.trainer_endpoints not in (0, AUTO) or options.emulate_sample_s is not None
+    has_trainer_endpoints = bool(trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)))
+    uses_endpoints = has_trainer_endpoints or options.emulate_sample_s is not None
     framework = framework_of(options)
     num_ranks = num_given or options.nproc_per_node or (num_gpus if AGENTS[framework].has_rank_per_gpu else 1) or 1
     return Placement(

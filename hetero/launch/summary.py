@@ -14,8 +14,8 @@ from typing import Any
 
 from hetero import __version__
 from hetero.cluster import ClusterSpec, Folders
-from hetero.config import LaunchOptions
-from hetero.config.options import AUTO, DEFAULT_DATA_SERVICE
+from hetero.config import LaunchOptions, trainer_endpoints_of
+from hetero.config.options import DEFAULT_DATA_SERVICE
 from hetero.control.status import Cause, HostStatus
 from hetero.errors import ConfigError, ExitCode, HeteroError
 from hetero.launch.data_services import find_service
@@ -158,7 +158,7 @@ def run_facts(
         options={
             "ranks per trainer host": str(placement.num_ranks),
             "job restarts allowed": str(options.job_restarts),
-            **find_service(placement.data_service or DEFAULT_DATA_SERVICE).report_options(options),
+            **find_service(placement.data_service or DEFAULT_DATA_SERVICE).report_options(options, cluster),
             "data service": placement.data_service or "none",
             "emulate_sample_s": str(options.emulate_sample_s),
             "emulate_step_s": str(options.emulate_step_s),
@@ -178,9 +178,8 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec) -> Expectation | 
         for group in cluster.groups
     ]
     plan = load_plan(options.plan)
-    is_auto = options.trainer_endpoints == AUTO  # the job looks for the number that the plan recommends
-    endpoints = plan.chosen.local_endpoints if is_auto else int(options.trainer_endpoints)
-    planned = plan.cluster_of(groups, endpoints)
+    # A job that chooses the number of endpoints on trainer hosts looks for the number that the plan recommends.
+    planned = plan.cluster_of(groups, trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts)))
     if planned is None:
         logger.warning("the plan %s has no cluster like this job's, so the report does not compare them", options.plan)
         return None
@@ -195,11 +194,12 @@ def _expectation(options: LaunchOptions, cluster: ClusterSpec) -> Expectation | 
 def _placement_name(options: LaunchOptions, cluster: ClusterSpec, statuses: Sequence[HostStatus]) -> str:
     if not cluster.data_hosts:
         return "homogeneous"
-    if options.trainer_endpoints == AUTO:
+    fixed = trainer_endpoints_of(options, has_data_hosts=True)
+    if fixed is None:
         names = {host.name for host in cluster.trainer_hosts}
         computed = sum(status.counters.get("batches computed", 0) for status in statuses if status.host in names)
         return "hybrid" if computed else "heterogeneous"
-    return "hybrid" if options.trainer_endpoints or options.trainer_tf_workers else "heterogeneous"
+    return "hybrid" if fixed or options.trainer_tf_workers else "heterogeneous"
 
 
 def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:

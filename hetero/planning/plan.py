@@ -162,7 +162,7 @@ class Plan:
     notes: tuple[str, ...]
     """What the reader of the plan must know."""
 
-    def cluster_of(self, groups: Iterable[PlannedGroup], local_endpoints: int) -> PlannedCluster | None:
+    def cluster_of(self, groups: Iterable[PlannedGroup], local_endpoints: int | None) -> PlannedCluster | None:
         """Return the prediction for a job's groups, or None if the plan has no such cluster.
 
         Names of groups and spot prices do not matter. In a job without data hosts the script decides how many processes
@@ -170,12 +170,13 @@ class Plan:
 
         Args:
             groups: The job's groups.
-            local_endpoints: Endpoints per trainer host.
+            local_endpoints: Endpoints per trainer host, or None for any number. With None, the chosen cluster comes
+                first, then the others in their order.
         """
         wanted = _sizes(groups)
-        has_data = any(role == "data" for role, _ in wanted)
+        is_any = local_endpoints is None or not any(role == "data" for role, _ in wanted)
         for cluster in (self.chosen, *self.alternatives):
-            if _sizes(cluster.groups) == wanted and (cluster.local_endpoints == local_endpoints or not has_data):
+            if _sizes(cluster.groups) == wanted and (is_any or cluster.local_endpoints == local_endpoints):
                 return cluster
         return None
 

@@ -99,6 +99,12 @@ def test_auto_without_data_hosts_loads_locally() -> None:
     assert plan("algo-9", data=0, trainer_endpoints="auto", **emulated) == plan("algo-9", data=0, **emulated)
 
 
+@pytest.mark.parametrize("data", [0, 1])
+def test_auto_means_no_endpoints_where_it_cannot_choose(data: int) -> None:
+    assert plan("algo-9", data=data, trainer_endpoints="auto", profile=True).servers.num_at_start is None
+    assert plan("algo-9", data=data, trainer_endpoints="auto", profile=True).num_endpoints == 0
+
+
 @pytest.mark.parametrize(("vcpus", "number", "num_slots"), [(8, 8, 1), (36, 6, 6), (96, 8, 12), (7, 7, 1), (11, 1, 11)])
 def test_auto_on_an_emulated_host_has_all_vcpus_as_slots_of_few_endpoints(
     vcpus: int, number: int, num_slots: int

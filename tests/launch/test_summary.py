@@ -48,6 +48,23 @@ def test_options_name_what_preprocessed(options: dict[str, Any], expected: dict[
     assert other not in found
 
 
+@pytest.mark.parametrize(("data", "expected"), [(1, "auto"), (0, "0")])
+def test_options_name_auto_only_where_the_job_chooses(data: int, expected: str) -> None:
+    hosts = cluster("algo-9", data=data)
+    launched = LaunchOptions(script="train.py", trainer_endpoints="auto")
+    found = run_facts(
+        launched,
+        hosts,
+        placement.plan(launched, hosts, num_gpus=0),
+        [],
+        job_id="job",
+        started_epoch_s=0.0,
+        wall_s=1.0,
+        exit_code=ExitCode.OK,
+    )
+    assert found.options["endpoints per trainer host"] == expected
+
+
 @pytest.mark.parametrize(
     ("computed", "expected"),
     [({"algo-9": 7, "algo-1": 0}, 0), ({"algo-9": 7, "algo-1": 3}, 3), ({"algo-9": 7}, None)],

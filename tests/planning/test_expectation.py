@@ -82,6 +82,7 @@ def test_plan_finds_the_cluster_of_a_job_by_its_types(catalogue: Catalogue, tmp_
     found = plan.cluster_of(groups, plan.chosen.local_endpoints)
     assert found == plan.chosen
     assert plan.cluster_of(groups, plan.chosen.local_endpoints + 1) is None
+    assert plan.cluster_of(groups, None) == found, "a job that chooses the number itself"
     assert plan.cluster_of(groups[:1], 0) == plan.baseline
     other = (groups[0], PlannedGroup(name="cpu", role="data", instance_type="ml.c5.18xlarge", count=1))
     assert plan.cluster_of(other, 0) is None

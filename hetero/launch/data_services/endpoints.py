@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hetero.cluster import ClusterSpec, Role
-from hetero.config import LaunchOptions
+from hetero.config import LaunchOptions, trainer_endpoints_of
 from hetero.config.options import AUTO
 from hetero.control.directory import EndpointRecord
 from hetero.dataplane.endpoint.options import EndpointOptions
@@ -32,13 +32,11 @@ class Endpoints(DataService):
         equally many slots, together at most its vCPUs. If it has more endpoints than vCPUs, each has one slot.
         """
         emulated = options.emulate_sample_s is not None
-        is_auto = options.trainer_endpoints == AUTO
-        may_change = is_auto and not options.profile  # a profile needs steps of one kind
-        if may_change and cluster.role is Role.TRAINER and cluster.data_hosts:
-            return _changing_number(options.emulate_vcpus or usable_cpus(), emulated=emulated)
-        fixed = 0 if is_auto else int(options.trainer_endpoints)
+        fixed = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
         if cluster.role is not Role.TRAINER:
             number = options.endpoints_per_host or (_EMULATED_ENDPOINTS if emulated else usable_cpus())
+        elif fixed is None:
+            return _changing_number(options.emulate_vcpus or usable_cpus(), emulated=emulated)
         elif emulated and not cluster.data_hosts:
             number = fixed or _EMULATED_ENDPOINTS
         else:
@@ -56,11 +54,12 @@ class Endpoints(DataService):
         """Return the pool of the endpoints of a host."""
         return EndpointPool(pool_options(facts), on_change=on_change, on_line=on_line)
 
-    def report_options(self, options: LaunchOptions) -> dict[str, str]:
+    def report_options(self, options: LaunchOptions, cluster: ClusterSpec) -> dict[str, str]:
         """Return the report's entries on how many endpoints were planned for each host."""
+        fixed = trainer_endpoints_of(options, has_data_hosts=bool(cluster.data_hosts))
         return {
             "endpoints per data host": str(options.endpoints_per_host or "default"),
-            "endpoints per trainer host": str(options.trainer_endpoints),
+            "endpoints per trainer host": AUTO if fixed is None else str(fixed),
         }
 
 

@@ -88,7 +88,7 @@ class DataService(ABC):
         """Return the pool that starts and watches a host's servers. There is at least one. See `EndpointPool`."""
 
     @abstractmethod
-    def report_options(self, options: LaunchOptions) -> dict[str, str]:
+    def report_options(self, options: LaunchOptions, cluster: ClusterSpec) -> dict[str, str]:
         """Return the report's entries on how many servers were planned for each host."""
 
     def watch(self, host: str, servers: Servers, timings: Timings) -> ServiceWatch | None:

@@ -60,7 +60,7 @@ class TfData(DataService):
             )
         return ServicePool(service_options(facts), on_change=on_change, on_line=on_line)
 
-    def report_options(self, options: LaunchOptions) -> dict[str, str]:
+    def report_options(self, options: LaunchOptions, cluster: ClusterSpec) -> dict[str, str]:
         """Return the report's entries on the planned workers of each host and the dispatcher's journal."""
         return {
             "tf.data workers per data host": str(options.tf_workers_per_host),
