@@ -63,7 +63,7 @@ def dataset(
     A sample may depend only on its index and on the global generators of `random`, NumPy and
     torch. Before each sample is computed, these generators are seeded with a key, an unsigned
     64-bit hash of seed, epoch, index, and how often the index came before in the epoch. A data
-    set with a generator of its own can seed it in a method ``on_seed(self, key)``.
+    set with its own generator can seed it in a method ``on_seed(self, key)``.
 
     Args:
         function: The factory. Its arguments must be JSON values. Tuples arrive as lists.
@@ -200,7 +200,7 @@ def prebuild(spec: DatasetSpec, *, host: str = "local") -> BuiltDataset:
 
 
 def note_length(spec: DatasetSpec, num_samples: int) -> None:
-    """Record the length of a data set that this process has built, so that ``len(spec)`` does not build it again."""
+    """Record the length of a data set that this process has built. Then ``len(spec)`` does not build it again."""
     if len(_lengths) >= _MAX_LENGTHS:
         _lengths.clear()
     _lengths[get_factory(spec.name), spec] = num_samples

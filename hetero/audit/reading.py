@@ -251,7 +251,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines. A line that is too long is yielded in pieces, none of which is a valid line."""
+    """Yield the lines. A line that is too long is yielded in pieces that are not valid lines."""
     try:
         while line := file.readline(MAX_LINE_BYTES + 1):
             yield line

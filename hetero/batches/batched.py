@@ -19,7 +19,7 @@ _NUM_PROBES = 8
 def innermost(dataset: Any) -> Any:
     """Return the data set inside a chain of torch's ``Subset``.
 
-    A Subset always has ``__getitems__``, even if the data set inside has none.
+    A Subset always has ``__getitems__``, even if the data set inside lacks it.
     """
     torch_data = imported("torch.utils.data")
     while torch_data is not None and type(dataset) is torch_data.Subset:

@@ -266,7 +266,7 @@ class BuiltDataset:
             return None
 
     def makes_new_memory(self, *, collate: bool) -> bool:
-        """Return whether every batch is in new memory to which no object of the user's code refers.
+        """Return whether every batch is in new memory that no object of the user's code refers to.
 
         True if torch's collation makes the batch from samples that were computed one by one. With ``__getitems__`` it
         is false, because the batch may then contain parts of the result of ``__getitems__``: a list of str or arrays.
@@ -304,7 +304,7 @@ class BuiltDataset:
             hook(key)
 
     def worker_info(self) -> AbstractContextManager[None]:
-        """Return a context in which ``torch.utils.data.get_worker_info()`` works as in torch's own workers.
+        """Return a context that makes ``torch.utils.data.get_worker_info()`` work as in torch's own workers.
 
         Leave the context before collation, because ``default_collate`` puts tensors into shared memory if worker
         info is set. In torch's own workers this is wanted. There, the context restores torch's worker info on exit.
@@ -385,7 +385,7 @@ def _not_map_style(dataset: object, seeding: Seeding | None) -> str:
         what = "an iterable data set" if iterable or hasattr(kind, "__iter__") else "not a data set"
         return (
             f"{what} ({name}); only map-style data sets are supported for now: "
-            "give it __getitem__(index) and __len__(), so that any host can compute any batch"
+            "give it __getitem__(index) and __len__(), because any host must be able to compute any batch"
         )
     if seeding == "sample" and not hasattr(kind, "__getitem__"):
         return (

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_PROBES = 8
 _NUM_PROBED_BATCHES = 2
-"""Number of probed items if each item is a batch. It is low, because an item takes as long as a batch of samples."""
+"""Number of probed items if each item is a batch. It is low, because an item takes the time of a whole batch."""
 _BATCHES_ALREADY = (
     "ConfigError: the items of a Keras data set are batches already; pass batch_size=None to the loader, "
     "and the number of samples to the data set"

@@ -256,7 +256,7 @@ def _compute_at_once(
         except Exception as exc:  # noqa: BLE001 - recorded, and raised if all samples fail
             failed.add(position, exc)
     if not failed:
-        raise with_note(error, " (each sample alone works: there is none to be skipped)")
+        raise with_note(error, " (each sample alone works, so hetero does not know which one to skip)")
     # Compute the batch with substitutes for these samples.
     indices = failed.replaced(indices)
     try:
@@ -304,8 +304,8 @@ def _poll(cancelled: Callable[[], bool] | None) -> None:
 def _unwrap_subset(dataset: Any, indices: Sequence[Index]) -> tuple[Any, list[Any]]:
     """Return the data set inside a chain of torch's ``Subset``, and the indices into that data set.
 
-    ``Subset`` always has ``__getitems__``. If the data set inside has none, samples can be computed
-    one by one, so that a fetch can be cancelled between them and errors can name the sample.
+    ``Subset`` always has ``__getitems__``. If the data set inside lacks it, samples can be computed
+    one by one. Then a fetch can be cancelled between two samples, and errors can name the sample.
     """
     torch_data = imported("torch.utils.data")
     inner: list[Any] = list(indices)

@@ -41,7 +41,7 @@ _PACKAGES = ("keras", "tf_keras")
 _CLASSES = ("PyDataset", "Sequence")
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 _EPOCH_INDEX = "hetero: an epoch of Keras"
-"""Index from which an epoch's random key is derived. Items have other keys, because their indices are integers."""
+"""Index that an epoch's random key is derived from. Items have other keys, because their indices are integers."""
 _SHARED_BYTES = 16 * 2**20
 """Copies of a data set share arrays of at least this size. A permutation of two million samples is not shared."""
 _NUM_COPIES = 2
@@ -115,7 +115,7 @@ class EpochCopies:
     """Copies of a Keras data set with ``on_epoch_begin`` or ``on_epoch_end``, one for each epoch.
 
     The module's docstring defines the state of a copy. If the seed changes, or an epoch before the latest one is
-    requested, a new copy is made, on which the methods are called for all epochs from 0.
+    requested, a new copy is made. The methods are called on it for all epochs from 0.
 
     Copies share NumPy arrays of 16 MiB and more with the original. These arrays are write-protected while the methods
     run. If a method writes to one of them, the data set is copied in full from then on.
@@ -130,7 +130,7 @@ class EpochCopies:
         self._is_of_keras_3 = base is not None and hasattr(base, "on_epoch_begin")
         self._shares_arrays = True
         self._latest: tuple[int, int, Any] | None = None
-        """Seed, epoch, and the copy on which the methods of the next epoch will be called.
+        """Seed, epoch, and the copy whose methods will be called for the next epoch.
 
         No batch is fetched from this copy, because fetching may change a data set.
         """

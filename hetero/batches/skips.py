@@ -98,7 +98,7 @@ class FailedSamples:
             self._working = [other for other in range(len(self._indices)) if other not in failed]
         if not self._working:
             assert self._first is not None
-            note = f" (and no other of the batch's {len(self._indices)} samples works: there is no substitute)"
+            note = f" (all {len(self._indices)} samples of the batch failed: there is no substitute)"
             raise with_note(self._first, note)
         return self._working[bisect.bisect(self._working, position) % len(self._working)]
 

@@ -26,8 +26,7 @@ def add(commands: Subparsers) -> None:
         allow_abbrev=False,
         help="measure a training script on this host for a minute",
         description="Runs SCRIPT for at most a minute of training and measures it. Writes profile.json for hetero plan "
-        "and prints a page. The model trains on repeated batches. No stop callback runs, so that it writes no "
-        "checkpoint.",
+        "and prints a page. The model trains on repeated batches. No stop callback runs, so no checkpoint is written.",
     )
     parser.add_argument(
         "--instance-type", default="", metavar="TYPE", help="Instance type of this host, for example ml.g5.2xlarge."

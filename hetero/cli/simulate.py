@@ -126,7 +126,7 @@ def _simulate_request(namespace: argparse.Namespace) -> int:
 
 
 def _ordered_lines() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a separate thread writes log lines, unless standard error is a terminal.
+    """Return a context that lets a separate thread write log lines, unless standard error is a terminal.
 
     On a terminal, log lines and the redrawn status line must keep their order, so the context does nothing. Elsewhere
     the code that logs a line does not wait until the line is written.

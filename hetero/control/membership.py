@@ -108,7 +108,7 @@ class Membership:
             peer.last_heard_s = now_s
         peer.is_stuck = now_s - peer.last_heard_s > self._timings.suspect_s
         state = status.state.name.lower()
-        peer.last_state = f"heard, {state}, but its main loop stands still" if peer.is_stuck else f"heard, {state}"
+        peer.last_state = f"heard, {state}, but its main loop is stuck" if peer.is_stuck else f"heard, {state}"
         peer.status, peer.has_left = status, False
         peer.has_served |= bool(status.endpoints)
         # If the peer's launcher is new, compare its settings. A restart on a trainer host counts as a failure.
@@ -210,7 +210,7 @@ class Membership:
 
     @property
     def failure_delivered(self) -> bool:
-        """Whether the arbiter has received this host's failure. True if there is none or the job's cause is decided."""
+        """Whether the arbiter has received this host's failure. True without a failure, or if the cause is decided."""
         arbiter = self._peers.get(self.arbiter or "")
         if self.own.failure is None or self.own.decided is not None or arbiter is None:
             return True
@@ -294,7 +294,7 @@ class Membership:
         return peer.member.role is Role.TRAINER or not peer.has_served
 
     def _may_decide(self, member: Member, decided: Cause) -> bool:
-        # A data host may pass on what others decided. If it decides alone, it is cut off by a partition and ends alone.
+        # A data host may pass on others' decisions. If it decides alone, it is cut off by a partition and ends alone.
         return member.role is Role.TRAINER or decided.host != member.host
 
     def _compare(self, peer: Peer, status: HostStatus, *, had_served: bool) -> None:

@@ -219,7 +219,7 @@ class ServerInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Rejects every call that the policy table does not allow. Thread-safe.
 
     Args:
-        token: The job's token. None for a job without one, for which only ids and the policy table are checked.
+        token: The job's token. None for a job without one. Then only ids and the policy table are checked.
         job_id: Id of this server's job.
         policies: Maps a full method name (``/package.Service/Method``) to its policy. Other methods are rejected.
         incarnation: Incarnation of this server, random for each start. Calls that do not name it are rejected. If it is

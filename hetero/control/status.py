@@ -92,10 +92,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPoint:
-    """The number of steps of one loader after which all ranks end, if the job is asked to stop.
+    """The number of steps of one loader that all ranks do before they end, if the job is asked to stop.
 
     Steps of other loaders do not count, because ranks do not share all loaders. A validation that rank 0 runs alone
-    must not change the step at which its training ends.
+    must not change the last step of its training.
     """
 
     loader: str
@@ -132,7 +132,7 @@ class RankReport:
     counters: Mapping[str, int] = field(default_factory=dict)
     """Counts of events in the rank's data plane, by name, for the report."""
     stop_vote: bool = False
-    """Whether the rank has paused until it learns after which step to stop."""
+    """Whether the rank has paused until it learns which step is the last."""
     failure: Cause | None = None
     finished: bool = False
     generation: int = 0
@@ -158,7 +158,7 @@ class HostStatus:
     decided: Cause | None = None
     stop_requested: bool = False
     stop_at: StopPoint | None = None
-    """The step at which every rank ends. None until it is decided."""
+    """The last step of every rank. None until it is decided."""
     usage_json: bytes = b""
     ranks: tuple[RankReport, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class ProcessFacts:
 
 
 def examine(snapshot: Snapshot) -> list[Diagnosis]:
-    """Check the processes from process 1 to the launcher that runs here, or to this process if there is none."""
+    """Check the processes from process 1 to the launcher, or to this process unless exactly one job runs here."""
     launchers = [process for process in find_processes() if process.kind == "launcher"]
     jobs = {process.job_id for process in launchers}
     # The platform's torchrun or mpirun starts several launchers of one job. It never starts those of several jobs.

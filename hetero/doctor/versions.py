@@ -70,7 +70,7 @@ KNOWN_BAD = (
         at_least="1.65.0",
         below="1.65.1",
         level=Level.WARNING,
-        why="it was withdrawn: it fills the log with lines of its own",
+        why="it was withdrawn because it fills the log with its messages",
         to_do="pip install 'grpcio>=1.65.1'",
         source="https://github.com/grpc/grpc/issues/37178",
     ),

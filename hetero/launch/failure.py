@@ -60,7 +60,7 @@ def detail_lines(cause: Cause) -> list[str]:
 def shown_first_line(cause: Cause, host: str) -> str:
     """Return a cause's first line as a host logs it.
 
-    Only the host where the failure happened logs the whole line, so that a hundred hosts do not all log a long
+    Only the host where the failure happened logs the whole line, because a hundred hosts should not all log a long
     exception text. Every failure file contains the whole line.
 
     Args:

@@ -85,7 +85,7 @@ class StatusLine:
             self._write(f"\r\x1b[K{line[: _columns() - 1]}")
 
     def clear(self) -> None:
-        """Erase the line, so that other output can be written."""
+        """Erase the line to make room for other output."""
         if self.is_live:
             self._write("\r\x1b[K")
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _SPOT_S = 5.0
 """Seconds that a data host waits after SIGTERM to learn whether the whole job must stop."""
 _REPORT_AT = 0.9
-"""Fraction of the stop grace after which a failed stop callback is reported even if ranks of other hosts still run. At
+"""A failed stop callback is reported after this fraction of the stop grace, even if ranks of other hosts still run. At
 the end of the grace the job fails because ranks did not end, and this failure would hide the callback's failure."""
 
 
@@ -153,7 +153,7 @@ def _let_workers_end(host: LaunchedHost) -> None:
 
 
 def _words_on_trainers(host: LaunchedHost, membership: Membership) -> str:
-    """Return the trainer hosts for which a data host waits, as text. Empty while the data host serves them."""
+    """Return the trainer hosts that a data host waits for, as text. Empty while the data host serves them."""
     if not host.trainers_came:
         return _words(membership.missing(Role.TRAINER, at_least=HostState.WAIT_PEERS))
     if host.interrupted_s is not None or membership.stop_requested:

@@ -36,10 +36,10 @@ def job_token(environ: Mapping[str, str], code_dir: Path, *, is_required: bool) 
     """
     token = token_from_environment(environ) or staged_token(code_dir)
     if token is None:
-        hint = f"set {TOKEN_FILE_VARIABLE} to the path of a file with mode 0600"
+        hint = f"Set {TOKEN_FILE_VARIABLE} to the path of a file with mode 0600."
         if is_required:
-            raise AuthenticationError(f"--require-token is given, but the job has no token; {hint}")
-        logger.warning("the job has no token, so any process that reaches its ports can use them; %s", hint)
+            raise AuthenticationError(f"--require-token is given, but the job's token is missing\n  {hint}")
+        logger.warning("the job has no token, so any process that reaches its ports can use them. %s", hint)
     return token
 
 

@@ -32,7 +32,7 @@ class Watchdog:
     suspended does not count.
 
     Args:
-        lease_s: Seconds without a tick after which the main loop counts as stuck.
+        lease_s: Seconds without a tick until the main loop counts as stuck.
         status: Returns the exit status of a stuck launcher. It must not take a lock that the main loop may hold.
         exit_process: Ends this process at once with a status.
         clock: Returns monotonic seconds.

@@ -246,7 +246,7 @@ class _OwnDataset:
 
 
 def _find_doubt(dataset: ServedDataset, spec: DatasetSpec, environment: dict[str, str]) -> str:
-    """Return a reason, unrelated to the script, why batches may differ. Empty if there is none."""
+    """Return a reason, unrelated to the script, why batches may differ. Empty if no reason is found."""
     for endpoint, description in sorted(dict(dataset.descriptions).items()):
         for name in sorted(environment.keys() & description.environment.keys()):
             here, there = environment[name], description.environment[name]

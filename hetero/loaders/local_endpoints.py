@@ -139,7 +139,7 @@ def script_path() -> str:
     path = getattr(sys.modules["__main__"], "__file__", None)
     if path is None:
         raise ConfigError(
-            "there is no script that the processes which fetch batches could import\n"
+            "the processes that fetch batches import the script, and this process does not run a script\n"
             "  Put the data set and the training into a file, and run that."
         )
     return str(Path(path).resolve())

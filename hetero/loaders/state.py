@@ -243,7 +243,7 @@ class Progress:
         self._num_samples = num_samples
 
     def skip_to_next_epoch(self) -> Start:
-        """Turn the latest pass into a pass of the next epoch, because nothing is left of its own epoch."""
+        """Turn the latest pass into a pass of the next epoch, because its first epoch has no batches left."""
         assert self._epoch is not None
         start = Start(self._epoch + 1)
         self._place(start)

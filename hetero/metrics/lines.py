@@ -13,7 +13,7 @@ METRIC_MARK = "hetero_metric"
 METRIC_NAMES = {
     "steps": "steps of the loader that is used longest, on the rank with the fewest steps",
     "step_time_ms": "mean time of a step after the warm-up, on the slowest rank",
-    "data_wait_ms": "mean time of a step for which a rank waits for its next batch, on the rank that waits longest",
+    "data_wait_ms": "mean time per step that a rank waits for its next batch, on the rank that waits longest",
     "data_wait_percent": "data_wait_ms as a share of that rank's step time",
     "samples_per_second": "of all ranks together",
     "endpoints": "endpoints that serve, or workers of tf.data.service with their dispatcher",

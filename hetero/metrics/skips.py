@@ -47,7 +47,7 @@ class Listing:
         self._num_bytes = max_bytes
 
     def takes(self, sample: SkippedSample) -> bool:
-        """Reserve room for one more sample. Return False if there is none."""
+        """Reserve room for one more sample. Return False if no room is left."""
         nbytes = len(json.dumps(encode(sample))) + 2
         if not self._num_samples or nbytes > self._num_bytes:
             self._num_samples = 0  # list no later sample either, because a list with gaps would look complete

@@ -8,11 +8,11 @@ profile.py       the measured figures of a job (`Profile`), and the reader and w
 parts.py         what each rank and host contributes to a profile
 assembly.py      makes a profile from these parts
 profile_text.py  shows a profile as Markdown
-schema.py        the JSON schema of ``profile.json``, a copy of which is in data/
+schema.py        the JSON schema of ``profile.json``. A copy is in data/
 machines.py      the machines of a menu (`Machine`), from the catalogue of instance types
 candidates.py    a cluster that a plan considers (`Candidate`)
 model.py         predicts the step time of candidates, with intervals (`StepModel`)
-uncertain.py     the figures of a profile with their uncertainty, from which intervals come
+uncertain.py     the figures of a profile with their uncertainty, for the intervals of a prediction
 window_stalls.py how much longer steps take because a window holds few batches
 search.py        enumerates candidates and chooses one
 reasons.py       the sentences: the answer, its reason, why alternatives were rejected, notes

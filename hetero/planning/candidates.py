@@ -1,4 +1,4 @@
-"""A cluster that a plan considers (`Candidate`), and the ways in which batches can travel."""
+"""A cluster that a plan considers (`Candidate`), and the forms that batches can have on the network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A cluster with the way in which it is used."""
+    """A cluster and how the job uses it."""
 
     trainer: Machine
     num_trainer_hosts: int

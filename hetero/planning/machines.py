@@ -29,7 +29,7 @@ class Machine:
     accelerator: str | None = None
     hourly_usd: float | None = None
     is_spot: bool = False
-    """Whether `hourly_usd` is a spot price, so that the platform may take the host back."""
+    """Whether `hourly_usd` is a spot price. The platform may take a spot host back."""
 
     @property
     def family(self) -> str:

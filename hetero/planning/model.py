@@ -3,9 +3,9 @@
 A step takes as long as its slowest part. The parts overlap, so the step time is the largest of:
 
 - the step time with batches always ready (headspace), which no cluster shortens
-- the time in which the endpoints of all hosts make the batches of one step
-- the time in which the trainer host's network interface receives them
-- the time in which the CPUs of the trainer host receive them and run the ranks
+- the time that the endpoints of all hosts need to make the batches of one step
+- the time that the trainer host's network interface needs to receive them
+- the time that the CPUs of the trainer host need to receive them and to run the ranks
 
 Three small losses are added, because a window of batches does not hide everything: the spread of the endpoints' times
 if two parts take about equally long, batches that take much longer than the others, and the beginning of an epoch,
@@ -111,7 +111,7 @@ class _Parts:
     limits: NDArray[np.int64]
     """Indices of the bottlenecks."""
     network_s: Array
-    """Seconds of each step in which the trainer host's network interface is busy. 0 if its bandwidth is unknown."""
+    """Seconds per step that the trainer host's network interface is busy. 0 if its bandwidth is unknown."""
 
 
 class StepModel:
@@ -311,7 +311,7 @@ class StepModel:
     def _uneven_s(
         self, counts: Array, rates: Sequence[_HostRate], local: Array, local_rate: Array, samples: float
     ) -> Array:
-        """Return the least step time of endpoints of several kinds, one of which is slow.
+        """Return the least step time of endpoints of several kinds if one kind is slow.
 
         Every endpoint has about equally many requests, and batches arrive in order. So a kind makes nearly its share of
         the batches, even if it takes longer for them than the others.
@@ -404,7 +404,7 @@ class StepModel:
         network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
         received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
-        # Without data hosts and without processes of its own, a rank fetches between two steps: nothing overlaps.
+        # Without data hosts and local processes, a rank fetches between two steps: nothing overlaps.
         is_serial = (local[:, 0] == 0) & (counts.sum(axis=1) == 0)
         serial_s = accelerator_s + training.batch_samples * (cpu_s + wait_s)
 

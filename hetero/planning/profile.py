@@ -162,7 +162,7 @@ class TrainingProfile:
     step_s: Spread
     """Step time in seconds as the job ran."""
     data_wait_s: Spread
-    """Seconds of each step in which the rank waited for its batch, as the job ran."""
+    """Seconds per step that the rank waited for its batch, as the job ran."""
     rank_cpu_cores: Figure | None = None
     """CPUs that one rank keeps busy in the headspace phase."""
     receive_cpu_s_per_gb: Figure | None = None

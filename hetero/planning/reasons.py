@@ -43,7 +43,7 @@ _SAME = 0.005
 _LITTLE = 0.02
 """Saving that no later step of spending is taken for. It is a little more than that of the search."""
 _UNSURE = (0.1, 0.9)
-"""Range of the chance to pay in which a plan is not certain."""
+"""A plan is not certain if the chance that it pays is between these two."""
 
 
 def reason_of(profile: Profile, found: Search) -> str:

@@ -1,7 +1,7 @@
 """Finds the cluster for a job: enumerates candidates, predicts their step times, and chooses one.
 
-Candidates are enumerated in the order in which money should be spent (`STEPS_OF_SPENDING`). Of candidates that cost
-about the same, the plan takes the one that comes first in this order.
+Candidates are enumerated in the order of `STEPS_OF_SPENDING`, free changes first. Of candidates that cost about the
+same, the plan takes the one that comes first in this order.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Search:
     alternatives: tuple[Alternative, ...]
     """The chosen candidate and the best of each kind, in the order of spending and then of cost."""
     chance_to_pay: float
-    """Share of the draws in which `chosen` costs less than `baseline`. 1 if they are the same."""
+    """Share of the draws that make `chosen` cost less than `baseline`. 1 if they are the same."""
     prevented_by: str
-    """The limit without which data hosts would be chosen, one of `BOTTLENECKS`. Empty if there is none."""
+    """The limit that keeps data hosts from being chosen, one of `BOTTLENECKS`. Empty if no limit does."""
 
     @property
     def break_even(self) -> float | None:
@@ -173,7 +173,7 @@ def search(
 
 
 def _chance_to_pay(chosen: Alternative, base: Alternative) -> float:
-    """Return the share of the draws in which the chosen cluster costs less. 1 if they are the same."""
+    """Return the share of the draws that make the chosen cluster cost less. 1 if they are the same."""
     own_usd, base_usd = chosen.candidate.hourly_usd, base.candidate.hourly_usd
     if chosen is base or own_usd is None or base_usd is None:
         return 1.0
@@ -258,7 +258,7 @@ def _refined(profile: Profile, leaders: Iterable[Candidate]) -> Iterator[Candida
 
 
 def _mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator[Candidate]:
-    """Yield clusters in which a few hosts of another type replace some hosts of a good cluster."""
+    """Replace some data hosts of each good cluster by a few of another type, and yield the resulting clusters."""
     for leader in leaders:
         (group,) = leader.data
         for fewer in range(1, 3):
@@ -275,7 +275,7 @@ def _mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A candidate with what the choice depends on."""
+    """A candidate, and the figures that decide whether it is chosen."""
 
     candidate: Candidate
     spending: str

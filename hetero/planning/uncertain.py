@@ -1,8 +1,8 @@
 """The figures of a profile with their uncertainty.
 
 Column 0 of every array has the mean figures. Every other column is a draw: figures that the measurements also allow.
-These are means of resampled values, and random values for what was not measured: the relative speed of another type's
-vCPUs, an unknown network bandwidth, and what the model itself does not know.
+These are means of resampled values. Figures that were not measured get random values: the relative speed of another
+type's vCPUs, an unknown network bandwidth, and the error of the model itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _OTHER_FAMILY_SPREAD = 0.25
 """Standard deviation of the logarithm of a vCPU's relative speed if its type was not measured. In the published PyTorch
 example a vCPU of ml.c5 did about 1.6 times the work of one of ml.p3."""
 _SAME_FAMILY_SPREAD = 0.04
-"""The same for a type of a family of which another type was measured."""
+"""The same if another type of the same family was measured."""
 _SUPPLY_SPREAD = 0.04
-"""Standard deviation of the logarithm of what the model does not know about the speed of endpoints."""
+"""Standard deviation of the logarithm of the model's error about the speed of endpoints."""
 _MODEL_SPREAD = 0.02
 """Standard deviation of the logarithm of a step time that comes from the model instead of the figures."""
 _UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU = (2.0e7, 1.6e8)

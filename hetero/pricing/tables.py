@@ -89,7 +89,7 @@ def _accelerators(info: InstanceTypeInfo) -> str:
 
 
 def _vcpus(info: InstanceTypeInfo) -> str:
-    """Return the vCPUs with what each is worth, such as ``4, two per core, 40 % of each sustained``."""
+    """Return the number of vCPUs and their limits, such as ``4, two per core, 40 % of each sustained``."""
     threads = {1: ", each a core", 2: ", two per core"}.get(info.threads_per_core or 0, "")
     limit = f", {info.cpu_baseline_percent} % of each sustained" if info.cpu_baseline_percent is not None else ""
     return f"{_number(info.vcpus)}{threads}{limit}"

@@ -8,7 +8,7 @@ profile.py    makes a profile from a report, for `hetero plan`
 compare.py    compares two reports: speed-up, saving, and why the runs may not be comparable
 markdown.py   shows a report or a comparison as Markdown
 commands.py   reads and writes the files
-schema.py     the JSON schema of ``report.json``, a copy of which is in data/
+schema.py     the JSON schema of ``report.json``. A copy is in data/
 """
 
 from __future__ import annotations

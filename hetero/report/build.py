@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 BUSY_UTILISATION = 0.9
-"""Utilisation from which accelerators count as busy (the pass mark of MLPerf Storage)."""
+"""Accelerators count as busy at this utilisation or more (the pass mark of MLPerf Storage)."""
 COMPUTED_ON_DATA_HOSTS = "batches computed on data hosts"
 """Event that counts the batches that data hosts computed. Missing if a data host did not report its number."""
 _MIN_UTILISATION = 0.02
@@ -196,7 +196,7 @@ def _cost(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -> C
 
 _WITHIN_WARMUP = (
     "No step was measured, because a rank had no more steps than the warm-up, which is left out. Train for longer, or "
-    "with a smaller --warmup-steps. If each rank gets a part of a data set, repeat the data set, so that no rank runs "
+    "with a smaller --warmup-steps. If each rank gets a part of a data set, repeat the data set, or a rank may run "
     "out of samples."
 )
 _NO_STEPS = (
@@ -255,7 +255,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
             f"The accelerators compute {percent} of the time: data keeps up. More vCPUs would not make steps shorter."
         )
         return Verdict(bottleneck="compute", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    # Idle accelerators: data is the bottleneck. The advice depends on what is known about the vCPUs.
+    # Idle accelerators: data is the bottleneck. The advice depends on whether the number of vCPUs is known.
     advice = f"The slowest rank computes only {percent} of the time and waits for data otherwise."
     if _waits_are_rare(headline):
         advice += (
@@ -277,7 +277,7 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
     idle = _idle_cpus(facts)
     if idle is not None:
         advice += (
-            f" {idle} Look for what preprocessing waits on (storage, network, too few processes) before adding hosts."
+            f" {idle} Before adding hosts, find out why preprocessing waits (storage, network, too few processes)."
         )
     else:
         advice += (

@@ -174,7 +174,7 @@ def _caveats(baseline: Report, candidate: Report, base: Headline, other: Headlin
     if base.loader != other.loader and _name(base.loader) == _name(other.loader):
         yield (
             f"The times are of {base.loader} in the first run and of {other.loader} in the second. If these do other "
-            "work, give each loader a name of its own (an argument of the loader)."
+            "work, give each loader a different name (an argument of the loader)."
         )
     for which, report, headline in (("first", baseline, base), ("second", candidate, other)):
         yield from (line for line, share in _overruns(which, report, headline) if share <= _MANY_OVERRUNS)

@@ -149,7 +149,7 @@ def price_performance_table(rows: Sequence[PricePerformance]) -> str:
 
 
 def _plan_text(report: Report, expected: Expectation) -> str:
-    """Return how far the plan was from what happened."""
+    """Return a comparison of the planned and the measured step time."""
     interval = f"{seconds_text(expected.step_time_low_s)} to {seconds_text(expected.step_time_high_s)}"
     text = f"The plan expected a step time of {seconds_text(expected.step_time_s)} ({interval})"
     step_time = report.headline.step_time_mean if report.headline else None
@@ -239,8 +239,7 @@ def _rank_section(report: Report) -> Iterator[str]:
     yield markdown_table(header, rows, right=(0, 3, 4, 5, 6, 7, 8)) + _more(len(entries))
     if any(label != summary.name for _, label, summary in entries):
         yield (
-            "Loaders of the same name are numbered in the order in which the script made them. Pass `name=` to a "
-            "loader to name it."
+            "Loaders of the same name are numbered in the order of their creation. Pass `name=` to a loader to name it."
         )
 
 

@@ -179,7 +179,7 @@ class Cost:
     per_1k_steps: Figure | None
     per_million_samples: Figure | None
     objection: str = ""
-    """Why only ``hourly`` may have a figure even if all prices are known. Empty if there is no such reason."""
+    """Why only ``hourly`` may have a figure even if all prices are known. Empty if the other figures apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

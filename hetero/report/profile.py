@@ -31,8 +31,8 @@ __all__ = ["load_any_profile", "profile_of_report"]
 _MIN_WAIT_SHARE = 0.05
 """Smallest share of the step time that the ranks must have waited. Below it, the CPUs were not the limit."""
 _NOTES = (
-    "A report has no times of single samples: a sample costs the time of the vCPUs that preprocessed, per sample.",
-    "A report has no steps without waits: the step time without waits is the step time minus the wait.",
+    "No single samples were timed: a sample's cost is the time of the vCPUs that preprocessed / number of samples.",
+    "No steps without waits were timed: the step time without waits is the step time minus the wait.",
 )
 _RUN_PROFILE = "Run hetero profile SCRIPT instead."
 

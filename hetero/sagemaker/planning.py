@@ -1,4 +1,4 @@
-"""`plan`: return the instance groups with which an estimator's job costs least, or its own if data hosts do not pay."""
+"""`plan`: return the cheapest instance groups for an estimator's job, or its own groups if data hosts do not pay."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Recording:
 
 
 def sdk_version(estimator: object) -> int:
-    """Return the version of the SDK to which an object belongs: 2 for an estimator, 3 for a ``ModelTrainer``.
+    """Return the version of the SDK that an object belongs to: 2 for an estimator, 3 for a ``ModelTrainer``.
 
     Raises:
         ConfigError: If the object belongs to neither SDK.
@@ -133,8 +133,8 @@ def _train(trainer: Any, inputs: Any, session: Any, local_inputs: _LocalInputs) 
             setattr(double, name, copy.copy(value))
     double.sagemaker_session = session
     double.input_data_config = local_inputs.replaced(double.input_data_config)
-    # In some versions of the SDK, the whole process shares the first client. Remove this client during the call, so
-    # that the SDK makes an offline client. Restore it afterwards for the user.
+    # In some versions of the SDK, the whole process shares the first client. Remove this client during the call. Then
+    # the SDK makes an offline client. Restore the first client afterwards for the user.
     instances = type(utils.SageMakerClient)._instances
     kept = instances.pop(utils.SageMakerClient, None)
     try:

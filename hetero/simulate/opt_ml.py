@@ -26,7 +26,7 @@ class InputChannel:
 
     name: str
     path: Path | None
-    """Folder or file with the data, to which the tree gets a link. None for no link, as in ``Pipe`` mode."""
+    """Folder or file with the data. The tree gets a link to it. None for no link, as in ``Pipe`` mode."""
     mode: str = "File"
     """Input mode: ``File``, ``FastFile`` or ``Pipe``."""
     distribution: str = "FullyReplicated"

@@ -224,7 +224,7 @@ def _check(options: LaunchOptions, groups: Sequence[SimulatedGroup], channels: M
                 "letter, a digit or _"
             )
         if not path.is_dir():
-            raise ConfigError(f"--channel {name}={path}: there is no such folder; check the path")
+            raise ConfigError(f"--channel {name}={path}: expected an existing folder")
 
 
 @contextlib.contextmanager

@@ -228,7 +228,7 @@ def dropped_lines() -> int:
 
 
 class LoggedErrors:
-    """Logs unexpected errors of a thread, each one once, so that the thread continues. Use one object per thread."""
+    """Logs unexpected errors of a thread, each one once, and lets the thread continue. Use one object per thread."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()

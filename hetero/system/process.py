@@ -110,7 +110,7 @@ def die_with(pid: int) -> None:
 
 
 def adopt_descendants() -> None:
-    """Make this process the parent of its orphaned descendants, so that `end_descendants` finds them.
+    """Make this process the parent of its orphaned descendants. Then `end_descendants` finds them.
 
     Raises:
         OSError: If the kernel rejects the call (not Linux).
@@ -187,7 +187,7 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def allow_descriptors(needed: int = 0) -> None:
-    """Raise the soft limit of open files to what the hard limit allows, because the usual 1,024 are too few.
+    """Raise the soft limit of open files to the hard limit, because the usual 1,024 are too few.
 
     Args:
         needed: Least number that this process needs.

@@ -124,7 +124,7 @@ def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
 
 
 def _advice(folder: Path) -> str:
-    """Return advice on what to name instead of a folder."""
+    """Return advice to name a file or a module instead of a folder."""
     if (folder / "__main__.py").is_file():
         return f"run it as a module (-m {folder.name}), or name {folder / '__main__.py'}"
     files = sorted(path.name for path in folder.glob("*.py"))

@@ -67,7 +67,7 @@ def printable(text: str, *, keep: str = "", max_chars: int | None = None) -> str
 
 def one_line(text: str, max_chars: int) -> str:
     """Return the first ``max_chars`` characters on one line. Each run of white space becomes one space."""
-    # Escape halves of surrogate pairs before the cut, so that a receiver with the same limit does not cut again.
+    # Escape halves of surrogate pairs before the cut. Otherwise a receiver with the same limit would cut again.
     return " ".join(text.encode("utf-8", "backslashreplace").decode()[:max_chars].split())
 
 
@@ -121,5 +121,5 @@ def markdown_text(text: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """Return the text for an element or an attribute of HTML or XML. Only line ends stay of what is invisible."""
+    """Return the text for an element or an attribute of HTML or XML. Escape invisible characters except line ends."""
     return html.escape(printable(text, keep="\n"))

@@ -127,7 +127,7 @@ def _lock(path: Path, *, is_new: bool = False) -> int:
 
     Args:
         path: The folder.
-        is_new: Whether to continue without a lock if the file system has none (NFS, Lustre and CIFS may have none).
+        is_new: Whether to continue without a lock if the file system lacks locks (NFS, Lustre and CIFS may lack them).
 
     Raises:
         BlockingIOError: If the folder is locked.

@@ -17,8 +17,8 @@ How `from_dataset` works:
    does so by a loop over the dataset itself, `measure`, the Keras callback or `mark_taken`. All but `mark_taken` also
    measure steps. Only consumed batches change the state and the ledger. `passes.py` lists the stages of a pass.
 6. If the last batch of a pass was produced, or any of its batches was consumed, the next pass is the next epoch.
-   Otherwise the next pass begins the same epoch again. For example, Keras drops a pass after one batch, from which it
-   builds a model.
+   Otherwise the next pass begins the same epoch again. For example, Keras builds a model from one batch, and then drops
+   the pass.
 7. The thread that trains reports consumed batches. With a report it measures the data wait, and ends if the job must
    stop. The data set's exceptions are raised in TensorFlow's threads. A loop over the dataset gets the original
    exception. Keras gets a tf.errors.OpError.
@@ -31,7 +31,7 @@ How `distribute` works:
    shared jobs and chooses the workers (`served.py`). It rejects datasets that TensorFlow would silently process wrongly
    (`movable.py`).
 2. The resulting dataset counts and measures steps, with or without tf.data.service (`measured.py`). In a script's loop
-   the thread that trains measures them. `fit` is measured by the times at which batches left the pipeline
+   the thread that trains measures them. Steps of `fit` are measured by the times when batches left the pipeline
    (`deliveries.py`).
 
 Files. All of them run in a rank, on the thread that trains, unless another thread is named::
@@ -50,7 +50,7 @@ Files. All of them run in a rank, on the thread that trains, unless another thre
     movable.py      whether tf.data.service can make a dataset
     served.py       a dataset that reads from the job's tf.data.service
     measured.py     the tf.data.Dataset that counts and measures its steps
-    deliveries.py   the times at which batches left a pipeline; written in TensorFlow's threads
+    deliveries.py   the times when batches left a pipeline; written in TensorFlow's threads
 
 The package imports TensorFlow only when a script calls one of the two functions, because data hosts import the script
 too and do not need TensorFlow.

@@ -9,8 +9,8 @@ still report some of its batches. For example, ``take(3)`` ends a pass after thr
 ``take`` may hold all of them.
 
 `Stage` is the state of a pass. `Reporting` is whether the script reports consumed batches. Both list their transitions.
-An iterator of the script counts the batches of its own pass. All other reports ignore this pass. This module does not
-use TensorFlow.
+An iterator of the script counts the batches of the pass that it reads. All other reports ignore this pass. This module
+does not use TensorFlow.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class TensorFlowPass:
     """One pass that TensorFlow has begun.
 
     Args:
-        start: Position at which the pass begins.
+        start: First position of the pass.
         num_batches: Number of this rank's batches from the start on.
         num_global_batches: Number of global batches of the whole epoch.
         previous: The pass before this one.
@@ -210,7 +210,7 @@ class Claim:
 
 
 class PassLog:
-    """The passes whose batches may still be consumed, and the position at which the next pass starts.
+    """The passes whose batches may still be consumed, and the start position of the next pass.
 
     Call the methods inside `hold`. The exceptions are `expect` and `begin`, which enter `hold` themselves, and `end`,
     which never waits.
@@ -226,7 +226,7 @@ class PassLog:
         self._reporting = Reporting.NEVER
         self._progress = progress
         self._open: list[TensorFlowPass] = []
-        """Open passes in the order in which they began."""
+        """Open passes, the oldest first."""
         self._latest: TensorFlowPass | None = None
         """Latest pass that is not void. None if the next pass starts at the position that `Progress` gives."""
         self._dropped: TensorFlowPass | None = None

@@ -76,7 +76,7 @@ def served(
             raise
         raise ConfigError(
             f"dataset {label!r} differs between ranks\n"
-            "  Every rank must call distribute in the same order and with the same dataset, not with its own part.\n"
+            "  Every rank must call distribute in the same order and with the whole dataset, not with a part of it.\n"
             f"  TensorFlow reports: {error.message}"
         ) from error
     # Read from the job of the service that all ranks share.

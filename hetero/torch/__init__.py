@@ -22,8 +22,8 @@ In a plain loop, a batch takes the following path. Everything runs in the script
                          or local.LocalFetcher: this process, or torch's workers
     Pass.__next__        <- the batch and its request, which it records in the ledger and in the loader's position
 
-A tool such as accelerate makes a loader of its own. A `view_pass.RequestedBatch` then carries the request through the
-tool's loader to `views.DatasetView`, which fetches the batch.
+A tool such as accelerate makes another loader. A `view_pass.RequestedBatch` then carries the request through the tool's
+loader to `views.DatasetView`, which fetches the batch.
 """
 
 from hetero.loaders.checks import warn_in_process_of_rank

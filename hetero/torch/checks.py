@@ -59,7 +59,7 @@ def check_subject(subject: Any) -> None:
 
 
 def _spec_inside(subject: Any) -> DatasetSpec | None:
-    """Return the spec inside one of torch's wrappers, or None if there is none."""
+    """Return the spec inside one of torch's wrappers, or None if the wrapper contains no spec."""
     if isinstance(subject, torch.utils.data.Subset):
         inner = [subject.dataset]
     elif isinstance(subject, torch.utils.data.ConcatDataset | torch.utils.data.StackDataset):

@@ -1,4 +1,4 @@
-"""Copies a batch, so that it shares no memory with the data set that made it."""
+"""Copies a batch. The copy shares no memory with the data set that made the batch."""
 
 from __future__ import annotations
 

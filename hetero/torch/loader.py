@@ -134,8 +134,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory_device: Ignored, because memory is pinned for the current accelerator.
         in_order: Ignored, because batches are always in order.
         seed: Signed 64-bit seed of the order and of all random draws.
-        padding: With ``drop_last=False``, whether to repeat at most world size - 1 samples, so that all ranks get the
-            same number. False lets ranks end at different batches, for validation without collectives.
+        padding: With ``drop_last=False``, whether to repeat at most world size - 1 samples. Then all ranks get the same
+            number. False lets ranks end at different batches, for validation without collectives.
         name: Name in reports, at most 200 printable characters. The default is the data set's name.
         order: ``"torch"`` shuffles as ``DistributedSampler(seed=seed)`` does after ``set_epoch``, on any number of
             ranks. ``"hetero"`` shuffles as all earlier versions of hetero did.
@@ -309,7 +309,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not had_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         options = self._pipeline.options
-        # order="torch" shuffles as torch's DistributedSampler does. That sampler has a seed of its own and draws none.
+        # order="torch" shuffles as torch's DistributedSampler does. That sampler uses its ``seed`` and draws no other.
         is_drawn = options.shuffle and options.order != "torch" and self._pipeline.has_own_order
         if is_drawn and self.generator is None and self._pipeline.shard().world_size == 1:
             torch.empty((), dtype=torch.int64).random_()

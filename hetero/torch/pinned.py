@@ -1,6 +1,6 @@
 """Pinned memory for batches. An accelerator can copy from it directly, without an intermediate copy.
 
-This is a separate module so that tests on machines without an accelerator can replace the `torch` that it uses.
+This is a separate module because tests on machines without an accelerator replace the `torch` that it uses.
 """
 
 from __future__ import annotations

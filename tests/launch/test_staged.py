@@ -58,7 +58,7 @@ def test_token_that_the_environment_names_comes_first(code_dir: Path) -> None:
 def test_job_without_any_token_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert job_token({}, tmp_path, is_required=False) is None
     assert "the job has no token" in caplog.text
-    with pytest.raises(AuthenticationError, match="the job has no token; set HETERO_TOKEN_FILE"):
+    with pytest.raises(AuthenticationError, match="the job's token is missing\n  Set HETERO_TOKEN_FILE"):
         job_token({}, tmp_path, is_required=True)
 
 

@@ -292,7 +292,7 @@ def _layout(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _in_words(strides: tuple[int, ...]) -> str:
-    """Return strides as a text for a part's head. Empty for C order, so that most batches keep their digests."""
+    """Return strides as a text for a part's head. Empty for C order, to keep the digests of most batches."""
     return f" strides {list(strides)}" if strides else ""
 
 

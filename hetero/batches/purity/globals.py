@@ -97,7 +97,7 @@ class GlobalsReader:
         self._found: Reach | None = None
         self._own: set[Key] | None = None
         self.warned: set[str] = set()
-        """Names of the globals for which a difference was logged."""
+        """Names of the globals whose difference was logged."""
 
     def read(self) -> dict[str, GlobalValue]:
         """Return plain values and callables in globals, by name. Skip globals that the data set's code changes."""
@@ -123,7 +123,7 @@ class GlobalsReader:
     def changes(self, names: Iterable[str]) -> dict[str, str]:
         """Return the code that changes each global after the import, for example ``main() in train.py:31``.
 
-        The result lacks the globals for which the source shows no such code.
+        The result lacks a global if the source shows no such code.
         """
         wanted = set(names)
         places = [(place, value) for place, value in self._places() if place.label in wanted]

@@ -77,7 +77,7 @@ NESTED_ADVICE = "a sparse or nested tensor cannot be sent; convert it with .to_d
 
 _LENGTH = np.dtype("<u4")
 _ANY_BYTES = frozenset(_ITEM_BYTES) - {"bool"}
-"""Dtypes for which every pattern of bits is a valid element."""
+"""Dtypes whose elements may have any bits."""
 _MAX_STRIDE = 2**48
 """Limit on a stride, in elements. It is needed because a dimension with one element may have any stride."""
 _MAX_STRIDE_BYTES = 2**62 - 1
@@ -280,7 +280,7 @@ def _fixed(
     Args:
         container: Container of the leaf.
         name: Name of the dtype.
-        array: Elements in the order in which they are sent.
+        array: Elements in the order of sending.
         max_bytes: Limit on the size of the leaf.
         shape: Shape of the leaf. None selects the array's shape.
         strides: Strides of the leaf in elements. Empty for C order.

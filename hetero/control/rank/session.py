@@ -147,7 +147,7 @@ class RankSession:
         self._changed = threading.Condition()
         self._failure: Cause | None = None
         self._reporting = threading.Lock()
-        """Allows one report at a time, so that an older report cannot arrive after a newer one."""
+        """Allows one report at a time, because an older report must not arrive after a newer one."""
         self._steps_started: collections.Counter[str] = collections.Counter()
         self._loader = ""
         self._stop_requested = False

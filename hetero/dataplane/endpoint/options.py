@@ -26,7 +26,7 @@ class EndpointOptions:
     host: str
     """Name of this host."""
     address: str
-    """Numeric address of this host, to which the endpoint binds. Never all interfaces."""
+    """Numeric address of this host that the endpoint binds to. Never all interfaces."""
     num_endpoints: int
     """Number of endpoints on this host, >= 1."""
     job_id: str

@@ -89,7 +89,7 @@ class DataServicer:
         worker_index: Number of this endpoint on its host, from 0.
         num_workers: Endpoints of this host.
         sample_time_s: Emulated seconds per sample, 0 for real time only.
-        limits: Bounds of what is sent and accepted.
+        limits: Bounds of requests and batches.
         transport: How readers connect for batches.
         on_build: Called on a compute thread, with False when the build of a data set begins and True when it has ended.
 
@@ -123,7 +123,7 @@ class DataServicer:
         self.delivery = Delivery(address, self._answer, max_requests=max_requests, transport=transport)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return the service for ``grpc.server``. Its methods get bytes, so that they handle parsing errors themselves.
+        """Return the service for ``grpc.server``. Its methods get bytes and handle parsing errors themselves.
 
         Raises:
             ConfigError: If `HETERO_FAULTS` is malformed.

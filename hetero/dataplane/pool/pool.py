@@ -498,7 +498,7 @@ class EndpointPool:
             self._changed.notify_all()
 
     def _shut_down(self, grace_s: float) -> None:
-        self._publish()  # removes the endpoints from the directory, so that readers send no more requests
+        self._publish()  # removes the endpoints from the directory, because readers must send no more requests
         if self._starter is None:
             return
         self._starter.stop(grace_s)

@@ -63,11 +63,11 @@ class Slot:
     awaits_restart: bool = False
     """Whether the process ended when no restart was left. The endpoint waits until the budget gives one back."""
     ready_s: float | None = None
-    """Monotonic time when the process began to serve, None if there is none or it does not serve yet."""
+    """Monotonic time when the process began to serve. None before that, and without a process."""
     is_used: bool = False
     """Whether a rank has sent a request to the process."""
     leaving_s: float | None = None
-    """Monotonic time when the endpoint was no longer wanted. None if it is wanted or has no process."""
+    """Monotonic time when `leave` was called. None if the endpoint is wanted or has no process."""
     was_asked_to_end: bool = False
     num_starts: int = 0
     """Processes started so far."""
@@ -175,9 +175,9 @@ class Action(enum.Enum):
 class Liveness:
     """Whether one endpoint process makes progress. Distinguishes a stuck process from a busy or a suspended one.
 
-    The process sends a beat every second, for which it needs the interpreter lock and the service's lock. If one of its
-    threads holds either for ever, it sends no beats, even if its connections still work. A suspended process (SIGSTOP)
-    is not killed, because it may be continued, and its readers use other endpoints meanwhile.
+    The process sends a beat every second. For a beat it needs the interpreter lock and the service's lock. If one of
+    its threads holds either for ever, it sends no beats, even if its connections still work. A suspended process
+    (SIGSTOP) is not killed, because it may be continued, and its readers use other endpoints meanwhile.
 
     States and transitions:
 

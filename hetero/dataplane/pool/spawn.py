@@ -107,7 +107,7 @@ class ForkServer:
 
     Args:
         options: The pool's settings.
-        output: Descriptor to which the process prints.
+        output: Descriptor for what the process prints.
     """
 
     def __init__(self, options: PoolOptions, output: int) -> None:

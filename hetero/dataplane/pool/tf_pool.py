@@ -1,6 +1,6 @@
 """Starts, watches and restarts a host's servers of tf.data.service (dispatcher, workers), and stops them in order.
 
-Runs in the launcher and does not import TensorFlow. Each server is a process of its own
+Runs in the launcher and does not import TensorFlow. Each server is a separate process
 (`hetero.dataplane.pool.tf_server`). The rest of the launcher treats the servers as endpoints.
 """
 
@@ -60,7 +60,7 @@ class ServiceOptions(PoolOptions):
     address_of: Callable[[str], str | None] = lambda _: None
     """Returns a host's address, None if not known yet. The dispatcher waits for all addresses. Called by any thread."""
     work_dir: str | None = None
-    """Folder for the dispatcher's journal, from which a restarted dispatcher continues. None for no journal."""
+    """Folder for the dispatcher's journal. A restarted dispatcher reads it and continues. None for no journal."""
 
 
 class ServicePool(EndpointPool):

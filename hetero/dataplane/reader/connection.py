@@ -101,7 +101,7 @@ class EndpointConnection:
         self.busy_until_s = 0.0
         self.retry_at_s = 0.0
         self.reserved_by: object | None = None
-        """The request for which the endpoint is reserved, because it must run alone, or None."""
+        """The request that reserved the endpoint, because it must run alone, or None."""
         self.is_retired = False
         """Whether the endpoint left the directory."""
         self.has_died = False
@@ -210,7 +210,7 @@ class EndpointConnection:
     def disconnect(self) -> None:
         """Close the link for good. Calls in progress and later calls fail. Idempotent. Blocks as `close_stale` does."""
         with self._link_lock:
-            self._is_closed = True  # so that a preparation that begins now cannot open a link that stays open
+            self._is_closed = True  # otherwise a preparation that begins now could open a link that stays open
         self._retire_link()
         self.close_stale()
 
@@ -270,7 +270,7 @@ class EndpointConnection:
             request: The batch to compute.
             timeout_s: Bound of the whole call.
             allocate: Allocates memory for leaves, None for ordinary memory.
-            on_call: Called with the call, so that other threads can cancel it.
+            on_call: Called with the call. Other threads may cancel it.
 
         Raises:
             DatasetError: The user's code raised on the endpoint.

@@ -1,8 +1,8 @@
 """The open connections between a reader process and one endpoint: a gRPC channel, and connections that carry batches.
 
 The calls Attend, Prepare and Describe use the channel. The answer to Attend contains the port for batches. The Attend
-call lasts until the endpoint process dies, is stopped, or cannot be reached (gRPC's keepalive). Each fetch uses a
-connection of its own. An idle connection is kept for a minute for later fetches.
+call lasts until the endpoint process dies, is stopped, or cannot be reached (gRPC's keepalive). Fetches that run at the
+same time use different connections. An idle connection is kept for a minute for later fetches.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class EndpointLink:
             request: A ``FetchRequest``.
             decoder: A new decoder. It is complete when this returns.
             timeout_s: Bound of the whole fetch.
-            on_call: Called with the call, so that other threads can cancel it.
+            on_call: Called with the call. Other threads may cancel it.
 
         Returns:
             The bytes of the answer before compression.

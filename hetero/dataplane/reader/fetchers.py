@@ -93,8 +93,8 @@ class Fetchers:
         Only the next batch to deliver is hedged, because the trainer waits for no other. Batches that wait behind it on
         the same endpoint are overdue as well when they are next. A hedge may exceed the window's byte limit by one
         batch until one of the attempts ends, because a window full of batches that wait for this one has no room. If
-        the window exceeds its limit already, for example by one very large batch, there is no hedge. A request with a
-        purity check is not hedged either, because the check is lost if its attempt is cancelled.
+        the window exceeds its limit already, for example by one very large batch, the batch is not hedged. A request
+        with a purity check is not hedged either, because the check is lost if its attempt is cancelled.
 
         Returns:
             Seconds until the batch is overdue, infinite if no attempt has to be watched.
@@ -213,7 +213,7 @@ class Fetchers:
 
     def _start_first(self) -> Attempt | None:
         """Start an attempt for the lowest missing batch that has room and an endpoint."""
-        passed: set[ServedDataset] = set()  # a batch of these has no room or no endpoint, so their others have none
+        passed: set[ServedDataset] = set()  # one batch lacks room or an endpoint, so all their batches lack it
         for batch in tuple(self._window.missing):
             if batch.dataset in passed:
                 continue

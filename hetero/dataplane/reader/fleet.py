@@ -128,7 +128,7 @@ class Fleet:
         self._datasets: dict[DatasetSpec, ServedDataset] = {}
         self._listeners: weakref.WeakSet[FleetListener] = weakref.WeakSet()
         self._abandoned: deque[FleetListener] = deque()  # see `close_later`
-        self._uncompressed_hosts: set[str] = set()  # hosts for which a warning was logged
+        self._uncompressed_hosts: set[str] = set()  # hosts that a warning was logged about
         self._watcher: threading.Thread | None = None
         self._unsubscribe = directory.subscribe(self._wake)
         _fleets.add(self)

@@ -45,7 +45,7 @@ class Pace:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds after which a request is overdue. Infinite until `MIN_OBSERVATIONS` requests have been observed."""
+        """Seconds until a request is overdue. Infinite until `MIN_OBSERVATIONS` requests have been observed."""
         count = len(self._sorted)
         if count < self.MIN_OBSERVATIONS:
             return math.inf

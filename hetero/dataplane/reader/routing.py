@@ -98,7 +98,7 @@ class Stragglers:
     answered sooner. It is ready, but other endpoints are preferred for a while. Otherwise a stuck endpoint would get
     the next request, because the request that it did not answer is cancelled and no longer counts as its load.
 
-    An endpoint is avoided for as long as it kept the request without a result. This time doubles with each
+    An endpoint is avoided for the time that it kept the request without a result. This time doubles with each
     repetition, up to 10 s. Then the endpoint gets one request at a time until it sends a batch.
     """
 
@@ -137,7 +137,7 @@ class Router:
         rank: Rank of this process, in ``[0, world_size)``.
         world_size: Processes that read.
         clock: Returns monotonic seconds.
-        on_free: Called when an endpoint for which requests wait is free, or when a retired one has no more calls.
+        on_free: Called when an endpoint that requests wait for is free, or when a retired one has finished its calls.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ def subset(connections: Iterable[EndpointConnection], rank: int, world_size: int
     """Return the endpoints that a rank uses: all endpoints of a small job, some of a large job.
 
     144 endpoints and 8 ranks need not make 1,152 connections. A rank uses twice its share of the endpoints, at least 8,
-    to have a choice even after a host is lost. It takes successive endpoints of a list in which neighbours are on
+    to have a choice even after a host is lost. It takes successive endpoints of a list whose neighbours are on
     different hosts. Each rank starts at another index. Endpoints that are down do not count, so others replace them.
 
     Args:
@@ -312,7 +312,7 @@ def unprepared(
     first: EndpointConnection | None,
     now_s: float,
 ) -> tuple[list[tuple[EndpointConnection, DatasetSpec]], float]:
-    """Return which data sets have to be prepared on which endpoints now, and when to look again.
+    """Return the data sets to prepare now, each with its endpoint, and when to look again.
 
     Args:
         connections: The endpoints in use.

@@ -36,7 +36,7 @@ class WindowGrowth:
 
     A batch that takes 20 times as long as others delays the delivery of all batches after it. The window fills with
     batches that wait for delivery, and the endpoints idle. Therefore, when at least half of the window waits, it gets
-    an additional place for each waiting batch, so that as many batches as before are in flight. It grows to at most
+    an additional place for each waiting batch. Then the number in flight is the same as before. It grows to at most
     eight times its size. It loses one place with every sixteenth delivery. If it lost all at once, the endpoints would
     idle while the consumer takes the waiting batches. A window seldom grows if its batches take about equally long, or
     if the consumer is slower than the endpoints. All batches beyond the plan (two per endpoint by default, see

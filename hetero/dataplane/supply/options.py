@@ -41,7 +41,7 @@ class SupplyOptions:
     parent_pid: int
     """Process id of the launcher."""
     single_s: float = 4.0
-    """Seconds in which one process alone measures samples."""
+    """Seconds that one process alone measures samples."""
     burst_s: float = 1.5
     """Seconds of one burst. On a host of many CPUs, each is shorter."""
     receives: bool = True

@@ -38,14 +38,14 @@ _SKIPPED_STEPS = 2
 """Steps after a change that no window contains, because the change came in the middle of them."""
 _CHECK_STEPS = 30
 _LONG_CHECK_STEPS = 60
-"""Steps after which the check ends although the two step times are not surely different."""
+"""Longest check in steps. It ends then even if the two step times are not surely different."""
 _PATIENT_STEPS = 50
-"""Steps after which a trial begins although some of the added endpoints are not in use."""
+"""Longest wait in steps until the ranks use all added endpoints. Then the trial begins if they use some of them."""
 _USE_STEPS = 1000
-"""Steps after which added endpoints are removed if none of them is in use."""
+"""Longest wait in steps until the ranks use any of the added endpoints. Then the added endpoints are removed."""
 _WATCH_STEPS = 50
 _SEARCH_STEPS = 180
-"""Steps of a search after which it adds no more. While endpoints start, at most 20 steps count."""
+"""Longest search in steps. After that it adds no endpoints. While endpoints start, at most 20 steps count."""
 _MAX_STARTING_STEPS = 20
 _PROOF_STEPS = 200
 """Steps after the search that show whether endpoints help, if the search did not show it."""

@@ -121,7 +121,7 @@ class TfDataWatch:
         self._clock = clock
         self._served_s = clock()
         self._dispatcher = ""
-        """Incarnation of the dispatcher with which the ranks' datasets are registered. Empty until it is known."""
+        """Incarnation of the dispatcher that knows the ranks' datasets. Empty until it is known."""
         self._waiting: dict[int, tuple[int, float]] = {}
         """For each rank that waits for a batch while workers are missing: its number of started steps, and the time
         when the wait began, in monotonic seconds."""

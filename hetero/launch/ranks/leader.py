@@ -236,7 +236,7 @@ class Follower:
         deadline_s = time.monotonic() + _LEADER_S
         while time.monotonic() < deadline_s and not self._num_signals:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            connection.settimeout(_POLL_S)  # otherwise `connect` would block as long as the leader's queue is full
+            connection.settimeout(_POLL_S)  # otherwise `connect` would block while the leader's queue is full
             try:
                 connection.connect(self._name)
             except OSError:

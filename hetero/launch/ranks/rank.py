@@ -113,7 +113,7 @@ def _run(arguments: list[str]) -> _Failure | None:
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
     try:
         if is_module:
-            # alter_sys sets sys.argv[0] and sys.modules["__main__"], so that torch's workers can import the module.
+            # alter_sys sets sys.argv[0] and sys.modules["__main__"]. torch's workers need both to import the module.
             runpy.run_module(script, run_name="__main__", alter_sys=True)  # allowed: the user's own script
         else:
             runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
@@ -201,7 +201,7 @@ def _redirect_output() -> None:
 
 
 def _name_threads() -> None:
-    """Log the script's threads for which this process has to wait."""
+    """Log the script's threads that this process has to wait for."""
     names = [thread.name for thread in threading.enumerate() if not thread.daemon]
     names.remove(threading.current_thread().name)
     if names:

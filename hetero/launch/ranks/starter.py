@@ -31,8 +31,8 @@ class RanksOptions:
     host_index: int
     """Index of this host among the trainer hosts, in natural order."""
     meeting_points: Sequence[tuple[str, int]]
-    """Address and first free port of each host on whose ports ranks listen, so that other ranks can connect. With
-    tensorflow these are all trainer hosts in order, with torch the first one, with mpirun the host of rank 0."""
+    """Address and first free port of each host whose ranks listen for other ranks. With tensorflow these are all
+    trainer hosts in order, with torch the first one, with mpirun the host of rank 0."""
     own_address: str
     num_ranks: int
     """Number of ranks on this host."""
@@ -92,7 +92,7 @@ class RankStarter(ABC):
 
     @abstractmethod
     def meeting_hosts(self, trainer_hosts: Sequence[str], ports: Mapping[str, int] | None = None) -> Sequence[str]:
-        """Return the trainer hosts where ranks listen, so that other ranks can connect.
+        """Return the trainer hosts whose ranks listen for other ranks.
 
         Args:
             trainer_hosts: All trainer hosts.

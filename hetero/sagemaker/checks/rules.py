@@ -40,7 +40,7 @@ SDK_VOLUME_GB = 30
 """Default volume size in GB, in both versions of the SDK."""
 
 _LAUNCHERS = (LAUNCHER_NAME, "launcher.py")
-"""Entry points of prepared jobs, and of jobs to which the user added the launcher by hand."""
+"""Entry points of prepared jobs, and of jobs whose users added the launcher by hand."""
 _REHEARSE = "name the instance types of the job, and run it on this machine with hetero.sagemaker.rehearse"
 _PATH_CHARACTERS = re.compile(r"[/\\\x00-\x1f]|^\.{1,2}$")
 

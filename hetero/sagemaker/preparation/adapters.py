@@ -1,4 +1,4 @@
-"""Adapters with which `prepare` and `plan` read and change an estimator, one for each version of SageMaker's SDK."""
+"""Adapters that let `prepare` and `plan` read and change an estimator, one for each version of SageMaker's SDK."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The ignore file ``.heteroignore`` of a source folder, which names the files that `prepare` does not copy.
 
-Its patterns have the syntax and the meaning of a ``.gitignore``. The file has a module of its own, because both
-`prepare` and the rehearsal of a prepared job from its original code read it.
+Its patterns have the syntax and the meaning of a ``.gitignore``. This is a separate module, because both `prepare` and
+the rehearsal of a prepared job from its original code read the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ignored_files(source: Path) -> Ignored:
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         paths = {name: Path(folder, name) for name in names}
-        # As in git, the path of a folder ends with a slash, so that patterns can match only folders.
+        # As in git, the path of a folder ends with a slash. A pattern that ends with a slash matches only folders.
         return {
             name
             for name, path in paths.items()

@@ -1,4 +1,4 @@
-"""Metric definitions, with which SageMaker reads the launcher's figures from the logs of a job.
+"""Metric definitions. SageMaker uses them to read the launcher's figures from the logs of a job.
 
 They have their own module, because users also add them to an estimator that they do not `prepare`.
 """

@@ -49,7 +49,7 @@ _Estimator = TypeVar("_Estimator")
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """The user's code from which a staged folder was made. If the estimator is prepared again, this code is copied."""
+    """The user's code that a staged folder was made from. If the estimator is prepared again, this code is copied."""
 
     code: Code
     script: str
@@ -162,7 +162,9 @@ def _module_path(origin: _Origin) -> Path:
     """
     folder, name = origin.code.folder, origin.script
     if folder is None:
-        raise ConfigError(f"the module {name!r} has no source folder; give the estimator a source_dir with its package")
+        raise ConfigError(
+            f"the module {name!r} needs a source folder\n  Give the estimator a source_dir that contains its package."
+        )
     path = folder.joinpath(*name.split("."))
     for file in (path.with_suffix(".py"), path / "__main__.py"):
         if all(part.isidentifier() for part in name.split(".")) and file.is_file():
@@ -270,5 +272,7 @@ def _wheels(folder: Path | str | None) -> Sequence[Path]:
         return []
     found = sorted(Path(folder).glob("*.whl"))
     if not found:
-        raise ConfigError(f"{folder} has no wheels; fill it with: pip download -d {folder} --only-binary :all: PACKAGE")
+        raise ConfigError(
+            f"{folder} contains no wheels\n  Fill it with: pip download -d {folder} --only-binary :all: PACKAGE"
+        )
     return found

@@ -110,8 +110,8 @@ class Container:
         enabled = [name for name in _DISTRIBUTIONS if _is_on(request, f"sagemaker_{name}_enabled")]
         if enabled and through == "toolkit" and not entry:
             raise ConfigError(
-                f"the request has the distribution {enabled[0]}, for which the toolkit starts ranks over the network; "
-                "leave distribution out of the estimator, because hetero starts the ranks, or rehearse through plain"
+                f"the request has the distribution {enabled[0]}: the toolkit would start ranks over the network\n"
+                "  Leave distribution out of the estimator, because hetero starts the ranks, or rehearse through plain."
             )
         return cls(
             request=request,

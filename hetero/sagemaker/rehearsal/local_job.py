@@ -179,7 +179,7 @@ def _plan(
 def host_names(groups: Sequence[tuple[str, int]]) -> dict[str, list[str]]:
     """Return the host names of every group, ``algo-1`` and so on, in an unexpected order.
 
-    The platform does not specify which names a group gets, or in which order the group lists them.
+    The platform specifies neither the names that a group gets nor their order in the group.
 
     Args:
         groups: Name and number of hosts of each group.

@@ -183,7 +183,7 @@ class UnauthenticatedPeer(ABC):
 
     @abstractmethod
     def receive(self, max_bytes: int) -> bytes | None:
-        """Return bytes that have arrived, None if there are none yet, b"" if the peer has left. Does not block.
+        """Return bytes that have arrived, None if the peer sent no more yet, b"" if it has left. Does not block.
 
         Raises:
             TlsError: If a check of TLS fails.
@@ -199,7 +199,7 @@ class UnauthenticatedPeer(ABC):
 
 
 class Listener(ABC):
-    """A port on which an endpoint accepts peers. For one thread, except `shut_down`."""
+    """A port where an endpoint accepts peers. For one thread, except `shut_down`."""
 
     port: int
     """The port that `Transport.connect` needs, 1 to 65,535."""

@@ -211,7 +211,7 @@ def test_module_of_the_source_folder_can_be_the_script(code_dir: Path) -> None:
     for script in ("lib.absent", "lib/model.py"):
         with pytest.raises(ConfigError, match=f"code has no module '{script}'"):
             prepare(make(code_dir), script=script, module=True)
-    with pytest.raises(ConfigError, match="has no source folder"):
+    with pytest.raises(ConfigError, match="needs a source folder"):
         prepare(make(None, entry_point=str(code_dir / "train.py")), script="lib.model", module=True)
 
 
@@ -293,7 +293,7 @@ def test_isolated_job_asks_no_index(code_dir: Path) -> None:
 def test_wheels_of_a_folder_go_with_the_job(code_dir: Path, tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    with pytest.raises(ConfigError, match=r"has no wheels; fill it with: pip download -d"):
+    with pytest.raises(ConfigError, match=r"contains no wheels\n  Fill it with: pip download -d"):
         prepare(make(code_dir), wheels=wheels)
     (wheels / "xxhash-3.0-py3-none-any.whl").write_bytes(b"zip")
     assert staged(prepare(make(code_dir), wheels=wheels))["hetero-job/xxhash-3.0-py3-none-any.whl"] == b"zip"
