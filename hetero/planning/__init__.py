@@ -11,6 +11,7 @@ profile_text.py  shows a profile as Markdown
 schema.py        the JSON schema of ``profile.json``. A copy is in data/
 machines.py      the machines of a menu (`Machine`), from the catalogue of instance types
 candidates.py    a cluster that a plan considers (`Candidate`)
+headspace.py     how many vCPUs or hosts suffice for steps without waits, for plans and reports
 model.py         predicts the step time of candidates, with intervals (`StepModel`)
 uncertain.py     the figures of a profile with their uncertainty, for the intervals of a prediction
 window_stalls.py how much longer steps take because a window holds few batches
@@ -21,9 +22,9 @@ plan_text.py     shows a plan as text
 plan_page.py     shows a plan as an HTML page
 plan_plot.py     the page's drawing of cost against step time
 
-The code measures nothing. Plans are made in the user's shell. Launchers use profile.py, parts.py, assembly.py and
-profile_text.py. Ranks use parts.py. Therefore this module imports nothing before it is needed: plans need NumPy, which
-launchers must not import.
+The code measures nothing. Plans are made in the user's shell. Launchers use profile.py, parts.py, assembly.py,
+profile_text.py and headspace.py. Ranks use parts.py. Therefore this module imports nothing before it is needed: plans
+need NumPy, which launchers must not import.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.planning.candidates import AS_IS, UINT8, Candidate
+from hetero.planning.headspace import number_for_headspace
 from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile
 from hetero.planning.uncertain import Array, UncertainFigures
@@ -225,7 +226,7 @@ class StepModel:
         """Return the number of data hosts of a type that make batches as fast as the accelerators use them."""
         wanted = self._samples_per_host * self._training.num_hosts / max(float(self.headspace_s[0]), 1e-9)
         rate = float(self._rate_of(machine, form).samples_per_s[0])
-        return math.ceil(wanted / rate) if rate > 0 else 0
+        return number_for_headspace(wanted, rate) if rate > 0 else 0
 
     def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
         """Return whether fewer bytes could shorten steps: a network, the receiving CPUs or the window is half used."""

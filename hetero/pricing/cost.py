@@ -19,7 +19,6 @@ __all__ = [
     "relative_error",
     "saving",
     "speedup",
-    "vcpus_needed",
 ]
 
 
@@ -90,28 +89,6 @@ def predicted_step_time_s(
         / _positive("vcpus", vcpus)
     )
     return max(accelerator_step_time_s, cpu_s)
-
-
-def vcpus_needed(vcpus: float, utilisation: float) -> int:
-    """Return the number of vCPUs that would keep the accelerators of a data-bound job busy.
-
-    With ``vcpus``, the accelerators compute for a fraction ``utilisation`` of the time. Preprocessing must
-    therefore become ``1 / utilisation`` times faster. The result assumes that preprocessing scales with vCPUs.
-
-    Args:
-        vcpus: vCPUs that preprocess now.
-        utilisation: Compute / (compute + data wait), in (0, 1].
-
-    Returns:
-        Total number of vCPUs, rounded up.
-
-    Raises:
-        ConfigError: If an argument is out of range.
-    """
-    if not 0 < utilisation <= 1:
-        raise ConfigError(f"utilisation is {utilisation}; it must be in (0, 1]")
-    # Floating point may turn 160 into 160.00000000000003, which must not become 161.
-    return math.ceil(_positive("vcpus", vcpus) / utilisation - 1e-9)
 
 
 def relative_error(predicted: float, actual: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hetero.metrics.figures import Figure
 from hetero.metrics.steps import StepSummary
+from hetero.planning.headspace import number_for_headspace
 from hetero.pricing import cost
 from hetero.pricing.catalog import Catalogue
 from hetero.report.model import (
@@ -273,7 +274,8 @@ def _verdict(facts: RunFacts, headline: Headline | None, catalogue: Catalogue) -
     if busy < _MIN_UTILISATION:
         advice += f" There is almost no compute: every vCPU beyond the {vcpus} that preprocess now makes steps shorter."
         return Verdict(bottleneck="data", advice=advice, vcpus=vcpus, vcpus_needed=None)
-    needed = cost.vcpus_needed(vcpus, busy)
+    # In units of the present rate: the accelerators could use 1 / busy of it, and each vCPU makes 1 / vcpus of it.
+    needed = number_for_headspace(1 / busy, 1 / vcpus)
     idle = _idle_cpus(facts)
     if idle is not None:
         advice += (

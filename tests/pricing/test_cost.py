@@ -75,15 +75,6 @@ def test_cheaper_exactly_when_speedup_exceeds_break_even() -> None:
         assert (cost.speedup(step_s, 0.192) > cost.break_even_speedup(45.032, 37.688)) is is_cheaper
 
 
-def test_worked_example_needs_one_more_data_host_not_two() -> None:
-    # 8 GPUs of 20 vCPUs each need 160; 96 are there, so the GPUs are busy 60 % of the time.
-    assert cost.vcpus_needed(96, 0.6) == 8 * 20
-    c5 = CATALOGUE.get("ml.c5.18xlarge").vcpus
-    assert c5 == 72
-    assert 96 + c5 >= 160
-    assert 96 + 2 * c5 == 240  # printed as 210
-
-
 def test_prediction_with_a_known_accelerator_stops_there() -> None:
     predict = cost.predicted_step_time_s
     assert predict(0.192, baseline_vcpus=96, vcpus=240, accelerator_step_time_s=0.1) == 0.1
@@ -127,7 +118,6 @@ def test_cost_per_million_samples_follows_from_the_rate() -> None:
         cost.saving,
         cost.speedup,
         cost.break_even_speedup,
-        cost.vcpus_needed,
         cost.relative_error,
     ],
 )

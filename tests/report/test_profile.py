@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from hetero.errors import ConfigError
+from hetero.metrics import StepSummary
+from hetero.planning.candidates import Candidate
+from hetero.planning.machines import Machine
+from hetero.planning.model import StepModel
 from hetero.planning.profile import Profile, write_profile
 from hetero.pricing.catalog import Catalogue
-from hetero.report import RunFacts, build_report, write_report
+from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, write_report
 from hetero.report.profile import load_any_profile, profile_of_report
 
 FactsMaker = Callable[..., RunFacts]
@@ -45,6 +49,37 @@ def test_profile_of_a_homogeneous_run_has_the_time_of_its_vcpus(make_facts: Fact
 def test_profile_of_a_heterogeneous_run_has_the_data_hosts(make_facts: FactsMaker) -> None:
     (supply,) = profile_of(make_facts, is_heterogeneous=True).supply
     assert (supply.instance_type, supply.vcpus) == ("ml.c5.9xlarge", 36)
+
+
+@pytest.mark.parametrize("utilisation", [0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 0.89])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"groups": (GroupFacts(name="g", role="trainer", instance_type="ml.p4d.24xlarge", count=1),)},
+        {"is_heterogeneous": True},
+    ],
+    ids=["ml.p3.2xlarge", "ml.p4d.24xlarge", "ml.c5.9xlarge"],
+)
+def test_vcpus_that_suffice_are_the_fewest_with_which_the_plans_model_expects_no_wait(
+    make_facts: FactsMaker, summary_of: Callable[..., StepSummary], changes: dict[str, Any], utilisation: float
+) -> None:
+    catalogue = Catalogue.load("seed-2022")
+    rank = RankFacts(rank=0, host="algo-1", loaders=(summary_of(1.0, utilisation),))
+    report = build_report(make_facts(**changes, ranks=(rank,)), catalogue)
+    assert report.verdict.vcpus_needed is not None
+    needed = round(report.verdict.vcpus_needed.value)
+    profile = profile_of_report(report, catalogue)
+    model = StepModel(profile, vcpu_speeds={"any": 1.0}, num_draws=0)
+    fewer_s, enough_s = model.expected_s(
+        [
+            Candidate(trainer=Machine(instance_type="any", vcpus=vcpus), num_trainer_hosts=1, local_endpoints=vcpus)
+            for vcpus in (needed - 1, needed)
+        ]
+    )
+    headspace_s = profile.training.headspace_s.mean
+    assert enough_s == pytest.approx(headspace_s, rel=1e-4)
+    assert fewer_s > 1.0001 * headspace_s
 
 
 def test_profile_of_a_run_with_endpoints_has_their_bytes(make_facts: FactsMaker) -> None:

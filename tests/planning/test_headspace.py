@@ -1,0 +1,23 @@
+"""How many vCPUs suffice."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero.planning.headspace import number_for_headspace
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "utilisation", "number"),
+    [
+        (96, 0.6, 160),  # the published example: 8 accelerators of 20 vCPUs each
+        (8, 0.3, 27),
+        (36, 0.89, 41),
+        (8, 1.0, 8),
+        (7, 0.7, 10),  # 10.000000000000002 in floating point
+    ],
+)
+def test_vcpus_that_suffice_are_those_of_now_divided_by_the_utilisation(
+    vcpus: int, utilisation: float, number: int
+) -> None:
+    assert number_for_headspace(1 / utilisation, 1 / vcpus) == number
