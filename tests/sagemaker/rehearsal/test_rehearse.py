@@ -18,6 +18,7 @@ from estimators import pytorch
 from hetero import cli
 from hetero.cluster import Role
 from hetero.errors import ClusterError, ConfigError, ExitCode
+from hetero.planning import load_profile
 from hetero.sagemaker import TrainingRequest, offline_session, prepare, rehearse
 from hetero.sagemaker.rehearsal import local_job
 from hetero.sagemaker.rehearsal.containers import Container
@@ -27,18 +28,19 @@ from hetero.simulate.opt_ml import InputChannel, write_opt_ml
 from hetero.simulate.simulate import locked_folder
 
 ROOT = Path(__file__).parents[3]
+PROFILED = ROOT / "tests" / "integration" / "scripts" / "profiled.py"
+"""A script that trains until it is stopped."""
 
 
-@pytest.fixture
-def estimator(tmp_path: Path) -> Any:
-    """Return an estimator for the mnist example, prepared, on two data hosts and two trainer hosts."""
+def estimator_of(script: Path, folder: Path, **hyperparameters: object) -> Any:
+    """Return an estimator for a script, on two data hosts and two trainer hosts."""
     instance_group = pytest.importorskip("sagemaker.instance_group")
     pytorch = pytest.importorskip("sagemaker.pytorch")
-    source_dir = tmp_path / "source"
+    source_dir = folder / "source"
     source_dir.mkdir()
-    shutil.copy(ROOT / "examples" / "mnist" / "train.py", source_dir)
-    found = pytorch.PyTorch(
-        entry_point="train.py",
+    shutil.copy(script, source_dir)
+    return pytorch.PyTorch(
+        entry_point=script.name,
         source_dir=str(source_dir),
         role="arn:aws:iam::111122223333:role/training",
         framework_version="2.3",
@@ -48,7 +50,15 @@ def estimator(tmp_path: Path) -> Any:
             instance_group.InstanceGroup("data_group", "ml.c5.9xlarge", 2),
             instance_group.InstanceGroup("dnn_group", "ml.p3.2xlarge", 2),
         ],
-        hyperparameters={"epochs": 1, "rounds": 1, "steps-per-epoch": 12},
+        hyperparameters=hyperparameters,
+    )
+
+
+@pytest.fixture
+def estimator(tmp_path: Path) -> Any:
+    """Return an estimator for the mnist example, prepared, on two data hosts and two trainer hosts."""
+    found = estimator_of(
+        ROOT / "examples" / "mnist" / "train.py", tmp_path, **{"epochs": 1, "rounds": 1, "steps-per-epoch": 12}
     )
     return prepare(found, price_profile="seed-2022", warmup_steps=2)
 
@@ -88,6 +98,26 @@ def test_example_runs_from_the_estimator_on_four_hosts(
         assert (data / name / "file").read_text() == name
     parameters = json.loads((found.output_dir / "hosts/algo-1/ml/input/config/hyperparameters.json").read_text())
     assert (parameters["hetero_script"], parameters["epochs"]) == ('"train.py"', "1")
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(240)  # half a minute of training, and the samples after it
+def test_hyperparameter_before_prepare_makes_a_profile_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    estimator = prepare(
+        estimator_of(PROFILED, tmp_path, **{"output": str(tmp_path), "cpu-s": 0.001, "hetero_profile": True})
+    )
+    found = rehearse(estimator, output_dir=tmp_path / "run", endpoints_per_host=1)
+    output = capsys.readouterr().err
+    assert (found.exit_code, found.failure) == (0, ""), output
+    hosts = found.output_dir / "hosts"
+    written = [path.relative_to(hosts) for path in sorted(hosts.rglob("profile.json"))]
+    assert written == [Path("algo-2/ml/output/data/algo-2/profile.json")], "the first trainer host writes the profile"
+    profile = load_profile(hosts / written[0])
+    training = profile.training
+    assert (training.instance_type, training.num_hosts, training.ranks_per_host) == ("ml.p3.2xlarge", 2, 1)
+    assert training.headspace_s.num_measured >= 50, "batches were repeated"
+    assert list(hosts.rglob("report.json")) == []
+    assert not (tmp_path / "checkpoint").exists()
 
 
 @pytest.mark.integration
