@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetero.control.directory import BATCHES, EndpointRecord
+from hetero.dataplane.pool.figures import PoolFigures
 from hetero.dataplane.pool.slot import Liveness, RestartBudget, Slot, backoff_s
 from hetero.dataplane.pool.spawn import ForkServer, Outputs, PoolOptions, ProcessStarter, failure_from_event
 from hetero.errors import ChildFailedError, ChildFailure, HeteroError
@@ -40,7 +41,7 @@ _RETURN_STABLE_TIMES = 60
 logger = logging.getLogger(__name__)
 
 
-class EndpointPool:
+class EndpointPool(PoolFigures):
     """Keeps a host's endpoints alive. Thread-safe context manager.
 
     Args:
@@ -123,69 +124,6 @@ class EndpointPool:
         with self._changed:
             self._num_wanted = number
         self._wake()
-
-    @property
-    def num_used(self) -> int:
-        """Endpoints in the directory that have received a request."""
-        with self._changed:
-            return sum(slot.is_used and slot.record is not None for slot in self._slots)
-
-    @property
-    def num_running(self) -> int:
-        """Endpoint processes, including those that start, but not those that left and are idle."""
-        with self._changed:
-            return sum(slot.is_started and not slot.is_idle_after_leaving for slot in self._slots)
-
-    @property
-    def failure(self) -> HeteroError | None:
-        """The error that made the pool give up, None if it has not given up."""
-        with self._changed:
-            return self._failure
-
-    @property
-    def records(self) -> tuple[EndpointRecord, ...]:
-        """The endpoints that serve now."""
-        with self._changed:
-            return self._published
-
-    @property
-    def num_restarts(self) -> int:
-        """Crashed processes that were started again."""
-        with self._changed:
-            return self._num_restarts
-
-    @property
-    def num_stuck(self) -> int:
-        """Processes that were killed because they were stuck."""
-        with self._changed:
-            return self._num_stuck
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the living endpoints."""
-        with self._changed:
-            return tuple(slot.pid for slot in self._slots if slot.pid)
-
-    def statistics(self) -> dict[str, float]:
-        """Return sums of the endpoints' `EndpointStatistics` over all processes, including ended ones."""
-        total: dict[str, float] = {}
-        with self._changed:
-            for slot in self._slots:
-                for part in (slot.past_statistics, slot.statistics):
-                    for name, value in part.items():
-                        total[name] = total.get(name, 0) + value
-        return total
-
-    def counters(self) -> dict[str, int]:
-        """Return this host's counters under the names that the report uses."""
-        statistics = self.statistics()
-        return {
-            "authentication failures": int(statistics.get("auth_failures", 0)),
-            "endpoint restarts": self.num_restarts,
-            "stuck endpoints": self.num_stuck,
-            "batches computed": int(statistics.get("num_batches", 0)),
-            "emulation overruns": int(statistics.get("num_overruns", 0)),
-        }
 
     def describe(self) -> str:
         """Return what this host serves once it is ready, for example ``2 endpoints``."""
