@@ -28,6 +28,7 @@ from hetero.dataplane.pool.pool import EndpointPool
 from hetero.errors import ExitCode, HeteroError, first_line
 from hetero.launch import placement
 from hetero.launch.addresses import Addresses
+from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.pressure import CpuPressure
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 from hetero.launch.data_services import HostFacts, find_service
@@ -257,6 +258,7 @@ class LaunchedHost:
             # Simulated hosts share the CPUs of one machine, whose pressure does not describe one of them.
             pressure=CpuPressure().share if self.placement.usage_scope == "host" else lambda: None,
             publish=lambda number: self.hub.update(trainer_endpoints=number),
+            memory=HostMemory(),
         )
 
     def _shared_options(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ json_schema.py       the JSON schema of a file that quantities.py        numbers
 records.py reads
 line_relay.py        copies the output of child processes line by line
 logs.py              log lines with a prefix, each on one line
-memory.py            malloc's thresholds
+memory.py            memory of a process, malloc's thresholds
 process.py           starting, watching and ending child processes
 quantities.py        numbers with units, for tables
 records.py           dataclasses to JSON and back, with a check of every value

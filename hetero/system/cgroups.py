@@ -1,4 +1,4 @@
-"""Memory use, memory limit and CPU quota of a process's control group."""
+"""Memory use, free memory, memory limit and CPU quota of a process's control group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["MemoryUse", "cpu_quota", "memory_use", "usable_cpus"]
+__all__ = ["MemoryUse", "cpu_quota", "free_memory", "memory_use", "usable_cpus"]
 
 _FILES = {
     "cgroup2": ("memory.peak", "memory.max"),
     "cgroup": ("memory.max_usage_in_bytes", "memory.limit_in_bytes"),
 }
+_CURRENT_FILES = {"cgroup2": "memory.current", "cgroup": "memory.usage_in_bytes"}
+_CACHED = {
+    "cgroup2": ("inactive_file", "active_file"),
+    "cgroup": ("total_inactive_file", "total_active_file"),
+}
+"""Lines of ``memory.stat`` with the cached files, which the kernel gives up if a process needs the memory."""
 _OF_THE_MACHINE = "release_agent"
 """A file that only the topmost group of version 1 has. In version 2 the topmost group has no memory figures."""
 _UNBOUNDED = 2**60
@@ -45,6 +51,22 @@ def memory_use(process: Path = Path("/proc/self")) -> MemoryUse | None:
     own, *above = _figures(process) or [None]
     bounded = [use for use in (own, *above) if use is not None and use.limit_bytes is not None]
     return min(bounded, key=lambda use: use.limit_bytes or 0, default=own)
+
+
+def free_memory(process: Path = Path("/proc/self")) -> int | None:
+    """Return the bytes that a process can still use under the limits of its control groups.
+
+    Cached files count as free. A group shares its limit with all groups below it. Therefore the smallest result counts.
+
+    Args:
+        process: The process's folder under ``/proc``.
+
+    Returns:
+        Bytes, or None if no visible group has a limit or the groups cannot be read.
+    """
+    version, folders = _groups(process, "memory")
+    found = [_read_free(folder, version) for folder in folders]
+    return min((free for free in found if free is not None), default=None)
 
 
 def usable_cpus() -> int:
@@ -133,6 +155,19 @@ def _folders(mounts: str, version: str, group: str, controller: str) -> list[Pat
         below = names[len(hidden) :]
         return [Path(top).joinpath(*below[:length]) for length in range(len(below), -1, -1)]
     raise LookupError(group)
+
+
+def _read_free(folder: Path, version: str) -> int | None:
+    """Return the bytes below a group's limit. Cached files count as free."""
+    limit, current = (_read_number(folder / name) for name in (_FILES[version][1], _CURRENT_FILES[version]))
+    if limit is None or current is None or limit >= _UNBOUNDED:
+        return None
+    try:
+        lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
+        cached = sum(int(value) for name, value in lines if name in _CACHED[version])
+    except (OSError, ValueError):
+        cached = 0
+    return max(0, limit - current + cached)
 
 
 def _read_quota(folder: Path) -> float | None:

@@ -163,6 +163,14 @@ def test_endpoints_are_told_how_large_a_batch_may_be() -> None:
     assert pool_options(max_batch_bytes=4096).endpoint.max_batch_bytes == 4096
 
 
+def test_endpoints_that_a_job_adds_on_trainer_hosts_see_no_accelerators() -> None:
+    def environment(**options: Any) -> dict[str, str]:
+        return dict(endpoints.pool_options(facts("algo-9", cluster("algo-9"), **options)).environment)
+
+    assert environment(trainer_endpoints="auto") == {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert environment(trainer_endpoints=1) == {}
+
+
 def test_host_of_a_job_waits_for_the_next_restart() -> None:
     assert not pool_options().gives_up
 

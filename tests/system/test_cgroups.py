@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hetero.system import cgroups
-from hetero.system.cgroups import MemoryUse, cpu_quota, memory_use
+from hetero.system.cgroups import MemoryUse, cpu_quota, free_memory, memory_use
 
 GIB = 2**30
 UNLIMITED = 9223372036854771712
@@ -72,6 +72,30 @@ def test_group_of_a_container_is_at_the_top_of_what_it_sees(tmp_path: Path, vers
     machine = Machine(tmp_path, version, group=group, root=group)
     machine.has(".", GIB, 2 * GIB)
     assert memory_use(machine.process) == use(GIB, 2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        (1, ("memory.usage_in_bytes", "total_inactive_file 100\ntotal_active_file 20\ntotal_rss 5\n")),
+        (2, ("memory.current", "anon 5\ninactive_file 100\nactive_file 20\n")),
+    ],
+)
+def test_free_memory_counts_cached_files_and_the_smallest_group(
+    tmp_path: Path, version: int, names: tuple[str, str]
+) -> None:
+    current, stat = names
+    machine = Machine(tmp_path, version, group="/jobs/one")
+    assert free_memory(machine.process) is None
+    machine.has("jobs/one", GIB, 4 * GIB)
+    assert free_memory(machine.process) is None, "its use is not known"
+    (machine.top / "jobs/one" / current).write_text(f"{3 * GIB}\n")
+    assert free_memory(machine.process) == GIB
+    (machine.top / "jobs/one" / "memory.stat").write_text(stat)
+    assert free_memory(machine.process) == GIB + 120
+    machine.has("jobs", GIB, 8 * GIB)
+    (machine.top / "jobs" / current).write_text(f"{8 * GIB - 7}\n")
+    assert free_memory(machine.process) == 7
 
 
 @pytest.mark.parametrize(("version", "unlimited"), [(1, UNLIMITED), (2, "max")])

@@ -1,12 +1,15 @@
-"""In processes of their own: malloc's settings stay for good."""
+"""The memory of a process, and malloc's settings. Those stay for good, so they are tested in separate processes."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from hetero.system.memory import process_memory
 
 PROGRAM = """
 import resource
@@ -52,3 +55,18 @@ def test_malloc_without_mallopt_do_nothing() -> None:
 def test_malloc_that_refuses_stays_as_it_is() -> None:
     program = "import ctypes, types\nctypes.CDLL = lambda name: types.SimpleNamespace(mallopt=lambda *_: 0)\n" + PROGRAM
     assert not run("", program)[0]
+
+
+def test_process_memory_counts_what_the_process_has_allocated() -> None:
+    before = process_memory()
+    held = b"x" * 50_000_000
+    after = process_memory()
+    assert before is not None
+    assert after is not None
+    assert len(held) <= after.private_bytes - before.private_bytes < 2 * len(held)
+
+
+def test_memory_of_a_process_that_has_ended_is_not_known(tmp_path: Path) -> None:
+    assert process_memory(tmp_path) is None
+    (tmp_path / "smaps_rollup").write_text("")
+    assert process_memory(tmp_path) is None

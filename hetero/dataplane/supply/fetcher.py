@@ -11,7 +11,6 @@ import logging
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from hetero.batches.build import BuiltDataset
@@ -23,7 +22,7 @@ from hetero.dataplane.supply.options import Channel, SupplyOptions
 from hetero.dataplane.supply.samples import measure_samples, requests_of, run_delay_s, split
 from hetero.datasets import build
 from hetero.errors import DatasetError, ExitCode, HeteroError
-from hetero.system.memory import keep_freed_memory
+from hetero.system.memory import keep_freed_memory, process_memory
 from hetero.system.process import die_with_parent, limit_threads
 from hetero.system.records import encode
 from hetero.wire.framing import EncodedBatch
@@ -118,13 +117,10 @@ class Fetcher:
 
     def do_memory(self) -> dict[str, Any]:
         """Answer with the private and shared bytes of this process, or None where the system does not say."""
-        try:
-            lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
+        found = process_memory()
+        if found is None:
             return {"private": None, "shared": None}
-        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-        private = sizes.get("Private_Clean", 0) + sizes.get("Private_Dirty", 0) + sizes.get("Private_Hugetlb", 0)
-        return {"private": private, "shared": max(0, sizes.get("Rss", 0) - private)}
+        return {"private": found.private_bytes, "shared": found.shared_bytes}
 
 
 def main() -> None:

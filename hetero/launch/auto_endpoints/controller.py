@@ -14,6 +14,7 @@ addition. Endpoints that did not shorten the steps are removed, at once or after
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from collections.abc import Sequence
@@ -88,6 +89,7 @@ class Phase(enum.Enum):
         CHECK     --steps are shorter, and more endpoints are not possible or not needed--> SETTLED
         CHECK     --steps are not surely shorter, and still wait--> SETTLED, which checks again later
         CHECK     --otherwise--> REVIEW, removes all endpoints
+        STARTING  --this host has no memory for any of the added endpoints--> CHECK, or SETTLED without endpoints
         REVIEW    --steps are longer without them--> SETTLED, adds them again
         REVIEW    --otherwise--> SETTLED
         SETTLED   --the later check finds that steps are not shorter--> SETTLED, removes all endpoints
@@ -133,6 +135,7 @@ class Controller:
         self._begin_search()
 
     def _begin_search(self) -> None:
+        self._limit = self._max_endpoints
         self._good = 0  # the largest number of endpoints that did no harm
         self._bad: int | None = None  # the smallest number that did harm
         self._wanted = 1  # the number that the data wait calls for
@@ -162,6 +165,25 @@ class Controller:
                 self.num_steps += len(steps) - index - 1
                 return decision
         return None
+
+    def limit(self, decision: Decision, number: int, reason: str) -> Decision:
+        """Replace a decision to add endpoints, because the hosts cannot run so many. This search adds no more.
+
+        Args:
+            decision: The last decision. It adds endpoints.
+            number: Endpoints that each host can run.
+            reason: Why not more.
+        """
+        self._limit = max(number, decision.before)
+        self.endpoints = self._limit
+        if self._limit > decision.before:
+            return dataclasses.replace(decision, endpoints=self._limit, reason=f"{decision.reason}. {reason}")
+        window = self._reference
+        assert window is not None
+        if not self.endpoints:
+            return self._settle(window, f"{decision.reason}. {reason}")
+        self._enter(Phase.CHECK)
+        return self._decision(Action.SETTLE, self.endpoints, f"{decision.reason}. {reason}")
 
     def restart_window(self) -> None:
         """Forget the current window, because the ranks were restarted."""
@@ -410,19 +432,19 @@ class Controller:
         if self._num_searched >= _SEARCH_STEPS:
             return None
         if self._bad is not None:
-            middle = (self._good + self._bad) // 2
+            middle = min(self._limit, (self._good + self._bad) // 2)
             return middle if middle > self._good else None
-        following = min(self._max_endpoints, self._wanted, max(1, 2 * self._good))
+        following = min(self._limit, self._wanted, max(1, 2 * self._good))
         return following if following > self._good else None
 
     def _spare(self) -> int | None:
         """Return a number a quarter larger, once per search, because a supply that just suffices is late at times."""
-        if self._has_spare or self._bad is not None or self._good >= self._max_endpoints:
+        if self._has_spare or self._bad is not None or self._good >= self._limit:
             return None
         if self._num_searched >= _SEARCH_STEPS:
             return None
         self._has_spare = True
-        return min(self._max_endpoints, self._good + math.ceil(self._good / 4))
+        return min(self._limit, self._good + math.ceil(self._good / 4))
 
     def _set_wanted(self, window: Window) -> None:
         """Set the number of endpoints that ends the data wait, with a margin because slots may be slower here."""
@@ -462,7 +484,7 @@ class Controller:
             return "It waits for data no more"
         if self._bad is not None:
             return f"It waits {_ms(window.wait_s)}, but {counted(self._bad, 'endpoint')} did harm"
-        if self._good < self._max_endpoints:
+        if self._good < self._limit:
             return f"It waits {_ms(window.wait_s)}, and the search is over"
         return f"It waits {_ms(window.wait_s)}, and the host takes no more endpoints"
 

@@ -6,16 +6,20 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from hetero.cluster import Role
 from hetero.control.directory import BATCHES
 from hetero.control.membership import Membership
-from hetero.control.status import RankReport
+from hetero.control.status import HostStatus, RankReport
 from hetero.launch.auto_endpoints.controller import Controller
-from hetero.launch.auto_endpoints.decisions import Conditions
+from hetero.launch.auto_endpoints.decisions import Action, Conditions
 from hetero.launch.auto_endpoints.joined_steps import JoinedSteps
+from hetero.launch.auto_endpoints.memory import HostMemory, MemoryLimit
 
 __all__ = ["ResizablePool", "TrainerEndpoints"]
 
 _MAX_LISTED = 100
+_MAX_MEASURED = 4
+"""Endpoints whose memory is measured before others are added. They are alike, and a measurement takes milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,10 @@ class ResizablePool(Protocol):
     @property
     def num_running(self) -> int:
         """Endpoint processes that may compute."""
+
+    @property
+    def used_pids(self) -> tuple[int, ...]:
+        """Processes of endpoints that have received a request."""
 
     def resize(self, number: int) -> None:
         """Set the number of endpoints."""
@@ -50,6 +58,7 @@ class TrainerEndpoints:
         slots_per_endpoint: Batches that an endpoint computes at the same time.
         pressure: Returns the CPU pressure of this host, or None if it is not known.
         publish: Called with a decided number, to send it to the other hosts.
+        memory: The memory of this host.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class TrainerEndpoints:
         slots_per_endpoint: int,
         pressure: Callable[[], float | None],
         publish: Callable[[int], None],
+        memory: HostMemory,
     ) -> None:
         self.decisions: list[str] = []
         """The first 100 decisions, on the first trainer host. One line each."""
@@ -72,7 +82,9 @@ class TrainerEndpoints:
         self._max_endpoints = max_endpoints
         self._pressure = pressure
         self._publish = publish
+        self._memory = memory
         self._number = 0
+        self._followed = 0  # the number that the first trainer host decided on
         self._generation = 0
         self._steps = JoinedSteps(num_ranks)
         self._controller = Controller(
@@ -92,17 +104,34 @@ class TrainerEndpoints:
         if not self._is_leader:
             leader = next((status for status in membership.statuses() if status.host == self._leader), None)
             number = 0 if leader is None else leader.trainer_endpoints
-            return lambda: self._follow(number)
+            data_hosts = membership.statuses(Role.DATA) if number > self._followed else []
+            return lambda: self._follow(number, data_hosts)
         slots = sum(record.num_slots for record in membership.endpoints() if record.kind == BATCHES)
-        return lambda: self._lead(own.generation, own.ranks, slots)
+        data_hosts = membership.statuses(Role.DATA)
+        return lambda: self._lead(own.generation, own.ranks, slots, data_hosts)
 
-    def _follow(self, number: int) -> None:
+    def _follow(self, number: int, data_hosts: Sequence[HostStatus]) -> None:
+        if number == self._followed:
+            return
+        self._followed = number
         number = min(number, self._max_endpoints)
+        if number > self._number and number > (limit := self._memory_limit(data_hosts)).endpoints:
+            logger.warning("trainer endpoints: %s wants %d, but %s", self._leader, number, limit.reason)
+            number = max(self._number, limit.endpoints)
         if number != self._number:
             logger.info("trainer endpoints: from %d to %d, as %s decided", self._number, number, self._leader)
             self._apply(number)
 
-    def _lead(self, generation: int, reports: Sequence[RankReport], num_slots: int) -> None:
+    def _memory_limit(self, data_hosts: Sequence[HostStatus]) -> MemoryLimit:
+        return self._memory.limit(self._number, used_pids=self._pool.used_pids[:_MAX_MEASURED], data_hosts=data_hosts)
+
+    def _lead(
+        self,
+        generation: int,
+        reports: Sequence[RankReport],
+        num_slots: int,
+        data_hosts: Sequence[HostStatus],
+    ) -> None:
         if generation != self._generation:
             self._generation = generation
             self._steps.restart()
@@ -116,6 +145,10 @@ class TrainerEndpoints:
         decision = self._controller.observe(self._steps.take(reports), conditions)
         if decision is None:
             return
+        if decision.action is Action.ADD:
+            limit = self._memory_limit(data_hosts)
+            if decision.endpoints > limit.endpoints:
+                decision = self._controller.limit(decision, limit.endpoints, f"No more are added: {limit.reason}")
         if len(self.decisions) < _MAX_LISTED:
             self.decisions.append(decision.text)
         logger.info("trainer endpoints: %s", decision.text)

@@ -77,6 +77,9 @@ def _changing_number(num_cpus: int, *, emulated: bool) -> Servers:
 def pool_options(facts: HostFacts) -> PoolOptions:
     """Return the settings of a host's pool of endpoints."""
     options, timings = facts.options, facts.timings
+    # Endpoints of a data host see no accelerators. Endpoints that the job adds on trainer hosts must not see those of
+    # the ranks, or a script that uses them at its import would take their memory.
+    hidden = {} if facts.servers.num_at_start is None else {"CUDA_VISIBLE_DEVICES": "-1"}
     return PoolOptions(
         endpoint=EndpointOptions(
             script=options.script,
@@ -99,5 +102,5 @@ def pool_options(facts: HostFacts) -> PoolOptions:
         stuck_s=timings.lease_s,
         prepare_timeout_s=timings.prepare_timeout_s,
         stable_s=timings.stable_s,
-        environment=facts.environment,
+        environment={**facts.environment, **hidden},
     )

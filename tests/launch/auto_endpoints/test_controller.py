@@ -141,6 +141,49 @@ def test_controller_adds_only_what_the_wait_calls_for() -> None:
     assert (last.endpoints, controller.phase) == (2, Phase.STARTING), "a spare one"
 
 
+def test_limited_controller_stays_without_endpoints_and_says_why() -> None:
+    controller = Controller(max_endpoints=8)
+    decision = controller.limit(feed(controller, WAITS), 0, "No more are added: no memory")
+    assert (decision.action, decision.before, decision.endpoints) == (Action.SETTLE, 0, 0)
+    assert decision.text.endswith(
+        ": stays at 0, because a step of 200 ms waits 100 ms for data. No more are added: no memory"
+    )
+    assert (controller.phase, controller.endpoints) == (Phase.SETTLED, 0)
+    with pytest.raises(AssertionError, match="no decision"):
+        feed(controller, WAITS, at_most=3000)
+
+
+def test_limited_controller_checks_what_it_has() -> None:
+    controller = Controller(max_endpoints=8)
+    for _ in range(2):
+        last = feed(controller, WAITS)
+    assert last.endpoints == 2
+    decision = controller.limit(feed(controller, StepTime(compute_s=0.1, wait_s=0.06)), 2, "no memory")
+    assert (decision.action, decision.before, decision.endpoints) == (Action.SETTLE, 2, 2)
+    assert (controller.phase, controller.endpoints) == (Phase.CHECK, 2)
+    last = feed(controller, StepTime(compute_s=0.1, wait_s=0.05))
+    assert (last.action, last.endpoints) == (Action.SETTLE, 2)
+    assert "the host takes no more endpoints" in last.text
+
+
+def test_limited_controller_adds_as_many_as_possible() -> None:
+    controller = Controller(max_endpoints=8)
+    for _ in range(2):
+        feed(controller, WAITS)
+    decision = controller.limit(feed(controller, WAITS), 3, "no memory")
+    assert (decision.action, decision.before, decision.endpoints) == (Action.ADD, 2, 3)
+    assert decision.text.endswith(". no memory")
+    last = feed(controller, StepTime(compute_s=0.1, wait_s=0.05))
+    assert (last.action, last.endpoints) == (Action.SETTLE, 3)
+
+
+def test_next_search_is_not_limited() -> None:
+    controller = Controller(max_endpoints=8)
+    controller.limit(feed(controller, WAITS), 0, "no memory")
+    decision = feed(controller, StepTime(compute_s=0.1, wait_s=0.4), at_most=3000)
+    assert (decision.action, decision.endpoints) == (Action.ADD, 1)
+
+
 def test_controller_searches_again_when_a_job_begins_to_wait() -> None:
     controller = Controller(max_endpoints=8)
     feed(controller, BUSY)

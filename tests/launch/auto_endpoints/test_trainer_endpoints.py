@@ -13,6 +13,7 @@ from hetero.config import Timings
 from hetero.control.directory import EndpointRecord
 from hetero.control.membership import Member, Membership
 from hetero.control.status import HostStatus, RankReport, StepTimes
+from hetero.launch.auto_endpoints.memory import HostMemory
 from hetero.launch.auto_endpoints.trainer_endpoints import TrainerEndpoints
 
 HOSTS = ("algo-2", "algo-3")
@@ -33,6 +34,10 @@ class StubPool:
     def num_running(self) -> int:
         return self.num_used
 
+    @property
+    def used_pids(self) -> tuple[int, ...]:
+        return tuple(range(1, 1 + self.num_used))
+
     def resize(self, number: int) -> None:
         self.sizes.append(number)
 
@@ -45,6 +50,7 @@ class Host:
         self.membership = Membership(members, status(name), timings=Timings(), clock=lambda: 0.0)
         self.pool = StubPool()
         self.published: list[int] = []
+        self.free_bytes = 100
         self.trainer_endpoints = TrainerEndpoints(
             self.pool,
             host=name,
@@ -54,6 +60,7 @@ class Host:
             slots_per_endpoint=1,
             pressure=lambda: None,
             publish=self.published.append,
+            memory=HostMemory(free_and_total_bytes=lambda: (self.free_bytes, 100), private_bytes=lambda pid: 10),
         )
         self.num_steps = 0
 
@@ -93,6 +100,43 @@ def test_other_host_follows_within_its_own_limit() -> None:
         host.membership.observe(status("algo-2", trainer_endpoints=number, revision=revision))
         host.act()
     assert host.pool.sizes == [1, 2, 0]
+
+
+def test_host_without_memory_adds_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    host = Host("algo-2")
+    host.free_bytes = 24
+    while not host.trainer_endpoints.decisions and host.num_steps < 100:
+        host.step(wait_s=0.1)
+    (text,) = host.trainer_endpoints.decisions
+    assert ": stays at 0, because a step of 200 ms waits 100 ms for data. No more are added: " in text
+    assert (host.published, host.pool.sizes) == ([], [])
+    assert caplog.messages == [f"trainer endpoints: {text}"]
+
+
+def test_host_stops_when_the_next_endpoints_do_not_fit() -> None:
+    host = Host("algo-2")
+    host.membership.observe(status("algo-1", endpoints=(REMOTE,)))
+    while host.pool.sizes != [1, 2] and host.num_steps < 200:
+        host.step(wait_s=0.1)
+    host.free_bytes = 20  # one more of 10 bytes
+    while len(host.trainer_endpoints.decisions) < 3 and host.num_steps < 200:
+        host.step(wait_s=0.1)
+    assert host.pool.sizes == [1, 2, 3]
+    assert "from 2 to 3, because" in host.trainer_endpoints.decisions[-1]
+
+
+def test_other_host_adds_what_its_own_memory_holds(caplog: pytest.LogCaptureFixture) -> None:
+    host = Host("algo-3")
+    host.membership.observe(status("algo-2", trainer_endpoints=1, revision=1))
+    host.act()
+    host.free_bytes = 20
+    for _ in range(3):
+        host.membership.observe(status("algo-2", trainer_endpoints=4, revision=2))
+        host.act()
+    assert host.pool.sizes == [1, 2]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith("trainer endpoints: algo-2 wants 4, but ")
 
 
 def test_restart_of_the_ranks_begins_a_new_window() -> None:

@@ -1,0 +1,119 @@
+"""How many more endpoints the memory of a host holds.
+
+Each endpoint builds the data set for itself. The first one is added only if the host has memory for an endpoint of the
+size of those on data hosts. For later ones, the endpoints that this host already runs show the size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hetero.control.status import HostStatus
+from hetero.errors import ConfigError
+from hetero.metrics.hosts import HostUsage
+from hetero.system.cgroups import free_memory
+from hetero.system.memory import process_memory
+from hetero.system.quantities import bytes_text
+
+__all__ = ["HostMemory", "MemoryLimit", "limit_of"]
+
+_SHARE = 0.7
+"""Share of the free memory that additional endpoints may use. The rest is for growth, of the ranks too."""
+_UNKNOWN_SHARE = 0.25
+"""Share of a host's memory that must be free if the size of an endpoint is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """The largest number of endpoints, and what it follows from."""
+
+    endpoints: int
+    reason: str
+
+
+def limit_of(running: int, *, endpoint_bytes: int | None, free_bytes: int, total_bytes: int) -> MemoryLimit:
+    """Return how many endpoints a host can run. Pure.
+
+    Args:
+        running: Endpoints that the host runs already. The result is not less.
+        endpoint_bytes: Memory of one endpoint, None if it is not known. Then at most one is added.
+        free_bytes: Free memory of the host.
+        total_bytes: Memory of the host.
+    """
+    if endpoint_bytes is None:
+        more = int(free_bytes >= _UNKNOWN_SHARE * total_bytes)
+        size = "it is not known how much an endpoint uses"
+    else:
+        more = int(_SHARE * free_bytes / max(1, endpoint_bytes))
+        size = f"an endpoint uses {bytes_text(endpoint_bytes)}"
+    return MemoryLimit(
+        endpoints=running + more,
+        reason=f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} of the host's memory are free, and {size}",
+    )
+
+
+def size_on_data_hosts(statuses: Iterable[HostStatus]) -> int | None:
+    """Return an upper bound of an endpoint's memory: the most that a data host has used, divided by its endpoints.
+
+    Args:
+        statuses: The statuses of the data hosts.
+
+    Returns:
+        Bytes, or None if no data host with endpoints has reported its use.
+    """
+    found = []
+    for status in statuses:
+        if not status.usage_json or not status.endpoints:
+            continue
+        try:
+            usage = HostUsage.from_json(json.loads(status.usage_json))
+        except (ValueError, ConfigError):
+            continue
+        found.append(usage.memory_peak_bytes // len(status.endpoints))
+    return max(found, default=None)
+
+
+def _free_and_total_bytes() -> tuple[int, int]:
+    machine, group = psutil.virtual_memory(), free_memory()
+    return (machine.available if group is None else min(group, machine.available)), machine.total
+
+
+def _private_bytes(pid: int) -> int | None:
+    found = process_memory(Path("/proc") / str(pid))
+    return None if found is None else found.private_bytes
+
+
+class HostMemory:
+    """The memory of this host.
+
+    Args:
+        free_and_total_bytes: Returns the free memory and the whole memory of this host.
+        private_bytes: Returns the private memory of a process, None if it is not known.
+    """
+
+    def __init__(
+        self,
+        *,
+        free_and_total_bytes: Callable[[], tuple[int, int]] = _free_and_total_bytes,
+        private_bytes: Callable[[int], int | None] = _private_bytes,
+    ) -> None:
+        self._free_and_total_bytes = free_and_total_bytes
+        self._private_bytes = private_bytes
+
+    def limit(self, running: int, *, used_pids: Sequence[int], data_hosts: Iterable[HostStatus]) -> MemoryLimit:
+        """Return how many endpoints this host can run.
+
+        Args:
+            running: Endpoints that this host runs.
+            used_pids: Processes of endpoints that have built their data set.
+            data_hosts: Statuses of the data hosts.
+        """
+        own = [size for pid in used_pids if (size := self._private_bytes(pid)) is not None]
+        size = max(own) if own else size_on_data_hosts(data_hosts)
+        free_bytes, total_bytes = self._free_and_total_bytes()
+        return limit_of(running, endpoint_bytes=size, free_bytes=free_bytes, total_bytes=total_bytes)
