@@ -9,7 +9,7 @@ host. In each round every cell runs three times: all-local (no data group, every
 all-remote (`--trainer-endpoints 0`) and auto. The cluster is given. USD per step are its whole price per hour times the
 step time, whichever hosts preprocess, so their ratio is that of the step times. The table has USD if the prices are
 known. The first 200 steps of auto and the first 40 of the others are left out. The table shows medians over the rounds,
-and the last step at which the number of endpoints changed.
+and the last step that changed the number of endpoints.
 
     python benchmarks/bench_auto_hybrid.py
     python benchmarks/bench_auto_hybrid.py --price ml.c5.2xlarge=USD --price ml.c5.xlarge=USD --price ml.c5.4xlarge=USD
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command(cell: Cell, mode: str, folder: str, prices: Sequence[str] = ()) -> list[str]:
-    """Return the arguments of `hetero` for one job; its report goes to ``folder``."""
+    """Return the arguments of `hetero` for one job. Its report goes to ``folder``."""
     warmup = SETTLED_STEPS if mode == "auto" else WARMUP_STEPS
     groups = [f"dnn_group={cell.trainer_group}"]
     if mode != "all-local":
@@ -155,7 +155,7 @@ def render(cells: Sequence[Cell], found: dict[str, dict[str, list[Outcome]]]) ->
     lines = [
         "# The number of endpoints on trainer hosts, chosen by hetero",
         "",
-        "Step time in ms, and in brackets USD per 1,000 steps on the cluster; medians.",
+        "Medians of the step time in ms and, in brackets, of USD per 1,000 steps on the cluster.",
         "",
         "| cell | hosts | best by arithmetic | all-local | all-remote | auto | auto / better | last change at step |",
         "|---|---|---|---:|---:|---:|---:|---:|",

@@ -35,7 +35,7 @@ SCRIPT = harness.HERE / "scripts" / "train_passes.py"
 PASSES = 5
 BOUND = 1.02
 JOB_S = 12.0
-"""Estimate of one job; for the announcement only."""
+"""Estimate for one job. Only the announcement uses it."""
 
 COLUMNS = (
     Column(title="job s", metric="job_s"),
@@ -58,7 +58,7 @@ class Torchrun(Competitor):
         return ["-m", "torch.distributed.run", "--nproc-per-node", "1", str(SCRIPT), "--loader", "torch"]
 
     def batches(self) -> Iterator[Any]:
-        """Yield one job after the other, each of which has ended."""
+        """Run one job after the other, and yield each when it has ended."""
         while True:
             before, begin_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             subprocess.run(

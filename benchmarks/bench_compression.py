@@ -1,13 +1,13 @@
-"""From which bandwidth on does compression between endpoints and trainer pay?
+"""Up to which bandwidth does compression between endpoints and trainer pay?
 
 Question: how many batches per second arrive, and what CPU do both sides spend, without compression, with lz4 and with
-zstd, on networks of 25 to 1,000 MB/s and on one that has no limit? Where do the curves cross?
+zstd, on networks of 25 to 1,000 MB/s and on one without a limit? Where do the curves cross?
 
-Method: endpoints run in a network namespace behind a token bucket (`limited_link.py`), which needs root; without, the
-benchmark says so and ends. They hold their batches ready, so that nothing but delivery is measured: decoded
-photographs (uint8) and token ids (int64) as the pipelines make them. Users' `DataLoader` delivers them, the consumer
-touches every page. Bytes on the wire are counted at the interface. One endpoint compresses with one core; with more of
-them on cores of their own compression pays up to a higher bandwidth (``--endpoints``).
+Method: endpoints run in a network namespace behind a token bucket (`limited_link.py`). This needs root. Without root
+the benchmark is skipped. Endpoints hold their batches ready, because only delivery is measured. Batches are decoded
+photographs (uint8) and token ids (int64) as the pipelines make them. Users' `DataLoader` delivers them, and the
+consumer touches every page. Bytes on the wire are counted at the interface. One endpoint compresses with one core. With
+more endpoints on more cores (``--endpoints``), compression pays up to a higher bandwidth.
 
     python benchmarks/bench_compression.py --short
     python benchmarks/bench_compression.py --kinds photos --rates 50 250
@@ -34,7 +34,7 @@ UNLIMITED = 0
 RATES_MB_S = (25, 50, 100, 250, 500, 1000, UNLIMITED)
 SHORT_RATES_MB_S = (100, UNLIMITED)
 PAYS = 1.03
-"""Faster by less than this is not paying."""
+"""Compression pays if batches/s grow by at least this factor."""
 
 COLUMNS = harness.columns(
     "batches_per_s",
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def why_no_codec(codecs: Sequence[str]) -> str:
-    """Return which packages of these codecs are missing; empty if none is."""
+    """Return the missing packages of these codecs. Empty if all are installed."""
     missing = [package_of(codec) for codec in codecs if codec in COMPRESSIONS and not is_installed(codec)]
     return f"needs {', '.join(missing)}; install hetero[compression]" if missing else ""
 
@@ -168,7 +168,7 @@ def report(rows: Sequence[harness.Row]) -> str:
 
 
 def gains_by_rate(rows: Sequence[harness.Row], kind: str, codec: str) -> dict[float, float]:
-    """Return batches/s with a codec over those without, by bandwidth in MB/s; infinity is no limit."""
+    """Return batches/s with a codec over those without, by bandwidth in MB/s. Infinity means no limit."""
     members = [row for row in rows if row.trial.config["kind"] == kind]
     found = {}
     for group in harness.grouped(members).values():
@@ -179,11 +179,11 @@ def gains_by_rate(rows: Sequence[harness.Row], kind: str, codec: str) -> dict[fl
 
 
 def crossover_mb_s(gains: dict[float, float]) -> float | None:
-    """Return the bandwidth up to which compression pays, between measured ones on a logarithmic scale.
+    """Return the highest bandwidth that compression pays at. Interpolate between measured ones on a logarithmic scale.
 
     Returns:
-        None if it never pays; infinity if it does where there is no limit; the last measured bandwidth at which it
-        does if the next one is without a limit.
+        None if it never pays. Infinity if it pays without a limit. If it pays at the highest limit but not without a
+        limit, the highest limit.
     """
     crossing: float | None = None
     before: tuple[float, float] | None = None
@@ -201,7 +201,7 @@ def crossover_mb_s(gains: dict[float, float]) -> float | None:
 
 
 def describe_gains(gains: dict[float, float]) -> str:
-    """Return where a codec pays, in words."""
+    """Return in words up to which bandwidth a codec pays."""
     crossing = crossover_mb_s(gains)
     curve = ", ".join(f"{'no limit' if math.isinf(rate) else f'{rate:g}'}: {gain:.2f}" for rate, gain in gains.items())
     if crossing is None:

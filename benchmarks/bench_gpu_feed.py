@@ -3,13 +3,13 @@
 Question: what is the utilisation of a ResNet-50 training step that is fed uint8 batches over the data plane and
 normalises them on the device, against the same step with a batch that is already there (headspace)?
 
-Method: the network is written out below. Batches of uint8 images arrive from endpoints that hold them ready, so that
-the transport is the question, not the decoding; they go to the device asynchronously while the step before computes,
-and are normalised there. ``cached`` uses one batch that stays on the device. Utilisation is cached step time over fed
-step time. ``torch`` is fed by a local torch.utils.data.DataLoader process, pinned by torch.
+Method: the network is written out below. Endpoints hold batches of uint8 images ready, because the benchmark measures
+the transport and not the decoding. Batches are copied to the device while the previous step computes, and are
+normalised there. ``cached`` uses one batch that stays on the device. Utilisation is cached step time over fed step
+time. ``torch`` is fed by a local torch.utils.data.DataLoader process, pinned by torch.
 
-Without a GPU a small residual network runs on one CPU thread, and the result says so: it shows that the loop works,
-and nothing about a GPU.
+Without a GPU a small residual network runs on one CPU thread. This result shows that the loop works, and nothing about
+a GPU.
 
     python benchmarks/bench_gpu_feed.py --short
     python benchmarks/bench_gpu_feed.py --batch-size 256 --endpoints 2
@@ -63,12 +63,12 @@ def _convolution(channels_in: int, channels_out: int, size: int, stride: int = 1
 
 
 def residual_network(stages: tuple[int, ...], width: int, num_classes: int = 1000) -> nn.Module:
-    """Return a residual network; ``STAGES_50`` and width 64 make ResNet-50.
+    """Return a residual network. ``STAGES_50`` and width 64 make ResNet-50.
 
     Args:
         stages: Blocks per stage.
-        width: Of the first stage; doubles from stage to stage.
-        num_classes: Outputs.
+        width: Width of the first stage. It doubles from stage to stage.
+        num_classes: Number of outputs.
     """
     layers: list[nn.Module] = [*_convolution(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     channels = width
@@ -80,7 +80,7 @@ def residual_network(stages: tuple[int, ...], width: int, num_classes: int = 100
 
 
 class _Trainer(ready_feeds.Feed):
-    """A training loop one batch ahead of itself; subclasses feed it."""
+    """A training loop that copies one batch ahead. Subclasses feed it."""
 
     def start(self) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -121,7 +121,7 @@ class _Trainer(ready_feeds.Feed):
 
     def _step(self, images: Tensor, labels: Tensor) -> None:
         if self._is_cuda:
-            # The images were copied on another stream; what it holds may be freed only after this step.
+            # The images were copied on another stream. Their memory may be freed only after this step.
             torch.cuda.current_stream().wait_stream(self._stream)
             for part in (images, labels):
                 part.record_stream(torch.cuda.current_stream())

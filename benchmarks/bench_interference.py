@@ -3,18 +3,18 @@
 Question: how much longer does a training step take while batches arrive at 100, 300 and 1,000 MB/s, over the data
 plane or from a local torch worker process, than with one batch that is always there?
 
-Method: a step is a stretch of fixed work of about 40 ms, in Python bytecode (which needs the interpreter lock that
-receiving threads take too) or in torch (one thread of matrix products, which does not); how many units of work that is
-is found once, before anything else runs, and is the same for all rows. The loop takes one batch every 50 ms, no
-sooner, sized so that this makes the stated rate for every competitor alike: a step that is slowed down leaves less of a
-pause, not fewer bytes, until there is no pause left, which the MB/s column shows. The batch is read through before the
-step, as the copy to an accelerator would. The step's time excludes that and the wait; the loop's has all three, and
-only the pause is not in it: what one competitor does beside the step, another does before it. ``cached`` hands over the
-same batch again and again: the step alone.
+Method: a step is fixed work of about 40 ms. It is Python bytecode or matrix products of torch in one thread. Bytecode
+needs the interpreter lock, which receiving threads take too. Matrix products do not need it. The amount of work is
+found once, before anything else runs, and is the same for all rows. The loop takes one batch every 50 ms, no sooner.
+The size of a batch gives the stated rate, the same for every competitor: a slower step leaves a shorter pause, not
+fewer bytes. If no pause is left, the MB/s column shows it. Before the step the loop reads the whole batch, as a copy to
+an accelerator would. The step's time contains neither this nor the wait. The loop's time contains all three, but not
+the pause, because one competitor does before the step what another does during the step. ``cached`` uses the same
+batch again and again, to measure the step alone.
 
 By default the processes share all cores of this machine, so with few cores the supply's work also costs
-the step; ``--pin`` keeps the trainer process on the first core and everything else on the others, as if
-the supply were on another machine. Its result is a file of its own.
+the step. ``--pin`` keeps the trainer process on the first core and everything else on the others, as if
+the supply were on another machine. Its result is a separate file.
 
     python benchmarks/bench_interference.py --short
     python benchmarks/bench_interference.py --pin
@@ -93,7 +93,7 @@ def calibrate(step: str) -> int:
 
 
 class _Loop(ready_feeds.Feed):
-    """A training loop; subclasses feed it."""
+    """A training loop. Subclasses feed it."""
 
     def start(self) -> None:
         import torch  # noqa: F401 - every trainer has it: the same memory and imports for all rows
@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def figures(rows: Sequence[harness.Row]) -> list[str]:
-    """Say what the step costs beside the step alone, and whether that is no more than beside a torch worker."""
+    """Return lines about the step time: relative to the step alone, and to the step beside a torch worker."""
     lines = [
         f"- step beside {name} / step alone: {harness.ratio(rows, name, 'cached', 'step_time_s'):.3f}"
         for name in ("hetero", "torch")

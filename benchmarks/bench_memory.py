@@ -3,11 +3,10 @@
 Question: by how much does the trainer process grow while it is fed, beyond the batches in its window? And if it takes
 no batch for 30 seconds (a checkpoint, a validation pass), do it and the endpoints stay as they are?
 
-Method: ready-made batches, as in `bench_transport.py`. Growth is the peak of resident memory while fed, less what was
-resident when all imports were done and nothing had been connected. The window is as users get it: two batches per
-endpoint. After that the loop takes nothing for ``--stall`` seconds; resident memory of the trainer process and of each
-process of the supply is sampled ten times a second, and what each grows by after the first second is its drift. The
-worst process counts.
+Method: ready-made batches, as in `bench_transport.py`. Growth is the peak of resident memory while fed, minus the
+resident memory after all imports and before any connection. The window is the default: two batches per endpoint. After
+that the loop takes nothing for ``--stall`` seconds. Resident memory of the trainer process and of each process of the
+supply is sampled ten times a second. The growth after the first second is the drift. The worst process counts.
 
     python benchmarks/bench_memory.py --short
     python benchmarks/bench_memory.py --stall 120 --only hetero
@@ -48,7 +47,7 @@ COLUMNS = harness.columns(
 
 
 class _Stalling(Transport):
-    """Takes nothing for a while after each run; mixed into what delivers."""
+    """A mix-in for competitors: takes nothing for a while after each run."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -109,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_trials(shapes: Sequence[tuple[int, int]], stall_s: float, only: Sequence[str]) -> list[Trial]:
-    """Return the rows to be; the peer is there for comparison, and stalls for a short while only."""
+    """Return the rows to measure. The peer is for comparison, and stalls for a short while only."""
     return [
         Trial(
             competitor=name,

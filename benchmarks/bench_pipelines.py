@@ -1,29 +1,29 @@
 """Is a batch from endpoints as good as one from a local loader process, in pipelines that users have?
 
-Question: how many samples per second reach one consumer that touches every batch, when two processes preprocess;
-what it costs in CPU and memory on both sides; how long the first batch takes; and what strict order costs.
+Question: how many samples per second reach one consumer that touches every batch, when two processes preprocess? What
+CPU and memory do both sides use? How long does the first batch take? What does strict order cost?
 
 Method: six pipelines (`pipelines/`), each run by the competitors of `peers/`, interleaved:
 
     hetero        two endpoints of a real pool, `hetero.torch.DataLoader`
     torch         torch.utils.data.DataLoader, two workers on this host
-    torch-spawn   the same with workers started as endpoints have to be: what the first batch is compared with (jpeg,
+    torch-spawn   the same with workers that start as endpoints do, to compare the time of the first batch (jpeg,
                   audio)
     sample        the published sample's way: loader, bytes, queue, gRPC stream of protobuf messages
     ray           Ray Data
     tf            tf.data service, in TensorFlow's operators
     rpc           RPCDataloader
 
-In the pipelines with torch-spawn the first three get new processes in every round, and so does ray everywhere, which
-is never idle; its warm-up is seven seconds. All other processes are kept through the rounds, where tf begins a new
-epoch in each because its workers would go on computing.
+In the pipelines with torch-spawn the first three get new processes in every round. So does ray in every pipeline,
+because it is never idle. Its warm-up is seven seconds. All other processes are kept through the rounds. tf begins a new
+epoch in each round, because its workers would go on computing.
 
-The clock for the first batch starts when the trainer has its imports; hetero's includes the start of the endpoints,
-which in a job happens before the trainer starts. All processes share this machine, so a competitor that burns
-CPU takes it from its own preprocessing, which on separate hosts it would not.
+The clock for the first batch starts after the trainer's imports. hetero's time includes the start of the endpoints,
+which in a job happens before the trainer starts. All processes share this machine, so the CPU time of a transport is
+missing for preprocessing. On separate hosts it would not be.
 
 The order tables are simulated: samples wait instead of computing. ``first-come`` is hetero with a window that
-delivers whatever has arrived; everything else is the same code.
+delivers batches in the order of arrival. All other code is the same.
 
     python benchmarks/bench_pipelines.py --pipelines jpeg text --only hetero torch
 """
@@ -111,7 +111,7 @@ def make_photos(folder: Path = PHOTOS, *, count: int = NUM_PHOTOS, size: str = "
 
 
 def pipeline_trials(name: str, *, short: bool) -> list[Trial]:
-    """Return one pipeline's competitors; the short form leaves out those that take long to start."""
+    """Return one pipeline's competitors. The short form leaves out competitors that take long to start."""
     names = ["hetero", "torch"]
     if not short or name == "jpeg":
         names += ["sample", "rpc"]
@@ -165,7 +165,7 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def is_ahead(rows: Sequence[Row]) -> bool:
-    """Return whether hetero delivers no less than any remote peer of the table; False if one, or it, has failed."""
+    """Return whether hetero delivers as fast as every remote peer of the table, or faster. False if one failed."""
     peers = [row.trial.name for row in rows if row.trial.competitor in REMOTE_PEERS]
     ratios = [harness.ratio(rows, "hetero", name, "samples_per_s") for name in peers]
     return bool(ratios) and all(ratio >= 1 for ratio in ratios)  # NaN, of one that has failed, is not

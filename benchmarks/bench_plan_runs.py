@@ -78,7 +78,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job and the clusters on which it runs."""
+    """A training job and the clusters that it runs on."""
 
     name: str
     clusters: tuple[Cluster, ...]

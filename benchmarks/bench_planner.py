@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     scenarios = selected(all_scenarios(), args)
     if not scenarios:
-        raise SystemExit("planner: nothing to run; see --only")
+        raise SystemExit("planner: --only matches no scenario; expected names of scenarios, or their beginnings")
     harness.say(f"planner: {len(scenarios)} scenarios, about {len(scenarios) * 4 / 60 / args.processes:.0f} minutes")
     facts, begin_s = harness.environment(), time.monotonic()
     outcomes = list(run_all(scenarios, args.processes))

@@ -1,11 +1,11 @@
 """What do TLS and the audit's ledger cost?
 
 Question: how many batches per second, and how much CPU on either side, does a trainer pay for mutual TLS between it and
-its endpoints (`--tls-dir`), and for a ledger of what it was given (`--audit`)?
+its endpoints (`--tls-dir`), and for a ledger of its batches (`--audit`)?
 
 Method: ready-made batches from one endpoint, as in `bench_transport.py`, each safeguard against the same without it.
-TLS is between reader and endpoint, so those two are compared without the loader. The ledger is the loader's: it
-digests what the script gets, in the thread that takes it, and writes a line for it.
+TLS is between reader and endpoint, so those two are compared without the loader. The loader writes the ledger: in the
+script's thread it computes a digest of each batch, and writes a line.
 
     hetero            endpoints of a real pool, a real reader
     hetero-tls        the same under mutual TLS

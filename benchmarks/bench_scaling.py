@@ -3,13 +3,13 @@
 Question: with 1 to 32 data hosts and 1 to 8 ranks, what share of the samples that the hosts could compute reaches the
 ranks, in order?
 
-Method: every data host is one endpoint process that stands for several vCPUs; a sample's cost is emulated by waiting,
-so that two cores can stand for hundreds. Ideal supply is ``hosts x vCPUs / sample time``. Everything else is real:
-requests, choice of endpoint, transport, windows, order. Emulated vCPUs that began together deliver in bursts, so a
-count in a window of time says little; delivery is how long all vCPUs together take from one turn to a later one,
-averaged over every batch that both have. The first turns are left out: endpoints become ready one after the other,
-and the first one gets more than its share.
-Basis: simulated. The ranks and endpoints share this machine's cores; with real cores of their own there is more room.
+Method: every data host is one endpoint process that emulates several vCPUs. A sample's cost is emulated by waiting, so
+two cores can emulate hundreds. Ideal supply is ``hosts x vCPUs / sample time``. Everything else is real: requests,
+choice of endpoint, transport, windows, order. Emulated vCPUs that began together deliver in bursts, so a count in a
+window of time says little. Delivery is the time of all vCPUs together from one turn to a later one, averaged over
+every batch that both have. The first turns are left out, because endpoints become ready one after the other, and the
+first one gets more than its share.
+Basis: simulated. The ranks and endpoints share this machine's cores. A real cluster has more of them.
 
     python benchmarks/bench_scaling.py --short
     python benchmarks/bench_scaling.py --shapes 1x1 8x2 32x8
@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 class Cluster(Competitor):
-    """Endpoints and ranks are this process's children; a "batch" is one measurement of the whole cluster."""
+    """Endpoints and ranks are this process's children. A "batch" is one measurement of the whole cluster."""
 
     def start(self) -> None:
         config = self.config
@@ -66,8 +66,8 @@ class Cluster(Competitor):
         time.sleep(self.config["turns"] * self.config["batch_size"] * self.config["sample_time_s"])
         end_s = time.monotonic()
         after_s = self._cpu_s()
-        # One clock for all processes. How many of the vCPUs work for a rank changes; that all of them together do one
-        # batch each per turn does not, so the turns are those of all ranks' deliveries in one row.
+        # One clock for all processes. The number of vCPUs that work for one rank changes. But in each turn every vCPU
+        # makes one batch, so turns are counted in the deliveries of all ranks together.
         moments = np.sort(np.concatenate([rank.ask("report") for rank in self._ranks]))
         inside = moments[(moments >= begin_s) & (moments < end_s)]
         delivered = self.config["batch_size"] * delivery_rate(
@@ -117,7 +117,7 @@ def delivery_rate(moments: npt.NDArray[np.float64], per_turn: int) -> float:
 
 @contextlib.contextmanager
 def rank(config: Mapping[str, Any]) -> Iterator[Any]:
-    """Read for ever; the first reply comes after the warm-up, the second is the moments of all deliveries."""
+    """Read for ever. The first reply comes after the warm-up, the second contains the times of all deliveries."""
     import threading
 
     from feeds import ready_batches

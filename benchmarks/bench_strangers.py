@@ -1,13 +1,13 @@
 """What do 500 connections of strangers cost a reader?
 
-Question: which share of its throughput does a legitimate loader keep while 500 connections hang on the endpoint that
-feeds it: silent ones, half-said greetings and HTTP/2 prefaces, connections without calls, calls that are refused and
-health checks whose answers nobody reads, and a few dozen readers of the same job that asked for a batch and never read?
+Question: which share of its throughput does a legitimate loader keep while 500 other connections to its endpoint are
+open? Some are silent, send half a greeting or HTTP/2 preface, make no calls, make calls that are refused, or leave the
+answers to health checks unread. A few dozen are readers of the same job that requested a batch and do not read it.
 
-Method: an endpoint and a reader, two processes here as on hosts, once undisturbed and once beset by the strangers, who
-are a process of their own (which counts as supply). Batches of 1 MB are drawn at random, so that the endpoint has work
-to do. All strangers come anew when a run begins and go when it ends; the endpoint closes most of them after five
-seconds. The ratio is the median over the rounds of the ratio within a round.
+Method: an endpoint and a reader, in two processes, once undisturbed and once with the strangers. The strangers are
+another process, which counts as supply. Batches of 1 MB are drawn at random to give the endpoint work. All strangers
+connect when a run begins and leave when it ends. The endpoint closes most of them after five seconds. The ratio is the
+median over the rounds of the ratio within a round.
 
     python benchmarks/bench_strangers.py --short
     python benchmarks/bench_strangers.py --number 2000
@@ -154,7 +154,7 @@ class Strangers:
         self.pid = self._process.pid
 
     def tell(self, word: str) -> int:
-        """Have them open or close; return how many connections there are."""
+        """Make the strangers open or close their connections. Return the number of connections."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(word + "\n")

@@ -1,10 +1,11 @@
 """What does a TensorFlow trainer pay for photographs that another process has preprocessed?
 
 Question: how many samples per second reach one consumer that touches every batch, when two threads or processes
-preprocess: tf.data on the spot, tf.data service, or hetero's own data plane as a `tf.data.Dataset`; what it costs in
-CPU on both sides, and how long the first batch takes. And does it matter who starts tf.data service?
+preprocess? They belong to tf.data in the trainer process, to tf.data service, or to hetero's own data plane as a
+`tf.data.Dataset`. What CPU do both sides use? How long does the first batch take? Does it matter who starts tf.data
+service?
 
-Method: one JPEG pipeline (decode, random crop, resize to 224, flip; batches of 9.6 MB), interleaved:
+Method: one JPEG pipeline (decode, random crop, resize to 224, flip) with batches of 9.6 MB, interleaved:
 
     tf-local       tf.data in the trainer process, two threads
     tf-by-hand     tf.data service: a dispatcher and two workers of one thread, started as its manual says
@@ -12,12 +13,12 @@ Method: one JPEG pipeline (decode, random crop, resize to 224, flip; batches of 
                    (``--data-service tf``), and read by `hetero.tf.distribute`
     from_dataset   `hetero.tf.from_dataset`: two endpoints of a real pool
 
-The first three run TensorFlow's operators, which fuse decoding with the crop; the last one Python and OpenCV, which
-tf.data service cannot run. Both services shard dynamically, sample by sample, and compress nothing.
+The first three run TensorFlow's operators, which fuse decoding with the crop. The last one runs Python and OpenCV,
+which tf.data service cannot run. Both services shard dynamically, sample by sample, and compress nothing.
 
-All processes are kept through the rounds; both services begin anew in each, because their workers would go on
+All processes are kept through the rounds. Both services begin a new epoch in each, because their workers would go on
 computing. The clock for the first batch starts when the trainer has imported TensorFlow, and includes the start of all
-servers: tf-launcher's is that of a whole job, whose launchers and one idle rank count as supply.
+servers. For tf-launcher this is the start of a whole job. Its launchers and one idle rank count as supply.
 
 Figure: tf-launcher x tf-by-hand at least 0.97. The short form leaves out both services, which take long to start.
 

@@ -3,7 +3,7 @@
 Question: how many ready-made batches per second reach one trainer process, from one to four endpoints, and how
 much CPU do both sides spend on a gigabyte?
 
-Method: nothing is preprocessed; every batch is the same prepared array, copied and sent anew. All processes are on this
+Method: every batch is the same prepared array, copied and sent anew, without preprocessing. All processes are on this
 machine (loopback or shared memory). The trainer process reads one byte of every page and drops the batch. Processes are
 kept through the rounds, so the first batch's time is that of one start (`bench_pipelines.py` has the medians).
 
@@ -95,7 +95,7 @@ def make_trials(sizes: Sequence[int], endpoints: Sequence[int], only: Sequence[s
 
 
 def targets(rows: Sequence[harness.Row]) -> list[str]:
-    """Say whether the figures of this group are met; they are for one endpoint."""
+    """Return lines that compare this group with its targets. The targets are for one endpoint."""
     config = rows[0].trial.config
     if config["num_endpoints"] != 1:
         return []

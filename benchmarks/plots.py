@@ -1,4 +1,4 @@
-"""Draw results: ``results/NAME.json`` to ``results/NAME.png``; ``--results`` names another folder.
+"""Draw results: ``results/NAME.json`` to ``results/NAME.png``. ``--results`` names another folder.
 
 Points and bars are medians, the thin lines reach from the lowest to the highest run, or ratio within a round.
 
@@ -83,7 +83,7 @@ def relative(rows: Sequence[Row], reference: str, metric: str) -> dict[tuple[str
     """Return median, lowest and highest of each row's ratios to its group's reference.
 
     Returns:
-        By group and competitor; groups without the reference are left out.
+        By group and competitor. Groups without the reference are left out.
     """
     bases = {row.trial.group: row for row in rows if row.trial.competitor == reference}
     found = {}

@@ -5,15 +5,15 @@ heterogeneous job of the published cluster show, and how far is that from the pu
 
 Method: the real launcher, ranks, endpoints and data plane run as `hetero simulate` runs them. vCPUs and
 accelerators are emulated. One sample costs ``baseline step time x trainer vCPUs / global batch`` seconds
-of one vCPU, so the homogeneous row reproduces its calibration; the heterogeneous rows are predictions, and
-nothing is fitted to them. Warm-up is left out; every configuration runs ``--runs`` times, interleaved, and
+of one vCPU, so the homogeneous row reproduces its calibration. The heterogeneous rows are predictions, and
+nothing is fitted to them. Warm-up is left out. Every configuration runs ``--runs`` times, interleaved, and
 the table shows medians.
 
 ``--backend grpc``: batches come from endpoints, whose vCPUs are slots. ``--backend tf``: the pipeline of
 `examples/resnet_tf`, run by tf.data service or, without data hosts, by tf.data in every rank. There a vCPU is a
-branch of the pipeline that waits out its sample; decoding and augmenting a tiny photograph come on top, and ranks
-meet by a collective of `tf.distribute.MultiWorkerMirroredStrategy`. It needs TensorFlow, and 19 processes of it for
-seed-tf.
+branch of the pipeline that waits for the emulated time of a sample. Decoding and augmenting a tiny photograph add real
+work. Ranks meet by a collective of `tf.distribute.MultiWorkerMirroredStrategy`. This needs TensorFlow, and 19 processes
+of it for seed-tf.
 
     python benchmarks/price_performance.py --profile seed-pt
     python benchmarks/price_performance.py --profile seed-tf
@@ -48,7 +48,7 @@ from hetero.simulate.simulate import SimulatedGroup, parse_group
 
 WARMUP_CYCLES = 2
 PHOTOS = HERE.parent / "data" / "bench-photos-tiny"
-"""So small that decoding one takes a thousandth of what a sample is emulated to cost."""
+"""Tiny photographs. Decoding one takes a thousandth of the emulated time of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +78,10 @@ class Profile:
     title: str
     num_ranks: int
     batch_size: int
-    """Samples per rank and step; decides how fine the emulated work is, not how much there is."""
+    """Samples per rank and step. It sets how finely the emulated work is divided, not its amount."""
     cycles: int
     """Whole turns of all vCPUs to measure. Emulated vCPUs finish their batches together, so
-    steps come in bursts of ``vCPUs / ranks``; only whole bursts give an unbiased mean."""
+    steps come in bursts of ``vCPUs / ranks``. Only whole bursts give an unbiased mean."""
     baseline_step_time_s: float
     accelerator_step_time_s: float
     baseline: Configuration
@@ -123,14 +123,14 @@ class Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the runs of one configuration showed; medians."""
+    """The medians over the runs of one configuration."""
 
     configuration: Configuration
     step_times_s: tuple[float, ...]
     hourly_usd: float | None
     num_overruns: int | None
-    """Emulated batches whose real work took longer than the emulated time: the emulation does not hold for them. None:
-    the real work is no part of the emulated time."""
+    """Emulated batches whose real work took longer than the emulated time. Their emulation is wrong. None if the real
+    work is not part of the emulated time."""
 
     @property
     def step_time_s(self) -> float:
@@ -170,7 +170,7 @@ def load_profile(name: str) -> Profile:
     """Read a shipped profile or a file.
 
     Raises:
-        ConfigError: If there is no such profile, or it is malformed.
+        ConfigError: If the profile is missing or malformed.
     """
     path = HERE / "profiles" / f"{name}.yaml"
     if not path.is_file():
@@ -238,11 +238,11 @@ def endpoint_job(profile: Profile, configuration: Configuration) -> Job:
 def tf_job(profile: Profile, configuration: Configuration) -> Job:
     """Return the job whose tf.data pipelines have a branch for every vCPU.
 
-    All workers of tf.data service run the same pipeline, so hosts of different sizes have different numbers of them:
-    each stands for as many vCPUs as divide those of every host.
+    All workers of tf.data service run the same pipeline, so hosts of different sizes have different numbers of workers.
+    A worker emulates the greatest common divisor of the hosts' vCPUs.
 
     Raises:
-        ConfigError: If the vCPUs cannot be divided so.
+        ConfigError: If the vCPUs cannot be divided in this way.
     """
     hosts = preprocessing(profile, configuration)
     if len(configuration.groups) == 1:
@@ -257,8 +257,9 @@ def tf_job(profile: Profile, configuration: Configuration) -> Job:
         flags += ["--trainer-tf-workers", str(max(trainer_workers))]
     if rest:
         raise ConfigError(
-            f"{configuration.name}: pipelines of one size cannot stand for {', '.join(configuration.groups)}\n"
-            f"  Expected data hosts of one size; or without any, vCPUs that divide by the {profile.num_ranks} ranks."
+            f"{configuration.name}: pipelines of one size cannot emulate {', '.join(configuration.groups)}\n"
+            "  Expected data hosts of one size. Without data hosts, expected vCPUs that are a multiple of "
+            f"the number of ranks, {profile.num_ranks}."
         )
     return Job(
         flags=tuple(flags),
@@ -277,7 +278,7 @@ BACKENDS = {
 
 
 def command(profile: Profile, configuration: Configuration, job: Job, folder: str) -> list[str]:
-    """Return the arguments of `hetero` for one job; its report goes to ``folder``."""
+    """Return the arguments of `hetero` for one job. Its report goes to ``folder``."""
     steps_per_cycle = num_vcpus(profile, configuration) // profile.num_ranks
     # One more: a step ends with the delivery of the next batch.
     steps = (WARMUP_CYCLES + profile.cycles) * steps_per_cycle + 1
@@ -308,7 +309,7 @@ def summarise(configuration: Configuration, reports: Sequence[Any], backend: Bac
     """Return the medians over the runs of a configuration."""
     for report in reports:
         if report.headline is None or report.headline.step_time_mean is None:
-            sys.exit(f"{configuration.name}: no step was measured; the profile needs more cycles")
+            sys.exit(f"{configuration.name}: no step was measured. Set more cycles in the profile.")
     hourly = reports[0].cost.hourly
     num_overruns = sum(report.run.events.get("emulation overruns", 0) for report in reports)
     return Outcome(
@@ -347,7 +348,7 @@ def render(profile: Profile, outcomes: Sequence[Outcome], backend: Backend) -> s
 
 
 def describe_outcome(profile: Profile, outcome: Outcome) -> str:
-    """Return one line: the simulated step time beside what the number of vCPUs alone predicts, and the spread."""
+    """Return one line: the simulated step time, the prediction from the number of vCPUs alone, and the spread."""
     expected_s = predicted_s(profile, outcome.configuration)
     runs = ", ".join(f"{1000 * value:.0f}" for value in outcome.step_times_s)
     overruns = "" if outcome.num_overruns is None else f"; {outcome.num_overruns} batches took longer than emulated"
@@ -418,7 +419,7 @@ def predicted_s(profile: Profile, configuration: Configuration) -> float:
 def write_result(
     path: Path, profile: Profile, outcomes: Sequence[Outcome], text: str, facts: Mapping[str, Any]
 ) -> None:
-    """Keep the result with everything that it depends on; ``path`` has no ending."""
+    """Write the result and everything that it depends on. ``path`` has no ending."""
     content = {
         "profile": dataclasses.asdict(profile),
         "outcomes": [

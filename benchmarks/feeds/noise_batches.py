@@ -1,4 +1,4 @@
-"""What the endpoint serves in `bench_strangers.py`: bytes that are drawn anew for every sample, so that it has work."""
+"""The data set of `bench_strangers.py`: random bytes, drawn anew for every sample to give the endpoint work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JPEG pipeline as arrays: what endpoints serve to TensorFlow, and import; `pipelines.jpeg` without torch."""
+"""The JPEG pipeline `pipelines.jpeg` as arrays, without torch. Endpoints import it and serve it to TensorFlow."""
 
 from __future__ import annotations
 

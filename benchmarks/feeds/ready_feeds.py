@@ -1,6 +1,7 @@
-"""Ready-made batches from endpoints of a real pool or from torch's loader processes; mixed into what a benchmark does.
+"""Mix-ins for competitors: ready-made batches from endpoints of a real pool or from torch's loader processes.
 
-Their configuration: ``num_endpoints``, processes, and ``nbytes`` of a batch, unless the benchmark says what to read.
+Their configuration: the number of processes ``num_endpoints``, and ``nbytes`` of a batch unless the benchmark names a
+data set.
 """
 
 from __future__ import annotations

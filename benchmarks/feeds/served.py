@@ -33,11 +33,11 @@ _READY_S = 300.0
 
 @contextlib.contextmanager
 def endpoints(config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """Serve a script's data sets; gives the endpoints' records.
+    """Serve a script's data sets, and yield the endpoints' records.
 
     Args:
         config: Fields of `EndpointOptions` (at least ``script`` and ``num_endpoints``), and ``token_path``. With
-            ``spread`` each endpoint is presented as a host of its own.
+            ``spread`` each endpoint is presented as a separate host.
     """
     chosen = dict(config)
     spread = chosen.pop("spread", False)
@@ -102,7 +102,7 @@ class Session:
         control._session = self  # type: ignore[assignment]
 
     def register_timer(self, timer: object) -> None:
-        """Nobody asks for its summary."""
+        """The benchmark does not use the summary."""
 
     def set_counters(self, counters: Callable[[], Mapping[str, int]]) -> None:
         """Keep what counts the data plane's work."""

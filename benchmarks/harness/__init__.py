@@ -1,9 +1,9 @@
 """What every benchmark shares: fresh trainer processes, interleaved rounds, CPU and memory of both sides, result files.
 
-A `Competitor` is one way to feed a trainer. It runs in a *trainer process* of its own, started by `compare`; whatever
-it starts to compute batches (workers, servers) is a descendant of that process and counts as *supply*. `compare` runs
-the trials of one table round by round, in an order that rotates, so that a noisy minute hits all of them alike. Each
-run is: warm-up batches, which are not counted, then at least ``seconds`` and ``min_batches`` of measuring.
+A `Competitor` is one way to feed a trainer. `compare` starts a separate *trainer process* for it. The workers and
+servers that it starts to compute batches are descendants of that process and count as *supply*. `compare` runs the
+trials of one table round by round. The order rotates, because a noisy minute should hit all of them alike. Each run
+begins with warm-up batches, which are not counted. Then it measures at least ``seconds`` and ``min_batches``.
 
     class MyLoader(Competitor):
         def start(self): ...             # connect, start workers; timed together with the first batch

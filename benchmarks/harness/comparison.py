@@ -15,16 +15,16 @@ class Protocol:
     """How each trial is run."""
 
     runs: int
-    """Rounds, >= 1; five or more for a result."""
+    """Rounds, >= 1. A result needs five or more."""
     seconds: float
     """Of each run, after its warm-up."""
     warmup_batches: int = 8
-    """Before each run, and for at least `Competitor.min_warmup_s`; must exceed what buffers between supply and trainer
-    hold. 0: no warm-up."""
+    """Batches before each run. The warm-up lasts at least `Competitor.min_warmup_s`. It must take more batches than the
+    buffers between supply and trainer hold. 0: no warm-up."""
     min_batches: int = 4
     """Of each run, however long they take."""
     fresh: bool = True
-    """New processes in every round; else one per trial, kept through the rounds of its group."""
+    """Whether every round starts new processes. Otherwise a trial keeps its process for all rounds of its group."""
 
 
 def estimate_s(trials: Sequence[Trial], protocol: Protocol) -> float:
@@ -51,9 +51,9 @@ def compare(
 
     Args:
         script: The benchmark's file.
-        trials: In the order of the table; run group by group.
-        protocol: How.
-        on_group: Told all rows so far whenever a group is complete.
+        trials: In the order of the table. They run group by group.
+        protocol: How to run them.
+        on_group: Called with all rows so far when a group is complete.
     """
     rows: list[Row] = []
     for group in dict.fromkeys(trial.group for trial in trials):
@@ -90,7 +90,7 @@ def _compare_group(script: str, members: Sequence[Trial], protocol: Protocol) ->
 def _run_once(
     script: str, trial: Trial, protocol: Protocol, found: list[Run], kept: dict[int, Child], index: int
 ) -> str:
-    """Run a trial once; return what went wrong."""
+    """Run a trial once. Return the error."""
     child = kept.get(index)
     try:
         if child is None:

@@ -1,7 +1,7 @@
 """A network of a stated bandwidth on this machine: a namespace, a pair of virtual interfaces, and a token bucket.
 
-Endpoints that run in the namespace bind the address at its end; what they send passes the bucket, on every port and
-connection that they open. Needs root and iproute2, and nothing else on this machine notices.
+Endpoints that run in the namespace bind the address at its end. All bytes that they send pass the bucket, on every
+port and connection that they open. Needs root and iproute2. It does not affect the rest of this machine.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from pathlib import Path
 _PREFIX = "hb"
 _RUN = Path("/run/netns")
 _BUCKET_S = 0.004
-"""What may pass at once, in seconds at the full rate; the kernel's timer ticks that often."""
+"""What may pass at once, in seconds at the full rate. It is the interval of the kernel's timer."""
 _MIN_BUCKET_BYTES = 128 * 1024
 _QUEUE_MS = 50
 
 
 class LimitedLink:
-    """The path from endpoints to a trainer; a context manager.
+    """The path from endpoints to a trainer. Use it as a context manager.
 
     Args:
-        rate_mb_s: 10^6 bytes per second from the namespace to here, headers included; None: as fast as the
-            processors are.
+        rate_mb_s: 10^6 bytes per second from the namespace to here, headers included. None for no limit.
 
     Raises:
-        RuntimeError: On entering, if a command failed; names it.
+        RuntimeError: On entering, if a command failed. The message names the command.
     """
 
     def __init__(self, rate_mb_s: float | None) -> None:
@@ -80,7 +79,7 @@ class LimitedLink:
 
 
 def why_not() -> str:
-    """Return why there can be no limited link here; empty if there can."""
+    """Return why this machine cannot make a limited link. Empty if it can."""
     if os.geteuid() != 0:
         return "needs root, for a network namespace"
     missing = [command for command in ("ip", "tc", "nsenter") if shutil.which(command) is None]

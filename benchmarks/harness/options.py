@@ -81,7 +81,7 @@ class Plan:
         fresh: bool = True,
         seconds: float | None = None,
     ) -> list[Row]:
-        """Announce, run the trials, and return a row for each; see `harness.compare`.
+        """Announce and run the trials. Return a row for each, as `harness.compare` does.
 
         Args:
             script: The benchmark's file.
@@ -141,8 +141,8 @@ def plan(
 ) -> Plan:
     """Return what the command line asks for.
 
-    A call that was narrowed down, by any option of the benchmark's own, by fewer runs or by shorter ones, is *partial*:
-    its result gets a name of its own and stays out of the committed folder.
+    A call is *partial* if it has any option of the benchmark itself, or fewer or shorter runs. A partial result gets a
+    different name and stays out of the committed folder.
 
     Args:
         name: Of the result.

@@ -27,14 +27,14 @@ class ProcessFailedError(Exception):
 
 
 class Child:
-    """A process of this benchmark that takes commands on stdin and answers in JSON lines on a descriptor of its own.
+    """A process of this benchmark that takes commands on stdin and answers in JSON lines on another descriptor.
 
     Args:
         script: The benchmark's file, which calls `dispatch` first thing.
         role: ``trainer`` or ``server``.
-        name: Of the competitor or server.
-        config: Given to it.
-        environment: Added to this process's.
+        name: Name of the competitor or server.
+        config: Passed to the competitor or server.
+        environment: Variables to add to this process's environment.
         prefix: A command that runs the process, such as ``nsenter``.
     """
 
@@ -90,7 +90,7 @@ class Child:
         return usage.cpu_s([psutil.Process(self._process.pid), *usage.descendants(self._process.pid)])
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """Have it end; kill it and what it started if it does not."""
+        """Ask it to end. If it does not, kill it and its descendants."""
         # Python's trackers remove what killed processes have in /dev/shm, and end after the last of these.
         family = usage.descendants(self._process.pid)
         trackers = [process for process in family if is_resource_tracker(process)]

@@ -23,7 +23,7 @@ from harness.trials import Row
 RESULTS = HERE / "results"
 """Of full runs; committed."""
 SHORT_RESULTS = RESULTS / "short"
-"""Of everything else; not committed."""
+"""Folder of all other results. They are not committed."""
 _PACKAGES = (
     *("hetero", "grpcio", "numpy", "protobuf", "torch", "tensorflow", "ray", "rpcdataloader"),
     *("opencv-python-headless", "lz4", "zstandard"),
@@ -84,12 +84,12 @@ def write(
     """Keep a result: ``PATH.json`` with a row per trial, ``PATH.md`` for readers.
 
     Args:
-        path: Without an ending.
-        rows: What was found.
-        text: What readers get.
+        path: Path without an ending.
+        rows: The measured rows.
+        text: Markdown for readers.
         protocol: How every row was run.
-        facts: `environment`, taken before the runs, so that the load is that of others.
-        about: What else the file says: scope, command line, duration.
+        facts: Result of `environment` before the runs, because its load must be that of other programs.
+        about: More entries of the file: scope, command line, duration.
     """
     content = {**about, **facts, "rows": [row_content(row, protocol) for row in rows]}
     versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())

@@ -36,7 +36,7 @@ _SHARED = {
 
 
 def columns(*wanted: str | Column) -> tuple[Column, ...]:
-    """Return columns; those that several benchmarks have are named by their metric."""
+    """Return columns. Columns that several benchmarks use are given by the name of their metric."""
     return tuple(_SHARED[column] if isinstance(column, str) else column for column in wanted)
 
 
@@ -74,11 +74,11 @@ def table(
     """Return rows of one group as Markdown: medians, spread, and ratios of one metric to each other row.
 
     Args:
-        rows: Of one group.
-        columns: What to show.
-        ratio_metric: Higher is better; its spread is shown.
-        references: The row with one of these names is in the numerator of the ratios, ``x reference / row``; without
-            it there is no ratio column.
+        rows: Rows of one group.
+        columns: Columns to show.
+        ratio_metric: Metric of the ratios. Higher is better. The table shows its spread too.
+        references: The row with one of these names is in the numerator of the ratios, ``x reference / row``. Without
+            such a row the table has no ratio column.
     """
     base = next((row for row in rows if row.trial.name in references), None)
     ratio_titles = [f"{base.trial.name} / this"] if base else []
@@ -108,7 +108,7 @@ def grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def ratio(rows: Sequence[Row], name: str, other: str, metric: str) -> float:
-    """Return one name over another, see `Row.over`; NaN if either has no runs."""
+    """Return the ratio of one name to another, see `Row.over`. NaN if either has no runs."""
     found = {row.trial.name: row for row in rows}
     return found[name].over(found[other], metric) if name in found and other in found else float("nan")
 

@@ -30,9 +30,9 @@ def dispatch(
     """Become a trainer or server process if the command line says so, and then do not return.
 
     Args:
-        competitors: Made in trainer processes.
-        servers: Context managers in server processes; what they enter with is the reply, or a function that makes one
-            for every later question.
+        competitors: Classes of competitors. Trainer processes create them.
+        servers: Context managers for server processes. Entering one returns the reply, or a function that makes the
+            reply to every later request.
     """
     if len(sys.argv) != 5 or not sys.argv[1].startswith("--child-"):
         return
@@ -56,7 +56,7 @@ def dispatch(
             status = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # frameworks' exit handlers are no part of any question
+    os._exit(status)  # no benchmark measures frameworks' exit handlers
 
 
 def _reply(replies: IO[str], content: Any) -> None:

@@ -9,37 +9,37 @@ from typing import Any
 
 
 class Competitor:
-    """One way to feed a trainer; made in the trainer process. Subclasses override the methods.
+    """One way to feed a trainer. It is created in the trainer process. Subclasses override the methods.
 
     Args:
-        config: What the trial says, JSON values.
+        config: The trial's `Trial.config`, JSON values.
     """
 
     min_warmup_s = 0.2
-    """Of each run, whatever the number of warm-up batches: sockets hold hundreds of small ones, and some supplies need
-    seconds until they are at full speed."""
+    """Shortest warm-up of each run, even with few warm-up batches. Sockets hold hundreds of small batches, and some
+    supplies need seconds until they are at full speed."""
     pauses = False
-    """Its supply would go on computing after a run: where processes are kept, its iterator is closed and made anew."""
+    """Whether its supply would go on computing after a run. Then each run gets a new iterator of batches."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
     def start(self) -> None:
-        """Start what computes batches, and connect to it."""
+        """Start the processes that compute batches, and connect to them."""
 
     def batches(self) -> Iterator[Any]:
         """Yield batches without end, for one consumer."""
         raise NotImplementedError
 
     def consume(self, batch: Any) -> tuple[int, int]:
-        """Use one batch as a trainer would; return its samples and bytes."""
+        """Use one batch as a trainer would. Return its number of samples and bytes."""
         raise NotImplementedError
 
     def begin_run(self) -> None:
-        """Take note that the warm-up is over."""
+        """Handle the end of the warm-up."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what else the row should say; called after a run, outside of what is measured."""
+        """Return more facts for the row. Called after a run, and not measured."""
         return {}
 
     def stop(self) -> None:
@@ -55,13 +55,13 @@ class Run:
     num_samples: int
     num_bytes: int
     trainer_cpu_s: float
-    """All threads of the trainer process."""
+    """CPU seconds of all threads of the trainer process."""
     supply_cpu_s: float
-    """All its descendants."""
+    """CPU seconds of all its descendants."""
     trainer_peak_bytes: int
-    """Resident, at its highest while measuring."""
+    """Largest resident memory while measuring."""
     trainer_growth_bytes: int
-    """That, less what was resident before the competitor started."""
+    """The peak minus the resident memory before the competitor started."""
     supply_bytes: int
     """Resident memory of the descendants at the end, shared pages counted once per process."""
     first_batch_s: float
@@ -94,7 +94,7 @@ class Run:
         return self.supply_cpu_s / (self.num_bytes / 1e9) if self.num_bytes else 0.0
 
     def value(self, metric: str) -> float:
-        """Return an attribute, property or fact; every metric that a table or a plot names."""
+        """Return an attribute, property or fact by the name that a table or a plot uses."""
         return float(self.facts[metric] if metric in self.facts else getattr(self, metric))
 
 
@@ -102,7 +102,7 @@ METRICS = (
     *("batches_per_s", "samples_per_s", "gb_per_s", "trainer_cpu_s_per_gb", "supply_cpu_s_per_gb"),
     *("first_batch_s", "trainer_peak_bytes", "trainer_growth_bytes", "supply_bytes"),
 )
-"""Of every run; facts come on top."""
+"""Metrics of every run. Facts are added to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +112,20 @@ class Trial:
     competitor: str
     """Key of `dispatch`'s competitors."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Given to it; JSON values. Trials of equal ``group`` are compared with each other."""
+    """JSON values for the competitor. Trials of equal ``group`` are compared with each other."""
     group: str = ""
     title: str = ""
-    """In the table; default the competitor."""
+    """Name in the table. The default is the competitor's."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the trainer process's."""
     basis: str = "measured"
     """Or ``simulated``."""
     fresh: bool | None = None
-    """New processes in every round; None: as the protocol says."""
+    """Whether every round starts new processes. None: as the protocol says."""
     start_s: float = 3.0
-    """Estimate of start, first batch and stop together; for the announcement only."""
+    """Estimate of start, first batch and stop together. Only the announcement uses it."""
     warmup_s: float = 0.5
-    """Estimate of the warm-up and of what else a run takes beside its measuring; for the announcement only."""
+    """Estimate of the time of a run that is not measured, such as the warm-up. Only the announcement uses it."""
 
     @property
     def name(self) -> str:
@@ -140,10 +140,10 @@ class Row:
     trial: Trial
     runs: tuple[Run, ...]
     error: str = ""
-    """Why there are none, or fewer than asked for."""
+    """Why runs are missing. Empty if all runs succeeded."""
 
     def median(self, metric: str) -> float:
-        """Return the median of an attribute or fact of the runs; NaN without runs."""
+        """Return the median of an attribute or fact of the runs. NaN without runs."""
         values = self.values(metric)
         return statistics.median(values) if values else float("nan")
 
@@ -166,7 +166,7 @@ class Row:
         return [own / theirs for own, theirs in pairs if theirs]
 
     def over(self, other: Row, metric: str) -> float:
-        """Return the median of the `ratios`; NaN if there are none."""
+        """Return the median of the `ratios`. NaN without ratios."""
         found = self.ratios(other, metric)
         return statistics.median(found) if found else float("nan")
 
@@ -177,7 +177,7 @@ class Row:
         return (max(values) - min(values)) / middle if values and middle else float("nan")
 
     def metrics(self) -> list[str]:
-        """Return the names of everything that a median can be taken of; none without runs."""
+        """Return the names of all metrics that have a median. Empty without runs."""
         if not self.runs:
             return []
         facts = self.runs[0].facts.items()

@@ -12,7 +12,7 @@ import psutil
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Return the processes below one; empty if it is gone."""
+    """Return the descendants of a process. Empty if it has ended."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -26,7 +26,7 @@ def supply_usage() -> tuple[float, int]:
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """Return the CPU seconds of processes; those that are gone count nothing."""
+    """Return the CPU seconds of processes. Processes that have ended count 0."""
     total = 0.0
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -59,7 +59,7 @@ def reset_peak() -> None:
 
 
 def resident_bytes_of(process: psutil.Process) -> int:
-    """Return what of a process is in memory; 0 if it is gone."""
+    """Return the memory of a process. 0 if it has ended."""
     try:
         return int(process.memory_info().rss)
     except psutil.Error:

@@ -24,7 +24,7 @@ _PAGE_BYTES = 4096
 
 
 def touch(batch: Any) -> int:
-    """Read a byte of every page of a batch, as a consumer must at least; return its bytes."""
+    """Read a byte of every page of a batch, as any consumer does at least. Return the number of bytes of the batch."""
     array = batch.numpy() if hasattr(batch, "numpy") else batch
     if isinstance(array, np.ndarray):
         if array.size:
@@ -38,7 +38,7 @@ def touch(batch: Any) -> int:
 
 
 class PipelineCompetitor(Competitor):
-    """Runs one of the pipelines in torch; subclasses say how."""
+    """Runs one of the pipelines in torch. Subclasses define how."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -55,7 +55,7 @@ class PipelineCompetitor(Competitor):
         return self.pipeline.build(self.length, self.root)
 
     def batches(self) -> Iterator[Any]:
-        """Yield batches; an epoch after the other."""
+        """Yield the batches of one epoch after the other."""
         while True:
             yield from self.epoch()
 

@@ -56,14 +56,14 @@ class LocalSession(served.Session):
 
 
 class FirstComeWindow(Window):
-    """Delivers whatever has arrived: what strict order costs is the difference to this.
+    """Delivers batches in the order of arrival. The difference to the ordered window is the cost of strict order.
 
     A batch that waits for its turn in the ordered window would be taken at once here, and its place in the window is
     free for the next request.
     """
 
     def deliverable(self) -> int | None:
-        """Return the lowest that is there; ``next_sequence`` counts deliveries."""
+        """Return the lowest batch that has arrived. ``next_sequence`` counts deliveries."""
         return min(self.outcomes, default=None)
 
 
@@ -71,7 +71,7 @@ class HeteroEndpoints(PipelineCompetitor):
     """``order``: ``first-come`` is what no user gets."""
 
     def start(self) -> None:
-        """Start the pool and make the loader; the pool becomes ready meanwhile."""
+        """Start the pool and make the loader. The pool becomes ready meanwhile."""
         if self.config.get("order") == "first-come":
             reader.Window = FirstComeWindow  # type: ignore[attr-defined]
         begin_s = time.perf_counter()

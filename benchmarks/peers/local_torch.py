@@ -11,10 +11,10 @@ from peers import NUM_PROCESSES, PipelineCompetitor
 
 
 class LocalTorch(PipelineCompetitor):
-    """``torch.utils.data.DataLoader``, two workers; ``context``: how they are started, torch's default if left out."""
+    """``torch.utils.data.DataLoader`` with two workers. ``context`` is their start method. The default is torch's."""
 
     def start(self) -> None:
-        """Make the loader; its workers start with the first batch."""
+        """Make the loader. Its workers start with the first batch."""
         self._loader = torch.utils.data.DataLoader(
             self.dataset(),
             batch_size=self.pipeline.batch_size,

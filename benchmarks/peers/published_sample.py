@@ -1,8 +1,8 @@
 """The published PyTorch sample's way, in our own words: what users of heterogeneous clusters run today.
 
 A feeding process iterates over a ``DataLoader`` with two workers, turns each tensor into bytes and puts them into a
-``multiprocessing.Queue``. A gRPC server streams what it takes from the queue as protobuf messages. The
-trainer parses them and makes tensors from the bytes; shapes and types are known to both sides by
+``multiprocessing.Queue``. A gRPC server takes them from the queue and streams them as protobuf messages. The
+trainer parses the messages and makes tensors from the bytes. Both sides know shapes and types by
 convention, so pipelines whose shapes vary cannot be run this way.
 """
 
@@ -61,7 +61,7 @@ class PublishedSample(PipelineCompetitor):
 
 
 def fill(name: str, root: str, batch_size: int, queue: Any) -> None:
-    """Feed the queue; the feeding process."""
+    """Feed the queue. This is the feeding process."""
     torch.set_num_threads(1)
     loader = torch.utils.data.DataLoader(
         load(name).build(batch_size * LENGTH_BATCHES, root),
@@ -76,7 +76,7 @@ def fill(name: str, root: str, batch_size: int, queue: Any) -> None:
 
 
 def serve(name: str, root: str, batch_size: int, port: Any) -> None:
-    """Serve what the queue holds; the serving process."""
+    """Serve the content of the queue. This is the serving process."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue(_QUEUE_BATCHES)
     context.Process(target=fill, args=(name, root, batch_size, queue)).start()

@@ -1,7 +1,7 @@
 """Ray Data: an actor pool of two maps batches of indices, `iter_torch_batches` delivers.
 
-Two Ray nodes, as in a cluster: the trainer's has no CPUs to give away, the other one computes. On a single node
-batches would go through shared memory, which no other machine's can.
+Two Ray nodes, as in a cluster: the trainer's node offers no CPUs, and the other one computes. On a single node batches
+would go through shared memory, which is not possible between two machines.
 Batches of fixed shapes travel as columns, one row per sample. Where shapes vary a batch travels as
 one row of pickled bytes, which is what users do when nested samples do not fit a table.
 """
@@ -25,7 +25,7 @@ from peers import NUM_PROCESSES, PipelineCompetitor
 _OBJECT_STORE_BYTES = 2**30
 """Of each node."""
 _EPOCHS = 10
-"""In one: it computes ahead as far as its stores hold batches, and would see the end of one."""
+"""Epochs in one Ray data set. Ray computes ahead until its stores are full, so it would notice the end of an epoch."""
 
 
 class Fetch:

@@ -1,4 +1,4 @@
-"""RPCDataloader (CEA LIST), from its package: two of its workers, its loader; a thread and a connection per batch."""
+"""RPCDataloader (CEA LIST), from its package: two workers and its loader, a thread and a connection per batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RpcDataLoader(PipelineCompetitor):
     """``RPCDataloader`` over ``RPCDataset``."""
 
     def start(self) -> None:
-        """Start its workers; it connects by itself once they listen."""
+        """Start its workers. It connects by itself when they listen."""
         ports = [_free_port() for _ in range(NUM_PROCESSES)]
         self._workers = [
             subprocess.Popen([sys.executable, "-m", "rpcdataloader.launch", "--host", "127.0.0.1", "--port", str(port)])

@@ -14,7 +14,7 @@ _SIDE = 224
 
 
 class TfDataService(Competitor):
-    """Workers of one thread each, so that two of them are two preprocessing processes; batches travel uncompressed."""
+    """Workers of one thread each. Two of them equal two preprocessing processes. Batches travel uncompressed."""
 
     min_warmup_s = 1.0
     pauses = True
@@ -52,12 +52,12 @@ class TfDataService(Competitor):
 
 
 def make_jpeg(root: str, *, num_shuffled: int = 10_000, num_parallel_calls: int | None = None) -> Any:
-    """Return the JPEG pipeline; decoding is fused with the crop, which only TensorFlow offers.
+    """Return the JPEG pipeline. Decoding is fused with the crop, which only TensorFlow offers.
 
     Args:
         root: Folder of the photographs.
-        num_shuffled: Indices of which the next one is drawn.
-        num_parallel_calls: Samples under way; None: one.
+        num_shuffled: Size of the shuffle buffer, in indices.
+        num_parallel_calls: Number of samples computed at the same time. None: one.
     """
     import tensorflow as tf
 

@@ -38,7 +38,7 @@ class _TfFeed(Competitor):
 
     min_warmup_s = 1.0
     dataset: Any
-    """The batches, without end; made by `start`."""
+    """The endless batches. `start` makes them."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -122,7 +122,8 @@ class TfLauncher(_TfFeed):
             output.append(line)
             _, mark, records = line.partition(tf_service_rank.MARK)
             if mark:
-                threading.Thread(target=self._job.stdout.read, daemon=True).start()  # so that nobody blocks in a print
+                # Read on, because launchers would block in a print if the pipe were full.
+                threading.Thread(target=self._job.stdout.read, daemon=True).start()
                 return list(json.loads(records))
         raise harness.ProcessFailedError(f"the job ended with {self._job.wait()}:\n{''.join(output[-20:])}")
 

@@ -11,12 +11,12 @@ import harness
 
 
 class Service:
-    """A dispatcher and its workers; ready when made. Needs `serve` among the servers, as ``tf-data``.
+    """A dispatcher and its workers. They are ready when it is made. Needs `serve` among the servers, as ``tf-data``.
 
     Args:
         num_workers: Processes beside the dispatcher's.
-        threads: Of each process; None: as TensorFlow decides.
-        heartbeat_interval_ms: Of the workers; None: as TensorFlow decides.
+        threads: Threads of each process. None: as TensorFlow decides.
+        heartbeat_interval_ms: Interval of the workers. None: as TensorFlow decides.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Service:
 
 @contextlib.contextmanager
 def serve(config: Mapping[str, Any]) -> Iterator[Any]:
-    """Be a worker, if ``config`` says of which dispatcher, or else a dispatcher."""
+    """Run a worker if ``config`` names its dispatcher, otherwise run a dispatcher."""
     threads = config["threads"]
     if threads is not None:
         os.environ.update(dict.fromkeys(("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"), str(threads)))

@@ -1,8 +1,8 @@
-"""The rank of a job whose tf.data service somebody else uses: says where its servers are, and stays as long as he does.
+"""The rank of a job whose tf.data service another process uses: prints the servers, and waits for that process.
 
     hetero simulate --data-service tf ... benchmarks/tf_service_rank.py NUM_WORKERS FIFO
 
-It ends when nobody has the FIFO open for writing any more, and the job with it.
+The rank and its job end when the other process closes the FIFO.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from hetero.control.rank import session as control
 
 MARK = "tf-servers: "
-"""Before the servers' records in JSON, on a line of their own."""
+"""Beginning of the line with the servers' records in JSON."""
 
 
 def main(num_workers: int, fifo: Path) -> None:
-    """Wait for the servers, print them, and stay."""
+    """Wait for the servers, print them, and wait until the FIFO is closed."""
     session = control.current()
     assert session is not None, "no launcher started this process"
     changed = threading.Event()

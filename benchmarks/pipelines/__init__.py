@@ -26,20 +26,20 @@ class Pipeline:
     build: Callable[..., Any]
     """Called with ``length`` in samples and ``root``, the folder of the photographs."""
     collate: Callable[[list[Any]], Any] | None
-    """Makes a batch of samples; None is torch's ``default_collate``."""
+    """Makes a batch of samples. None for torch's ``default_collate``."""
     batch_size: int
     """Samples."""
     has_fixed_shapes: bool
-    """Whether all batches have the same structure, shapes and types, so that a receiver can know them beforehand."""
+    """Whether all batches have the same structure, shapes and types. Then a receiver can know them beforehand."""
     seeding: Literal["sample", "batch"]
     """As ``@hetero.dataset`` takes it: per sample, or per batch for samples cheaper than their seeding."""
 
 
 def load(name: str) -> Pipeline:
-    """Return a pipeline; imports what its samples need.
+    """Return a pipeline, and import the packages that its samples need.
 
     Raises:
-        ModuleNotFoundError: There is none of that name.
+        ModuleNotFoundError: If no pipeline has that name.
     """
     module = importlib.import_module(f"pipelines.{name}")
     return Pipeline(

@@ -61,5 +61,5 @@ def mel_filters() -> np.ndarray:
 
 
 def build(length: int, root: str) -> Any:
-    """Return the data set; ``root`` is not used."""
+    """Return the data set. ``root`` is not used."""
     return Recordings(length)

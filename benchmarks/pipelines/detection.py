@@ -51,7 +51,7 @@ class Scenes(torch.utils.data.Dataset):
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Pad the images to the largest; keep targets apart, as detection models take them."""
+    """Pad the images to the largest. Keep targets apart, as detection models take them."""
     height = max(sample["image"].shape[1] for sample in samples)
     width = max(sample["image"].shape[2] for sample in samples)
     images = torch.zeros(len(samples), 3, height, width, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Image classification: decode, random resized crop to 224, flip; uint8, normalised on the accelerator."""
+"""Image classification: decode, random resized crop to 224, flip. Images are uint8. The accelerator normalises them."""
 
 from __future__ import annotations
 

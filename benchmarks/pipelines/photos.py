@@ -11,14 +11,14 @@ import numpy as np
 
 __all__ = ["list_photos", "random_resized_crop", "read_photo"]
 
-cv2.setNumThreads(0)  # one preprocessing process stands for one core
+cv2.setNumThreads(0)  # one preprocessing process represents one core
 
 
 def list_photos(root: str) -> list[str]:
     """Return the training photographs that ``examples/photos/make_data.py`` made, sorted.
 
     Raises:
-        FileNotFoundError: There are none.
+        FileNotFoundError: If no photographs are found.
     """
     files = sorted(str(path) for path in Path(root).glob("train/*/*.jpg"))
     if not files:

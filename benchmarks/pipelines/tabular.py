@@ -1,4 +1,4 @@
-"""Tables: rows of 32 numbers and 8 categories; a sample costs microseconds, so overheads are what is measured."""
+"""Tables: rows of 32 numbers and 8 categories. A sample costs microseconds, so this measures overheads."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class Rows(torch.utils.data.Dataset):
 
 
 def build(length: int, root: str) -> Any:
-    """Return the data set; ``root`` is not used."""
+    """Return the data set. ``root`` is not used."""
     return Rows(length)

@@ -1,4 +1,4 @@
-"""Language: split text into words, words into pieces by longest match; ragged, padded to the longest of the batch."""
+"""Language: split text into words, and words into pieces by longest match. Pad texts to the longest of the batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Texts(torch.utils.data.Dataset):
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Pad to the longest; the lengths stay a list."""
+    """Pad to the longest. The lengths stay a list."""
     lengths = [len(sample["ids"]) for sample in samples]
     ids = torch.zeros(len(samples), max(lengths), dtype=torch.int64)
     for position, sample in enumerate(samples):
@@ -75,5 +75,5 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def build(length: int, root: str) -> Any:
-    """Return the data set; ``root`` is not used."""
+    """Return the data set. ``root`` is not used."""
     return Texts(length)

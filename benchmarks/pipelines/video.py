@@ -1,4 +1,4 @@
-"""Video: clips of 16 frames decoded from motion JPEG, one crop for all of them; 38.5 MB a batch."""
+"""Video: clips of 16 frames decoded from motion JPEG, one crop for all of them, 38.5 MB per batch."""
 
 from __future__ import annotations
 

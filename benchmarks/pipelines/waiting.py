@@ -1,4 +1,4 @@
-"""Samples that only wait: what order costs when some of them are slow. Not one of the six; simulated."""
+"""Samples that only wait, to measure what order costs when some of them are slow. Simulated, and not one of the six."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Waits(torch.utils.data.Dataset):
 
 
 def build(length: int, root: str) -> Any:
-    """Return the data set; ``root`` holds the share of slow samples."""
+    """Return the data set. ``root`` is the share of slow samples."""
     return Waits(length, float(root or 0))

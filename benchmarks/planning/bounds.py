@@ -1,4 +1,4 @@
-"""Lower bounds of simulated step times, with which the search leaves out candidates.
+"""Lower bounds of simulated step times. They let the search leave out candidates.
 
 A bound is never more than what a simulation shows, apart from its noise. It may be much less.
 """
@@ -38,7 +38,7 @@ class Bounds:
         window_bytes = min(MAX_WINDOW_BYTES, scenario.trainer.memory_bytes / 4 / (num_ranks // scenario.num_trainers))
         window = max(1.0, window_bytes / workload.batch_bytes) if workload.batch_bytes else math.inf
         # No number of endpoints makes steps shorter than this: the accelerator, the first batch of each epoch, and a
-        # full window in which each batch takes at least its computation.
+        # full window whose batches each take at least the time of their computation.
         self._least_s = max(headspace_s + 0.5 * batch_s / workload.steps_per_epoch, batch_s / window)
 
     def step_s(self, remote_rates: npt.NDArray[np.float64], trainer_endpoints: int) -> npt.NDArray[np.float64]:

@@ -1,6 +1,6 @@
-"""The training script of price_performance.py: no work of its own, so that steps cost what is emulated.
+"""The training script of price_performance.py. It does no work, so steps cost only the emulated time.
 
-Ranks meet once a step, as gradients would make them: the slowest sets the pace.
+Ranks meet once a step, as they would to exchange gradients. The slowest sets the pace.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The training script of price_performance.py --backend tf: the pipeline of `examples/resnet_tf` on emulated vCPUs.
 
-A vCPU is an endless branch of an interleave, in which every sample waits for as long as it would take. (A branch for
-each sample would not do: TensorFlow begins half as many again as it was told.) What is done to a sample then is real,
-and comes on top. There is no model: ranks meet once a step, as gradients would make them.
+A vCPU is an endless branch of an interleave. Every sample waits in its branch for the emulated time. (A branch for each
+sample does not work, because TensorFlow begins 50 % more branches than requested.) Then the sample is augmented. This
+work is real, and adds to the emulated time. No model is trained: ranks meet once a step, as they would to exchange
+gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import hetero.tf
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "resnet_tf" / "train.py"
 _IMAGE_SIZE = 32
 _ROUNDS = 0
-"""Blurs of a photograph: real work, of which there is to be little."""
+"""Blurs of a photograph. This is real work, so it must be little."""
 
 
 def example() -> ModuleType:
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help="steps to take")
     parser.add_argument("--data", required=True, help="folder of photographs")
     parser.add_argument("--sample-seconds", type=float, required=True, help="what a sample costs one vCPU")
-    parser.add_argument("--vcpus", type=int, required=True, help="vCPUs that a pipeline stands for")
+    parser.add_argument("--vcpus", type=int, required=True, help="vCPUs that a pipeline emulates")
     args = parser.parse_args()
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     strategy = tf.distribute.get_strategy() if is_alone else tf.distribute.MultiWorkerMirroredStrategy()

@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Take steps that load and wait.", allow_abbrev=False)
     parser.add_argument("--batch-size", type=int, required=True, help="samples per rank and step")
     parser.add_argument("--steps", type=int, required=True, help="steps to take")
-    parser.add_argument("--steps-per-epoch", type=int, required=True, help="steps after which the loader starts anew")
+    parser.add_argument("--steps-per-epoch", type=int, required=True, help="steps until the loader starts anew")
     parser.add_argument("--sample-bytes", type=int, default=16, help="bytes of a sample (%(default)s)")
     parser.add_argument("--wait-s", type=float, default=0.0, help="mean wait of a sample (%(default)s)")
     parser.add_argument("--sigma", type=float, default=0.0, help="spread of its logarithm (%(default)s)")

@@ -20,7 +20,7 @@ _PAGE_BYTES = 4096
 
 
 class Transport(Competitor):
-    """Checks what arrives; subclasses deliver it."""
+    """Checks the batches that arrive. Subclasses deliver them."""
 
     def consume(self, batch: Any) -> tuple[int, int]:
         """Read a byte of every page."""
@@ -28,7 +28,7 @@ class Transport(Competitor):
 
 
 class ServedTransport(Transport):
-    """A server process per endpoint; a thread for each here where there are several."""
+    """A server process per endpoint. With several endpoints, each has a thread here."""
 
     server = ""
     """Key of the servers."""
@@ -64,7 +64,7 @@ def look_at(batch: Any, nbytes: int) -> int:
 
 
 def merge(sources: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
-    """Yield what comes from any source; each runs in a thread of its own if there are several."""
+    """Yield items from any source. With several sources, each runs in a separate thread."""
     if len(sources) == 1:
         yield from sources[0]()
         return

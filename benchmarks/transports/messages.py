@@ -31,7 +31,7 @@ def batch_class() -> Any:
 
 @contextlib.contextmanager
 def serve(messages: Callable[[], Iterator[Any]], serialize: Callable[[Any], bytes] | None) -> Iterator[dict[str, int]]:
-    """Stream ``messages()`` to whoever asks; gives the ``port``."""
+    """Stream ``messages()`` to every client. Yield the ``port``."""
     handler = grpc.unary_stream_rpc_method_handler(lambda _request, _context: messages(), None, serialize)
     handlers = [grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})]
     server = grpc.server(ThreadPoolExecutor(2), handlers=handlers, options=_UNLIMITED)

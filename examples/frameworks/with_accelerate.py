@@ -1,4 +1,4 @@
-"""Train on digits with Hugging Face accelerate and a hetero DataLoader; README.md has the commands."""
+"""Train on digits with Hugging Face accelerate and a hetero DataLoader. README.md has the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetero.torch import DataLoader
 
 
 class Digits(Dataset[dict[str, Tensor]]):
-    """scikit-learn's 1,797 digits, 8 x 8; a training digit is enlarged, shifted and blurred ``rounds`` times.
+    """scikit-learn's 1,797 digits, 8 x 8. A training digit is enlarged, shifted and blurred ``rounds`` times.
 
     Args:
         split: ``"train"``, or ``"validation"``: every tenth digit, as it is.

@@ -1,4 +1,4 @@
-"""Train on digits with Hugging Face's Trainer and a hetero DataLoader; README.md has the commands."""
+"""Train on digits with Hugging Face's Trainer and a hetero DataLoader. README.md has the commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetero.torch import DataLoader
 
 
 class Digits(Dataset[dict[str, Tensor]]):
-    """scikit-learn's 1,797 digits, 8 x 8; a training digit is enlarged, shifted and blurred ``rounds`` times.
+    """scikit-learn's 1,797 digits, 8 x 8. A training digit is enlarged, shifted and blurred ``rounds`` times.
 
     Args:
         split: ``"train"``, or ``"validation"``: every tenth digit, as it is.
@@ -87,7 +87,7 @@ class Trainer(transformers.Trainer):
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader of a validation data set; prepared, so that padding is not counted."""
+        """Return the loader of a validation data set. Prepare it, because a prepared loader does not count padding."""
         if eval_dataset is None:
             eval_dataset = self.eval_dataset
         elif isinstance(eval_dataset, str):  # the Trainer has several, by name

