@@ -149,7 +149,7 @@ def stated_flags(values: Mapping[str, object]) -> list[str]:
     """Return the flags that set options by name. Options that are None are left out.
 
     Raises:
-        ConfigError: If there is no flag for a name.
+        ConfigError: If a name does not belong to a flag.
     """
     flags = []
     fields = {field.name: field for field in dataclasses.fields(LaunchOptions) if field.name not in _NOT_FLAGS}

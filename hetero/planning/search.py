@@ -258,7 +258,7 @@ def _refined(profile: Profile, leaders: Iterable[Candidate]) -> Iterator[Candida
 
 
 def _mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator[Candidate]:
-    """Replace some data hosts of each good cluster by a few of another type, and yield the resulting clusters."""
+    """Yield each good cluster with some of its data hosts replaced by a few hosts of another type."""
     for leader in leaders:
         (group,) = leader.data
         for fewer in range(1, 3):

@@ -84,7 +84,7 @@ def _make(base: Path, prefix: str) -> tuple[Path, int]:
                 path.rmdir()
             if not isinstance(error, PermissionError):
                 raise
-            hint = "choose one on another file system; TMPDIR says where temporary ones are made"
+            hint = "choose a folder on another file system (for temporary folders, set TMPDIR)"
             raise ConfigError(f"a new folder in {base} is not private: {error}\n  {hint}") from error
     raise OSError(f"could not keep a folder {prefix}* in {base}: another process removes them")
 

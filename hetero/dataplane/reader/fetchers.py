@@ -213,7 +213,7 @@ class Fetchers:
 
     def _start_first(self) -> Attempt | None:
         """Start an attempt for the lowest missing batch that has room and an endpoint."""
-        passed: set[ServedDataset] = set()  # one batch lacks room or an endpoint, so all their batches lack it
+        passed: set[ServedDataset] = set()  # data sets that lack room or an endpoint for one batch, and so for all
         for batch in tuple(self._window.missing):
             if batch.dataset in passed:
                 continue
