@@ -20,7 +20,7 @@ JOBS = ("tests/integration", "tests/chaos")
 SECOND_PART = (
     "tests/chaos",
     *(f"tests/integration/test_{name}.py" for name in ("entry_points", "mpirun", "rehearsals", "tf_service")),
-    *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "profile")),
+    *(f"tests/integration/test_{name}.py" for name in ("auto_endpoints", "planning_example", "profile", "tf_profile")),
 )
 """Of the jobs: about half of their time."""
 _APART = (

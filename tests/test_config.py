@@ -409,8 +409,7 @@ def test_timings_that_contradict_each_other_are_refused(changes: dict[str, float
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"framework": "tensorflow"}, "only torch is supported for now"),
-        ({"data_service": "tf"}, "only torch is supported for now"),
+        ({"data_service": "tf"}, "data_service is 'tf', whose batches a profile run cannot measure"),
         ({"audit": True}, "leave out audit, because a profile run repeats batches"),
     ],
 )

@@ -6,6 +6,7 @@ pipeline.py         options of one loader, and its data set, order, position and
 timing.py           its step timer
 phases.py           the phases of a profile run
 profiling.py        its profiler, which repeats batches and reports what it measured
+kept_batches.py     the batches that the profiler repeats
 crosscheck.py       compares globals and first batches of endpoints with this process's own
 remote.py           this process's fleet of endpoints, and its readers
 local_endpoints.py  endpoints that this process starts for itself

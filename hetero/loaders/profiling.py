@@ -9,23 +9,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from hetero.batches.build import BuiltDataset
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
+from hetero.batches.seeds import preserved_generators, single_threaded
 from hetero.control.rank.session import RankSession
 from hetero.errors import DatasetError
-from hetero.loaders.phases import Phase, Phases
+from hetero.loaders.phases import MIN_STEPS, Phase, Phases
 from hetero.loaders.pipeline import Batches, LoaderPipeline
 from hetero.metrics.hosts import Gpus
 from hetero.planning.parts import MAX_ARGUMENTS_CHARS, MAX_INDICES, Contents, RankPart, SampledWork
 from hetero.planning.profile import Spread, SupplyProfile
 from hetero.spec import DatasetSpec
 
-__all__ = ["Kept", "LoaderProfiler", "ProfiledBatches"]
+__all__ = ["Kept", "LoaderProfiler", "ProfiledBatches", "measure_here"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ _MIN_KEPT = 2
 _MAX_TRAINING_S = 75.0
 """Seconds from the first delivery until the rank is done in any case, for example in a long validation."""
 _GPU_INTERVAL_S = 0.5
+_MEASURE_S = 4.0
+"""Seconds of the measurement of samples in a rank."""
 
 _profilers: dict[tuple[str, object], LoaderProfiler] = {}
 """The profilers of this rank, by name and data set of their loaders."""
@@ -42,7 +47,7 @@ _latest: LoaderProfiler | None = None
 
 
 class Kept(Protocol):
-    """The batches that a loader repeats. See `hetero.torch.kept_batches.KeptBatches`."""
+    """The batches that a loader repeats. See `hetero.loaders.kept_batches.KeptBatches`."""
 
     @property
     def cpu_s(self) -> float:
@@ -62,7 +67,10 @@ Measure = Callable[[list[BatchRequest]], tuple[SupplyProfile, Contents]]
 
 
 class LoaderProfiler:
-    """Follows one loader through the phases of a profile run. One thread calls it, except for `part`.
+    """Follows one loader through the phases of a profile run.
+
+    The thread that trains calls it, except for `part`. `delivering` and `repeated` may be called in the thread that
+    takes batches for the framework.
 
     Args:
         pipeline: The loader.
@@ -85,6 +93,8 @@ class LoaderProfiler:
     ) -> None:
         self.kept = kept
         self.phases = Phases(session.options.warmup_steps)
+        self.batches_per_step = 1
+        """Batches that a step consumes."""
         self._pipeline = pipeline
         self._rank = session.rank
         self._basis = "measured" if session.options.emulate_step_s is None else "simulated"
@@ -101,6 +111,8 @@ class LoaderProfiler:
         self._note = ""
         self._is_measured = False
         self._is_typical = True
+        self._has_fetched = False
+        self._knows_waits = True
 
     @classmethod
     def of(cls, pipeline: LoaderPipeline, session: RankSession, make: Callable[[], LoaderProfiler]) -> LoaderProfiler:
@@ -136,17 +148,22 @@ class LoaderProfiler:
         """Whether the next delivery repeats a batch."""
         return self.phases.repeats and len(self.kept) > 0
 
-    def begin_delivery(self, *, is_first: bool) -> None:
-        """Record whether the step that ends now is a typical one.
+    def begin_delivery(self, *, is_first: bool, has_fetched: bool = False, knows_wait: bool = True) -> None:
+        """Record whether the steps that end now are typical ones.
 
         A step that contains batches of another loader is not, because the script validates in it. A pass of another
-        loader between two passes of this loader belongs to no step.
+        loader between two passes of this loader belongs to no step. In the headspace phase, steps with fetched batches
+        are not typical either. The framework had taken these batches ahead.
 
         Args:
             is_first: Whether the batch is the first of its pass.
+            has_fetched: Whether the steps contain fetched batches, although the loader may repeat batches already.
+            knows_wait: Whether the data wait of the steps contains the waits for all their batches.
         """
         global _latest
         self._is_typical = is_first or _latest is self
+        self._has_fetched = has_fetched
+        self._knows_waits = self._knows_waits and knows_wait
         _latest = self
 
     def delivering(self, request: BatchRequest, batch: Any, *, num_ahead: int) -> None:
@@ -155,9 +172,9 @@ class LoaderProfiler:
         Args:
             request: The request of the batch.
             batch: The batch.
-            num_ahead: Batches that are being fetched, including this one.
+            num_ahead: Batches that the script has not consumed, and those that are being fetched, including this one.
         """
-        self.phases.window = max(self.phases.window, num_ahead)
+        self.phases.window = max(self.phases.window, -(-num_ahead // self.batches_per_step))
         if self._first_s is None:
             self._first_s = self._clock()
             with contextlib.suppress(Exception):  # the length of the user's sampler or data set
@@ -173,9 +190,12 @@ class LoaderProfiler:
         """Return a kept batch in place of the one that was requested."""
         if len(self._unfetched) < _MAX_REQUESTS:
             self._unfetched.append(request)
+        return self.kept.next()
+
+    def measure_if_done(self) -> None:
+        """Measure in this rank what hosts cannot measure, if all steps are measured. Blocks for seconds, once."""
         if self.phases.phase is Phase.DONE:
             self.measure_rest()
-        return self.kept.next()
 
     def measure_rest(self) -> None:
         """Measure in this rank what hosts cannot measure after the training. Only once, and only on rank 0."""
@@ -204,9 +224,9 @@ class LoaderProfiler:
             num_steps=phases.num_steps,
             num_planned=phases.num_planned,
             num_steps_total=phases.num_steps_total,
-            batch_samples=self._batch_samples,
+            batch_samples=self._batch_samples * self.batches_per_step,
             num_loader_processes=self._num_processes,
-            steps_per_epoch=self._steps_per_epoch or None,
+            steps_per_epoch=(self._steps_per_epoch or 0) // self.batches_per_step or None,
         )
         is_late = self.elapsed_s > _MAX_TRAINING_S
         if not (self.is_done or is_last or is_late):
@@ -218,7 +238,7 @@ class LoaderProfiler:
             part,
             phase=Phase.DONE.value if is_late else part.phase,
             step_s=_spread(phases.step_s[:num_steps], self._basis),
-            data_wait_s=_spread(phases.data_wait_s[:num_steps], self._basis),
+            data_wait_s=self._data_wait(num_steps),
             headspace_s=_spread(phases.headspace_s[:], self._basis),
             cpu_cores=self._usage.cpu_cores,
             gpu_percent=self._usage.gpu_percent,
@@ -230,11 +250,27 @@ class LoaderProfiler:
 
     def _on_step(self, compute_s: float, data_wait_s: float) -> None:
         step_s = compute_s + data_wait_s
-        self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=self._is_typical)
+        is_typical = self._is_typical and not (self.phases.repeats and self._has_fetched)
+        self.phases.step(step_s, data_wait_s, elapsed_s=self.elapsed_s, is_typical=is_typical)
         if self.phases.phase is Phase.HEADSPACE and not self.phases.measures_headspace:
             self._usage.prepare()
         elif self.phases.repeats:
             self._usage.update(is_over=self.phases.phase is Phase.DONE)
+
+    def _data_wait(self, num_steps: int) -> Spread | None:
+        """Return the data wait of the first ``num_steps`` steps as the job runs.
+
+        If the framework takes several batches at once, only the wait for the first of them is measured. The data wait
+        is then computed from the steps with and without waits, or None if there are no steps without waits.
+        """
+        phases = self.phases
+        if self._knows_waits:
+            return _spread(phases.data_wait_s[:num_steps], self._basis)
+        step_s, headspace_s = phases.step_s[:num_steps], phases.headspace_s[:]
+        if not step_s or len(headspace_s) < MIN_STEPS:
+            return None
+        share = max(0.0, 1.0 - statistics.fmean(headspace_s) / statistics.fmean(step_s))
+        return _spread([share * seconds for seconds in step_s], "modelled")
 
     def _work(self) -> SampledWork | None:
         """Return samples of the job, first those that were not fetched. None if a host cannot fetch them."""
@@ -279,6 +315,9 @@ class ProfiledBatches(Iterator[Any]):
         profiler: The loader's profiler.
         requests: The batches of the pass.
         open_source: Starts to fetch batches.
+        num_unconsumed: Returns how many batches the framework has taken from this iterator and not yet given to the
+            script. The caller then reports to the profiler when the script gets them. None if the script gets each
+            batch at once.
     """
 
     def __init__(
@@ -286,14 +325,18 @@ class ProfiledBatches(Iterator[Any]):
         profiler: LoaderProfiler,
         requests: Iterator[BatchRequest],
         open_source: Callable[[Iterator[BatchRequest]], Batches],
+        num_unconsumed: Callable[[], int] | None = None,
     ) -> None:
         self._profiler = profiler
         self._plan = _Plan(requests)
         self._source: Batches | None = None if profiler.repeats else open_source(self._plan)
+        self._num_unconsumed = num_unconsumed
         self._is_closed = False
         self._is_first = True
         self.request: BatchRequest | None = None
         """Request of the batch that `next` returned or raised an exception for."""
+        self.is_repeated = False
+        """Whether the batch that `next` returned is a kept one."""
 
     @property
     def is_open(self) -> bool:
@@ -309,6 +352,7 @@ class ProfiledBatches(Iterator[Any]):
                 self._source.close()
                 self._source = None
             self.request = self._plan.next_undelivered()
+            self.is_repeated = True
             self._begin_delivery()
             return self._profiler.repeated(self.request)
         assert self._source is not None
@@ -323,10 +367,15 @@ class ProfiledBatches(Iterator[Any]):
         self._plan.delivered()
         assert self.request is not None
         self._begin_delivery()
+        if self._num_unconsumed is not None:
+            num_ahead += self._num_unconsumed()
         self._profiler.delivering(self.request, batch, num_ahead=num_ahead)
         return batch
 
     def _begin_delivery(self) -> None:
+        if self._num_unconsumed is not None:
+            return
+        self._profiler.measure_if_done()
         self._profiler.begin_delivery(is_first=self._is_first)
         self._is_first = False
 
@@ -335,6 +384,26 @@ class ProfiledBatches(Iterator[Any]):
         self._is_closed = True
         if self._source is not None:
             self._source.close()
+
+
+def measure_here(make: Callable[[], BuiltDataset], requests: list[BatchRequest]) -> tuple[SupplyProfile, Contents]:
+    """Fetch some of the requests in this process for a profile, and return what they cost. Blocks for seconds.
+
+    Args:
+        make: Returns the data set.
+        requests: The batches of the job.
+
+    Raises:
+        DatasetError: If the user's code raises.
+    """
+    from hetero.dataplane.supply.contents import measure_contents  # imports the wire format, which loaders do not need
+    from hetero.dataplane.supply.samples import measure_samples
+
+    with preserved_generators(), single_threaded():
+        # Other threads of this process may work meanwhile, so only this thread's CPU time counts.
+        times = measure_samples(make(), requests, seconds=_MEASURE_S, cpu_clock=time.thread_time)
+        contents = measure_contents(times.batches, batch_samples=max(each.work.num_samples for each in requests))
+    return times.supply(), contents
 
 
 class _Plan(Iterator[BatchRequest]):

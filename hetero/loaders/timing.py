@@ -40,8 +40,8 @@ class LoaderTiming:
             session = control.current()
             if session is not None and session.options.profile and not self.can_be_profiled:
                 raise ConfigError(
-                    f"loader {self.name} is one of TensorFlow, which hetero profile does not support yet\n"
-                    "  Run the job without --profile. hetero plan can use its report."
+                    f"loader {self.name} is one of hetero.tf.distribute, which hetero profile cannot measure\n"
+                    "  Use hetero.tf.from_dataset, or run the job without --profile. hetero plan can use its report."
                 )
             self._timer = self._make_timer()
             if session is not None:

@@ -51,16 +51,28 @@ def check_ranks(ranks: Mapping[int, RankPart], facts: JobFacts) -> None:
     """
     if not ranks:
         raise ConfigError(
-            "no rank took a batch from a hetero DataLoader, so there is nothing to profile\n"
-            "  Iterate over hetero.torch.DataLoader in the ranks themselves."
+            "no rank took a batch from a loader of hetero, so there is nothing to profile\n"
+            "  Use hetero.torch.DataLoader or hetero.tf.from_dataset in the ranks themselves."
         )
     for rank, part in sorted(ranks.items()):
         num_measured = 0 if part.step_s is None else part.step_s.num_measured
+        if not part.num_steps_total:
+            raise ConfigError(
+                f"the script reported no complete step of loader {part.loader} on rank {rank}; a profile needs at "
+                f"least {MIN_STEPS}\n  Let the script train for more steps. With hetero.tf, pass "
+                "callbacks=[data.callback()] to fit,\n  or loop over the dataset itself, or over data.measure(...)."
+            )
         if num_measured < MIN_STEPS:
             raise ConfigError(
                 f"the script ended after {part.num_steps_total} complete steps of loader {part.loader} on rank {rank}, "
                 f"{num_measured} of them after the warm-up; a profile needs at least {MIN_STEPS}\n"
                 f"  Let the script train for more steps, or give a smaller --warmup-steps than {facts.warmup_steps}."
+            )
+        if part.data_wait_s is None:
+            raise ConfigError(
+                f"the script ended before batches were repeated, and its steps of loader {part.loader} on rank {rank} "
+                "take several batches at once\n  The waits of such steps follow only from steps on repeated batches. "
+                "Let the script train for a minute,\n  or profile it without steps_per_execution."
             )
 
 
@@ -98,6 +110,11 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
     wait = _slowest([part.data_wait_s for part in ranks.values()])
     assert step is not None
     assert wait is not None
+    if wait.basis == "modelled":
+        notes.append(
+            "Steps take several batches at once, so the wait for each of them is not known. The data wait is the time "
+            "of the steps as the job ran minus that of the steps on repeated batches."
+        )
     cores = [part.cpu_cores for part in ranks.values() if part.cpu_cores is not None]
     gpu_percents = [part.gpu_percent for part in ranks.values() if part.gpu_percent is not None]
     training = TrainingProfile(
@@ -109,7 +126,7 @@ def assemble_profile(ranks: Mapping[int, RankPart], hosts: Sequence[HostPart], f
         num_local_processes=facts.num_endpoints or facts.ranks_per_host * first.num_loader_processes,
         headspace_s=headspace,
         step_s=dataclasses.replace(step, basis=as_it_runs),
-        data_wait_s=dataclasses.replace(wait, basis=as_it_runs),
+        data_wait_s=wait if wait.basis == "modelled" else dataclasses.replace(wait, basis=as_it_runs),
         rank_cpu_cores=Figure(value=max(cores), unit="CPU", basis="measured") if cores else None,
         receive_cpu_s_per_gb=receive,
         steps_per_epoch=first.steps_per_epoch,

@@ -11,8 +11,17 @@ from hetero.batches.failures import with_user_type
 from hetero.control.rank import session as control
 from hetero.control.rank.stopping import StopError
 from hetero.errors import ConfigError, DatasetError
+from hetero.loaders.kept_batches import KeptBatches, max_kept_bytes
 from hetero.metrics.steps import StepTimer
-from hetero.tf.elements import check_element, check_spec, derive_spec, num_samples_of, to_element
+from hetero.tf.elements import (
+    check_element,
+    check_spec,
+    copied_element,
+    derive_spec,
+    element_nbytes,
+    num_samples_of,
+    to_element,
+)
 from hetero.tf.feed import Feed
 from hetero.tf.iterators import ScriptIterator
 from hetero.tf.passes import Claim
@@ -53,6 +62,9 @@ class FedDataset(tf.data.Dataset):  # type: ignore[misc]
         feed.convert = convert
         if feed.options.batch_size is None:
             feed.size_of = num_samples_of
+        session = control.current()
+        if session is not None and session.options.profile:
+            feed.profile(session, KeptBatches(max_kept_bytes(), copy=copied_element, nbytes=element_nbytes))
         self._feed = feed
         unsharded = tf.data.Options()
         # Do not shard, because every rank already has its own part of the data.

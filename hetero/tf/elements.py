@@ -12,7 +12,15 @@ from hetero.batches.imported import imported
 from hetero.batches.structure.conversion import type_name
 from hetero.errors import ConfigError
 
-__all__ = ["check_element", "check_spec", "derive_spec", "num_samples_of", "to_element"]
+__all__ = [
+    "check_element",
+    "check_spec",
+    "copied_element",
+    "derive_spec",
+    "element_nbytes",
+    "num_samples_of",
+    "to_element",
+]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 _TEXTS = (str, bytes)
@@ -31,6 +39,16 @@ def to_element(batch: Any) -> Any:
         ConfigError: If the batch contains None or another value that cannot be a tensor. The message names the path.
     """
     return _element(batch, "batch")
+
+
+def copied_element(batch: Any) -> Any:
+    """Return a batch as `to_element` does, with new arrays. TensorFlow may write to the arrays that it gets."""
+    return tf.nest.map_structure(np.copy, to_element(batch))
+
+
+def element_nbytes(batch: Any) -> int:
+    """Return the bytes of a batch's arrays. Text does not count."""
+    return sum(leaf.nbytes for leaf in tf.nest.flatten(to_element(batch)))
 
 
 def num_samples_of(element: Any) -> int:

@@ -19,14 +19,17 @@ from hetero.audit.ledger import BatchEntry
 from hetero.batches.indexed import IndexedWork
 from hetero.batches.request import BatchRequest
 from hetero.control.rank import session as control
+from hetero.control.rank.session import RankSession
 from hetero.control.rank.stopping import StopError
 from hetero.dataplane.reader.fleet import Fleet
 from hetero.dataplane.reader.reader import Reader
+from hetero.datasets import build
 from hetero.errors import ConfigError, HeteroError
 from hetero.loaders import auditing, remote
 from hetero.loaders.crosscheck import CheckedReader
 from hetero.loaders.local_endpoints import local_endpoints
 from hetero.loaders.pipeline import LoaderOptions, LoaderPipeline, is_remote
+from hetero.loaders.profiling import Kept, LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.sampling import BuiltInOrder, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
@@ -54,6 +57,8 @@ class Feed(LoaderPipeline):
         prefetch_factor: Batches in flight per endpoint. None for the reader's default.
     """
 
+    can_be_profiled = True
+
     def __init__(
         self, spec: DatasetSpec, options: LoaderOptions, *, num_workers: int, prefetch_factor: int | None
     ) -> None:
@@ -71,6 +76,28 @@ class Feed(LoaderPipeline):
         """Batches that a step consumes."""
         self._step: _Step | None = None
         """Step that `begin_step` began. None if no such step is in progress."""
+        self._profiler: LoaderProfiler | None = None
+        self._had_fetched = True
+        """Whether the latest step consumed batches that were fetched, and not repeated by a profile run."""
+
+    def profile(self, session: RankSession, kept: Kept) -> None:
+        """Follow the phases of a profile run.
+
+        Args:
+            session: The session of this rank.
+            kept: The batches to repeat. Empty at first.
+        """
+
+        def make() -> LoaderProfiler:
+            return LoaderProfiler(
+                self,
+                session,
+                kept,
+                num_processes=0 if session.remote else self.num_workers,
+                measure=lambda requests: measure_here(lambda: build(self.subject), requests),
+            )
+
+        self._profiler = LoaderProfiler.of(self, session, make)
 
     # Requests of the script
 
@@ -170,17 +197,18 @@ class Feed(LoaderPipeline):
         """Yield the elements of one pass. TensorFlow runs this generator. An exception is also stored in the pass."""
         order, shard = self.order(), self.shard()
         tf_pass = self.passes.begin(order, shard)
-        reader: CheckedReader | None = None
+        reader: CheckedReader | ProfiledBatches | None = None
         try:
             requests = self._requests(tf_pass.start, order, shard)
-            reader = self._open(requests, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
+            reader = self._open_pass(tf_pass, requests)
             for batch in reader:
                 request = reader.request
                 assert request is not None
                 entry = auditing.entry_of(self, request, batch)
                 element = self.convert(batch)
                 size = request.work.num_samples if self.size_of is None else self.size_of(element)
-                self._note_produced(tf_pass, size, entry)
+                is_repeated = isinstance(reader, ProfiledBatches) and reader.is_repeated
+                self._note_produced(tf_pass, size, entry, is_repeated)
                 yield element
         except Exception as error:
             self._note_failed(tf_pass, error)
@@ -193,13 +221,22 @@ class Feed(LoaderPipeline):
             # wait for a lock. The reader is dropped with this frame, and does not wait for a lock either.
             self.passes.end(tf_pass)
 
+    def _open_pass(self, tf_pass: TensorFlowPass, requests: Iterator[BatchRequest]) -> CheckedReader | ProfiledBatches:
+        """Return the batches of a pass. In a profile run, kept batches replace them after some time."""
+        open_source = functools.partial(self._open, on_skips=self.skips.note, on_wait=_check_wait_of_framework)
+        if self._profiler is None:
+            return open_source(requests)
+        return ProfiledBatches(
+            self._profiler, requests, open_source, num_unconsumed=lambda: tf_pass.num_produced - tf_pass.num_consumed
+        )
+
     def _requests(self, start: Start, order: BuiltInOrder, shard: Shard) -> Iterator[BatchRequest]:
         for batch in order.batches(start.epoch, shard, start=start.batches):
             yield dataclasses.replace(self.request(batch, start.epoch), as_is=True)
 
-    def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None) -> None:
+    def _note_produced(self, tf_pass: TensorFlowPass, size: int, entry: BatchEntry | None, is_repeated: bool) -> None:
         with self.passes.hold():
-            tf_pass.produce(size, entry)
+            tf_pass.produce(size, entry, is_repeated=is_repeated)
             step = self._waiting_step(tf_pass)
             if step is not None:
                 step.waited_s = time.perf_counter() - step.begun_s
@@ -257,6 +294,8 @@ class Feed(LoaderPipeline):
         """
         with self.passes.hold():
             self._step = None  # the end of the previous step may not have been reported
+        if self._profiler is not None:
+            self._profiler.measure_if_done()
         timer = self.begin_wait(self)
         begun_s = time.perf_counter()
         try:
@@ -311,6 +350,7 @@ class Feed(LoaderPipeline):
                 # The wait ended when the first batch was produced. It is 0 if a buffer still had the batch.
                 waited_s = None if is_awaited or step is None else step.waited_s or 0.0
                 num_steps = -(-len(batches) // self.batches_per_step)
+                self._note_delivery(batches, knows_wait=is_awaited or len(batches) == 1)
                 self.timer.end_wait(sum(batch.size for batch in batches), waited_s=waited_s, num_steps=num_steps)
         self._enter(batches)
 
@@ -318,9 +358,21 @@ class Feed(LoaderPipeline):
         """Record the next batch of a pass as consumed. The wait that `await_batch` began ends here."""
         with self.passes.hold():
             batch = self.passes.consume(tf_pass)
+            self._note_delivery([batch], knows_wait=True)
             self.timer.end_wait(batch.size)
             self._step = None
         self._enter([batch])
+
+    def _note_delivery(self, batches: list[ProducedBatch], *, knows_wait: bool) -> None:
+        """Tell the profiler which steps end now: the computation on the previous batches, and the wait for these."""
+        if self._profiler is None:
+            return
+        self._profiler.batches_per_step = self.batches_per_step
+        has_fetched = not all(batch.is_repeated for batch in batches)
+        self._profiler.begin_delivery(
+            is_first=batches[0].is_first, has_fetched=has_fetched or self._had_fetched, knows_wait=knows_wait
+        )
+        self._had_fetched = has_fetched
 
     def _enter(self, batches: Iterable[ProducedBatch]) -> None:
         for batch in batches:

@@ -115,6 +115,10 @@ class ProducedBatch(NamedTuple):
     """Number of samples."""
     entry: BatchEntry | None
     """Entry to add to the ledger when the batch is consumed. None without a ledger."""
+    is_first: bool = False
+    """Whether the batch is the first of its pass."""
+    is_repeated: bool = False
+    """Whether a profile run repeats the batch."""
 
 
 class TensorFlowPass:
@@ -177,10 +181,11 @@ class TensorFlowPass:
         """Whether batches were produced and not yet consumed."""
         return self.num_consumed < self.num_produced
 
-    def produce(self, size: int, entry: BatchEntry | None) -> None:
+    def produce(self, size: int, entry: BatchEntry | None, *, is_repeated: bool = False) -> None:
         """Record that TensorFlow receives a batch. `ProducedBatch` describes the arguments."""
+        is_first = not self.num_produced
         self.num_produced += 1
-        self._unconsumed.append(ProducedBatch(size, entry))
+        self._unconsumed.append(ProducedBatch(size, entry, is_first, is_repeated))
 
     def consume(self) -> ProducedBatch:
         """Record that the next batch was consumed, and return it.

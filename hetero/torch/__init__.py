@@ -6,7 +6,7 @@
     sampler_order.py  the order of a user's sampler, drawn batch by batch without changing the script's generators
     passes.py         one pass over the loader
     local.py          batches made in this process or in torch's workers
-    kept_batches.py   the batches that a profile run repeats
+    kept_batches.py   the batches that a profile run repeats, with tensors
     leaf_copies.py    batches that share no memory with the data set that made them
     pinned.py         memory that an accelerator copies from directly
     shared_memory.py  whether /dev/shm has room for the batches of torch's workers

@@ -1,17 +1,8 @@
-"""Batches that a profile run keeps and hands out again, each time as new memory that the script may write to.
-
-A batch is copied when it is kept, before the script gets it, and again each time it is handed out. A thread copies
-large batches ahead, as the threads of a reader receive batches ahead. Small ones are copied in ``next``, because the
-exchange with a thread would take longer.
-"""
+"""The batches that a profile run repeats, with tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import queue
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,76 +10,33 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from hetero.loaders import kept_batches
 from hetero.torch.leaf_copies import copy_leaves
 
 __all__ = ["KeptBatches", "batch_nbytes"]
 
-MAX_KEPT = 8
-_SMALL_BYTES = 2**20
-_NUM_AHEAD = 2
 
-
-class KeptBatches:
-    """The first batches of a loader, up to 8. For one thread.
+class KeptBatches(kept_batches.KeptBatches):
+    """The first batches of a loader. If one of them is in pinned memory, so is each batch that is handed out.
 
     Args:
         max_bytes: Limit of all kept batches together. One batch is always kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._batches: list[Any] = []
-        self._nbytes = 0
+        super().__init__(max_bytes, copy=copy_leaves, nbytes=batch_nbytes)
         self._is_pinned = False
-        self._copies: Iterator[Any] | None = None
-        self._cpu_s = 0.0
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds that the thread has used for copies."""
-        return self._cpu_s
 
     def keep(self, batch: Any) -> None:
         """Keep a copy of a batch, unless there are enough already."""
-        nbytes = batch_nbytes(batch)
-        if len(self._batches) >= MAX_KEPT or (self._batches and self._nbytes + nbytes > self._max_bytes):
-            return
         self._is_pinned = self._is_pinned or _has_pinned(batch)
-        self._batches.append(copy_leaves(batch))
-        self._nbytes += nbytes
+        super().keep(batch)
 
-    def next(self) -> Any:
-        """Return a copy of the batch whose turn it is. At least one batch must be kept."""
-        if self._copies is None:
-            is_small = self._nbytes <= _SMALL_BYTES * len(self._batches)
-            endless = (self._copied(batch) for batch in itertools.cycle(self._batches))
-            self._copies = endless if is_small else self._copied_ahead(endless)
-        return next(self._copies)
-
-    def first(self, count: int) -> list[Any]:
-        """Return up to ``count`` kept batches. The caller must not write to them."""
-        return self._batches[:count]
-
-    def _copied(self, batch: Any) -> Any:
+    def _handed_out(self, batch: Any) -> Any:
         # pin_memory copies too, and makes new containers.
         if self._is_pinned:
             return torch.utils.data._utils.pin_memory.pin_memory(batch)
-        return copy_leaves(batch)
-
-    def _copied_ahead(self, copies: Iterator[Any]) -> Iterator[Any]:
-        ready: queue.Queue[Any] = queue.Queue(_NUM_AHEAD)
-
-        def copy() -> None:
-            for made in copies:
-                self._cpu_s = time.thread_time()
-                ready.put(made)
-
-        threading.Thread(target=copy, name="hetero-kept-batches", daemon=True).start()
-        while True:
-            yield ready.get()
+        return super()._handed_out(batch)
 
 
 def batch_nbytes(value: Any) -> int:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from hetero.batches.structure.conversion import type_name
 from hetero.control.rank import session as control
 from hetero.datasets import build, get_factory, note_length
 from hetero.errors import DatasetError, DatasetMismatchError, ResourcesError
-from hetero.planning.parts import Contents
-from hetero.planning.profile import SupplyProfile
 from hetero.spec import DatasetSpec
 from hetero.torch.leaf_copies import copy_leaves
 from hetero.torch.shared_memory import used_up, want_of_room
@@ -36,8 +33,6 @@ from hetero.wire.framing import why_unsendable
 __all__ = ["LocalDataset", "LocalFetcher", "WorkerOptions", "accelerator_is_available", "builds_here", "has_same_code"]
 
 logger = logging.getLogger(__name__)
-
-_MEASURE_S = 4.0
 
 _Numbered: TypeAlias = tuple[int, BatchRequest]
 """The number of a request in its pass, and the request."""
@@ -134,21 +129,6 @@ class LocalDataset:
         """
         with preserved_generators(), single_threaded():
             return self._fetch_own(request, on_skips)
-
-    def measure(self, requests: list[BatchRequest]) -> tuple[SupplyProfile, Contents]:
-        """Fetch some of the requests in this process for a profile, and return what they cost. Blocks for seconds.
-
-        Raises:
-            DatasetError: If the user's code raises.
-        """
-        from hetero.dataplane.supply.contents import measure_contents
-        from hetero.dataplane.supply.samples import measure_samples
-
-        with preserved_generators(), single_threaded():
-            # Other threads of this process may work meanwhile, so only this thread's CPU time counts.
-            times = measure_samples(self.built, requests, seconds=_MEASURE_S, cpu_clock=time.thread_time)
-            contents = measure_contents(times.batches, batch_samples=max(each.work.num_samples for each in requests))
-        return times.supply(), contents
 
     def __getitem__(self, numbered: tuple[int, BatchRequest]) -> _Answer:
         """Answer a numbered request of torch's loader.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import torch
 import torch.utils.data
 
@@ -19,8 +18,9 @@ from hetero.control.rank import session as control
 from hetero.control.rank.session import RankSession
 from hetero.errors import ConfigError
 from hetero.loaders.checks import check_not_child_of_rank
+from hetero.loaders.kept_batches import max_kept_bytes
 from hetero.loaders.pipeline import Batches, LoaderOptions, LoaderPipeline, is_remote, shard_of_environment
-from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches
+from hetero.loaders.profiling import LoaderProfiler, ProfiledBatches, measure_here
 from hetero.loaders.sampling import Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Start
 from hetero.spec import DatasetSpec
@@ -30,8 +30,6 @@ from hetero.torch.pinned import allocate_pinned
 from hetero.torch.sampler_order import SamplerOrder, torch_permutation
 
 __all__ = ["Pipeline"]
-
-_MAX_KEPT_BYTES = 2**30
 
 logger = logging.getLogger(__name__)
 
@@ -254,9 +252,9 @@ class Pipeline(LoaderPipeline):
         return LoaderProfiler(
             self,
             session,
-            KeptBatches(_max_kept_bytes()),
+            KeptBatches(max_kept_bytes()),
             num_processes=0 if session.remote else self.workers.num_workers,
-            measure=self.local.measure,
+            measure=lambda requests: measure_here(lambda: self.local.built, requests),
         )
 
     def _open_source(self, requests: Iterator[BatchRequest]) -> Batches:
@@ -391,8 +389,3 @@ class Pipeline(LoaderPipeline):
                     f"{own_rank}\n  loader.batch_sampler yields the batches of all ranks; wrap a sampler of your own."
                 )
             yield planned
-
-
-def _max_kept_bytes() -> int:
-    """Return the limit of the batches that a profile run keeps: an eighth of the free memory, at most 1 GiB."""
-    return min(_MAX_KEPT_BYTES, psutil.virtual_memory().available // 8)

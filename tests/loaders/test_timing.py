@@ -21,6 +21,6 @@ def test_loader_that_cannot_be_profiled_says_so_in_a_profile_run(monkeypatch: py
     session = SimpleNamespace(options=SimpleNamespace(profile=True))
     monkeypatch.setattr(control, "_session", session)
     with pytest.raises(
-        ConfigError, match="loader train is one of TensorFlow, which hetero profile does not support yet"
+        ConfigError, match=r"loader train is one of hetero\.tf\.distribute, which hetero profile cannot measure"
     ):
         _ = LoaderTiming("train").timer

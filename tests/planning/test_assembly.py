@@ -123,8 +123,23 @@ def test_profile_of_too_few_steps_is_rejected_with_what_to_do() -> None:
     assert "smaller --warmup-steps than 10" in str(caught.value)
 
 
+def test_profile_of_a_script_that_reports_no_step_says_how_to_report_them() -> None:
+    part = rank_part(step_s=None, data_wait_s=None, headspace_s=None, num_steps_total=0)
+    with pytest.raises(ConfigError, match=r"(?s)no complete step of loader photos.*callbacks=\[data\.callback\(\)\]"):
+        assemble_profile({0: part}, [host_part()], FACTS)
+
+
+def test_wait_of_steps_that_take_several_batches_is_modelled_or_missing() -> None:
+    part = rank_part(data_wait_s=Spread.of([0.2] * 5, "s", "modelled"))
+    profile = assemble_profile({0: part}, [host_part()], FACTS)
+    assert (profile.training.data_wait_s.basis, profile.training.step_s.basis) == ("modelled", "measured")
+    assert "Steps take several batches at once" in profile.notes[0]
+    with pytest.raises(ConfigError, match="(?s)ended before batches were repeated.*without steps_per_execution"):
+        assemble_profile({0: rank_part(data_wait_s=None, headspace_s=None)}, [host_part()], FACTS)
+
+
 def test_profile_without_a_loader_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="no rank took a batch from a hetero DataLoader"):
+    with pytest.raises(ConfigError, match="no rank took a batch from a loader of hetero"):
         assemble_profile({}, [host_part()], FACTS)
 
 

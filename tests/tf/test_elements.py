@@ -11,7 +11,15 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="needs TensorFlow: pip install 'tensorflow>=2.16'")
 
 from hetero.errors import ConfigError  # noqa: E402
-from hetero.tf.elements import check_element, check_spec, derive_spec, num_samples_of, to_element  # noqa: E402
+from hetero.tf.elements import (  # noqa: E402
+    check_element,
+    check_spec,
+    copied_element,
+    derive_spec,
+    element_nbytes,
+    num_samples_of,
+    to_element,
+)
 
 
 class Pair(NamedTuple):
@@ -153,3 +161,12 @@ def test_users_spec_must_be_one() -> None:
     for wrong in (tf.int64, (tf.TensorSpec([]), None), [tf.TensorSpec([])]):
         with pytest.raises(ConfigError, match="expected tf.TensorSpec"):
             check_spec(wrong)
+
+
+def test_copied_element_has_memory_of_its_own() -> None:
+    batch = {"pair": Pair(np.ones((2, 3), np.float32), np.zeros(2, np.int64)), "names": ["a", "b"]}
+    copied = copied_element(batch)
+    batch["pair"].image.fill(7)
+    assert type(copied["pair"]) is Pair
+    assert (copied["pair"].image.tolist(), copied["names"].tolist()) == ([[1, 1, 1]] * 2, [b"a", b"b"])
+    assert element_nbytes({"pair": batch["pair"]}) == 2 * 3 * 4 + 2 * 8

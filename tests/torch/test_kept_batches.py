@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetero.torch.kept_batches import MAX_KEPT, KeptBatches, batch_nbytes
+from hetero.loaders.kept_batches import MAX_KEPT
+from hetero.torch.kept_batches import KeptBatches, batch_nbytes
 
 
 def keep(*batches: object, max_bytes: int = 2**30) -> KeptBatches:
