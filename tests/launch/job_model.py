@@ -49,6 +49,9 @@ class Cell:
     spread: float = 0.2
     """Coefficient of variation of a batch's time."""
     step_spread: float = 0.02
+    pause_steps: int = 0
+    """Steps from one pause to the next: an evaluation or a checkpoint inside of the loop, which counts as compute."""
+    pause_s: float = 0.0
 
 
 @dataclass
@@ -108,7 +111,7 @@ class JobModel:
             for _ in range(self.cell.num_ranks):
                 self._growth.delivered()
             self._request()
-            compute_s = self._compute_s(len(self.steps))
+            compute_s = self._compute_s(len(self.steps)) + self.pause_s(len(self.steps))
             step = StepTime(compute_s=compute_s, wait_s=self._now_s - begin_s)
             self._pass_time(self._now_s + compute_s, is_waiting=False)
             self.steps.append(step)
@@ -117,6 +120,10 @@ class JobModel:
                 next_report_s = self._now_s + REPORT_S
                 self._report(unreported)
                 unreported = []
+
+    def pause_s(self, number: int) -> float:
+        """Return the length of the pause in a step, 0 without one."""
+        return self.cell.pause_s if self.cell.pause_steps and (number + 1) % self.cell.pause_steps == 0 else 0.0
 
     def mean_s(self, first: int) -> float:
         """Return the mean step time from a step on."""

@@ -67,6 +67,9 @@ RESTART_VARIABLE = "HETERO_RESTART_COUNT"
 
 _REPORT_INTERVAL_S = 1.0
 _STEP_TIMES_INTERVAL_S = 0.25
+_OVERTAKES = 1.5
+"""Factor by which the time of another loader must exceed that of the reported one. Two loaders that share each step
+take about the same time, and reports must not alternate between them."""
 _DECISION_TIMEOUT_S = 20.0
 _EXIT_SIGTERM = 143
 
@@ -150,6 +153,8 @@ class RankSession:
         """Allows one report at a time, because an older report must not arrive after a newer one."""
         self._steps_started: collections.Counter[str] = collections.Counter()
         self._loader = ""
+        self._timed_loader = ""
+        """Loader whose step times are reported."""
         self._stop_requested = False
         self._stop_at: StopPoint | None = None
         self._closing = threading.Event()
@@ -387,10 +392,15 @@ class RankSession:
 
     def _step_times(self, timers: Sequence[Timer]) -> StepTimes | None:
         """Return the latest steps of the loader that has taken the most time. None before its first step."""
-        found = [(timer.recent(), self._loaders[id(timer)]) for timer in timers]
-        steps, loader = max(found, key=lambda each: each[0].total_s, default=(None, ""))
+        found = {self._loaders[id(timer)]: timer.recent() for timer in timers}
+        loader = max(found, key=lambda name: found[name].total_s, default="")
+        reported = found.get(self._timed_loader)
+        if reported is not None and found[loader].total_s < _OVERTAKES * reported.total_s:
+            loader = self._timed_loader
+        steps = found.get(loader)
         if steps is None or not steps.compute_s:
             return None
+        self._timed_loader = loader
         return StepTimes(loader=loader, first=steps.first, compute_s=steps.compute_s, wait_s=steps.wait_s)
 
     def _reported(self) -> frozenset[str]:

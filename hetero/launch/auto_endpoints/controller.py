@@ -15,11 +15,11 @@ addition. Endpoints that did not shorten the steps are removed, at once or after
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Sequence
 
 from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision
+from hetero.launch.auto_endpoints.phases import Phase
 from hetero.launch.auto_endpoints.windows import StepTime, Verdict, Window, compare
 from hetero.system.text import counted
 
@@ -70,42 +70,6 @@ _BATCHES_PER_SLOT = 2
 """Batches in flight per slot: the default of ``prefetch_factor``."""
 
 
-class Phase(enum.Enum):
-    """What the controller is doing.
-
-    Transitions::
-
-        WARMUP    --some steps--> BASELINE
-        BASELINE  --steps do not wait for data--> SETTLED
-        BASELINE  --steps wait--> STARTING, adds an endpoint
-        STARTING  --ranks use the added endpoints--> TRIAL
-        STARTING  --no rank uses them--> SETTLED, removes them
-        TRIAL     --steps are longer--> RECHECK, removes the added endpoints
-        TRIAL     --steps still wait, and more endpoints are possible--> STARTING, adds endpoints
-        TRIAL     --otherwise, or steps are not shorter and CPUs are short--> CHECK
-        RECHECK   --more endpoints are possible--> STARTING, adds endpoints
-        RECHECK   --otherwise--> CHECK, or SETTLED without endpoints
-        CHECK     --steps are shorter than in BASELINE, but still wait--> STARTING, adds endpoints
-        CHECK     --steps are shorter, and more endpoints are not possible or not needed--> SETTLED
-        CHECK     --steps are not surely shorter, and still wait--> SETTLED, which checks again later
-        CHECK     --otherwise--> REVIEW, removes all endpoints
-        STARTING  --this host has no memory for any of the added endpoints--> CHECK, or SETTLED without endpoints
-        REVIEW    --steps are longer without them--> SETTLED, adds them again
-        REVIEW    --otherwise--> SETTLED
-        SETTLED   --the later check finds that steps are not shorter--> SETTLED, removes all endpoints
-        SETTLED   --the step time has changed much--> WARMUP, removes all endpoints
-    """
-
-    WARMUP = "warm-up"
-    BASELINE = "baseline"
-    STARTING = "starting"
-    TRIAL = "trial"
-    RECHECK = "recheck"
-    CHECK = "check"
-    REVIEW = "review"
-    SETTLED = "settled"
-
-
 class Controller:
     """Chooses the number of endpoints of each trainer host from measurements of steps.
 
@@ -124,6 +88,7 @@ class Controller:
         """Endpoints that each trainer host should run now."""
         self.num_steps = 0
         """Steps so far."""
+        self._num_ignored = 0  # steps to ignore from now on
         self._max_endpoints = max_endpoints
         self._num_hosts = num_hosts
         self._world_size = world_size
@@ -186,17 +151,28 @@ class Controller:
         return self._decision(Action.SETTLE, self.endpoints, f"{decision.reason}. {reason}")
 
     def restart_window(self) -> None:
-        """Forget the current window, because the ranks were restarted."""
+        """Forget the current window and ignore some steps, because the ranks were restarted and warm up again."""
         self._steps.clear()
         self._num_in_phase = 0
+        if self.phase is not Phase.WARMUP:
+            self._num_ignored = self._num_warmup
+
+    def restart_search(self, reason: str) -> Decision | None:
+        """Begin a new search without endpoints. Return the decision that removes the present ones, None without any."""
+        before, self.endpoints = self.endpoints, 0
+        self._begin_search()
+        self._enter(Phase.WARMUP)
+        return self._decision(Action.REMOVE, before, reason) if before else None
 
     def _take(self, step: StepTime) -> Decision | None:
+        if self._num_ignored:
+            self._num_ignored -= 1
+            return None
         self._num_in_phase += 1
         self._num_searched += self.phase is not Phase.STARTING or self._num_in_phase <= _MAX_STARTING_STEPS
         match self.phase:
             case Phase.WARMUP:
-                warmup = min(max(_WARMUP_STEPS, self._lag), _MAX_WARMUP_STEPS)  # batches that were ready at the start
-                if self._num_in_phase >= warmup and self._now.num_running <= self.endpoints:
+                if self._num_in_phase >= self._num_warmup and self._now.num_running <= self.endpoints:
                     self._enter(Phase.BASELINE)
                 return None
             case Phase.BASELINE:
@@ -360,19 +336,17 @@ class Controller:
             return None
         has_changed = abs(window.step_s - settled.step_s) > _MUCH * settled.step_s
         has_changed = has_changed and compare(settled, window) is not Verdict.SAME
+        if not self.endpoints and settled.wait_share < _DATA_BOUND:  # then only a data wait matters
+            has_changed = False
         waits_again = settled.wait_share < _DATA_BOUND and window.surely_waits(_BACK_IN_WAIT)
         self._num_odd = self._num_odd + 1 if has_changed or waits_again else 0
         # One odd window may be a checkpoint or the beginning of an epoch.
         if self._num_odd < 2 or (self._baseline is not None and self.num_steps - self._last_search_step < _REST_STEPS):
             return None
-        before, self.endpoints = self.endpoints, 0
-        reason = (
+        return self.restart_search(
             f"conditions changed: a step takes {_ms(window.step_s)} and waits {_ms(window.wait_s)} for data, "
             f"and {_ms(settled.step_s)} and {_ms(settled.wait_s)} when the number was chosen"
         )
-        self._begin_search()
-        self._enter(Phase.WARMUP)
-        return self._decision(Action.REMOVE, before, reason) if before else None
 
     def _prove(self, step: StepTime) -> Decision | None:
         window = self._add(step, at_least=_PROOF_STEPS, skipped=0)
@@ -451,6 +425,11 @@ class Controller:
         share = min(window.wait_share, 0.99)
         slots = _MARGIN * self._now.num_slots * share / (1 - share)
         self._wanted = self._good + max(1, math.ceil(slots / self._num_hosts / self._slots_per_endpoint))
+
+    @property
+    def _num_warmup(self) -> int:
+        """Steps of a warm-up, in which ranks use batches that were ready at the start."""
+        return min(max(_WARMUP_STEPS, self._lag), _MAX_WARMUP_STEPS)
 
     @property
     def _is_pressed(self) -> bool:

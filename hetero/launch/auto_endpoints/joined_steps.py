@@ -23,12 +23,13 @@ class JoinedSteps:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._next = 0
-        self._loader = ""
+        self.loader = ""
+        """Loader of the steps. Empty until it is known."""
 
     def restart(self) -> None:
         """Begin anew with the first step, because the ranks were restarted."""
         self._next = 0
-        self._loader = ""
+        self.loader = ""
 
     def take(self, reports: Sequence[RankReport]) -> list[StepTime]:
         """Return the steps that all ranks have reported since the last call.
@@ -41,8 +42,8 @@ class JoinedSteps:
         if len(times) < self._num_ranks or len(loaders) != 1:
             return []
         # The loader that takes the most time may change early in the job, for example from validation to training.
-        if loaders != {self._loader}:
-            (self._loader,) = loaders
+        if loaders != {self.loader}:
+            (self.loader,) = loaders
             self._next = 0
         begin = max(self._next, *(each.first for each in times))
         end = min(each.first + len(each.wait_s) for each in times)

@@ -11,7 +11,7 @@ from hetero.control.directory import BATCHES
 from hetero.control.membership import Membership
 from hetero.control.status import HostStatus, RankReport
 from hetero.launch.auto_endpoints.controller import Controller
-from hetero.launch.auto_endpoints.decisions import Action, Conditions
+from hetero.launch.auto_endpoints.decisions import Action, Conditions, Decision
 from hetero.launch.auto_endpoints.joined_steps import JoinedSteps
 from hetero.launch.auto_endpoints.memory import HostMemory, MemoryLimit
 
@@ -87,6 +87,7 @@ class TrainerEndpoints:
         self._followed = 0  # the number that the first trainer host decided on
         self._generation = 0
         self._steps = JoinedSteps(num_ranks)
+        self._loader = ""  # the loader whose steps the controller has observed
         self._controller = Controller(
             max_endpoints=max_endpoints,
             num_hosts=len(trainer_hosts),
@@ -101,6 +102,8 @@ class TrainerEndpoints:
             A function that applies it. Call it without the lock.
         """
         own = membership.own
+        if membership.stop_requested:
+            return lambda: None
         if not self._is_leader:
             leader = next((status for status in membership.statuses() if status.host == self._leader), None)
             number = 0 if leader is None else leader.trainer_endpoints
@@ -142,7 +145,10 @@ class TrainerEndpoints:
             num_slots=max(1, num_slots),
             pressure=self._pressure(),
         )
-        decision = self._controller.observe(self._steps.take(reports), conditions)
+        steps = self._steps.take(reports)
+        decision = self._change_loader(self._steps.loader)
+        if decision is None:
+            decision = self._controller.observe(steps, conditions)
         if decision is None:
             return
         if decision.action is Action.ADD:
@@ -155,6 +161,14 @@ class TrainerEndpoints:
         if decision.endpoints != self._number:
             self._apply(decision.endpoints)
             self._publish(decision.endpoints)
+
+    def _change_loader(self, loader: str) -> Decision | None:
+        """Restart the search if steps of another loader come, because those before say nothing about them."""
+        before = self._loader
+        self._loader = loader or before
+        if before in ("", self._loader):
+            return None
+        return self._controller.restart_search(f"loader {loader} now takes more time than {before}")
 
     def _apply(self, number: int) -> None:
         self._number = number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ _NUM_BLOCKS = 8
 _ERRORS = 3.0
 """Two means differ if they are this number of standard errors apart. With eight blocks on each side, chance alone
 exceeds it in about one of 100 comparisons."""
+_PAUSE = 3.0
+"""Factor by which the compute of a step must exceed the median for the step to count as one with a pause."""
+_MAX_PAUSES = 0.25
+"""Largest share of steps with pauses. More than that are no pauses."""
 _MIN_DIFFERENCE = 0.01
 """Smallest relative difference of two step times that matters."""
 
@@ -44,6 +49,7 @@ class Window:
     """Means over successive steps, each with its standard error, in seconds."""
 
     num_steps: int
+    """All steps, also those that the means leave out."""
     step_s: float
     step_error_s: float
     compute_s: float
@@ -52,11 +58,17 @@ class Window:
 
     @classmethod
     def of(cls, steps: Sequence[StepTime]) -> Window:
-        """Return the figures of at least one step."""
+        """Return the figures of at least one step.
+
+        The means leave out steps with a pause: an evaluation or a checkpoint inside of the loop, which counts as
+        compute. A pause of seconds would hide what endpoints do to steps of milliseconds.
+        """
+        num_steps = len(steps)
+        steps = _without_pauses(steps)
         totals_s = [step.total_s for step in steps]
         waits_s = [step.wait_s for step in steps]
         return cls(
-            num_steps=len(steps),
+            num_steps=num_steps,
             step_s=_mean(totals_s),
             step_error_s=_error(totals_s),
             compute_s=_mean([step.compute_s for step in steps]),
@@ -86,6 +98,14 @@ def compare(before: Window, after: Window) -> Verdict:
     if after.step_s - before.step_s > bound_s:
         return Verdict.LONGER
     return Verdict.SHORTER if before.step_s - after.step_s > bound_s else Verdict.SAME
+
+
+def _without_pauses(steps: Sequence[StepTime]) -> Sequence[StepTime]:
+    """Return the steps whose compute is not much longer than usual. If many are longer, return all."""
+    usual_s = statistics.median(step.compute_s for step in steps)
+    bound_s = max(_PAUSE * usual_s, statistics.median(step.total_s for step in steps) / 2)
+    kept = [step for step in steps if step.compute_s <= bound_s]
+    return kept if len(kept) >= (1 - _MAX_PAUSES) * len(steps) else steps
 
 
 def _error(values: Sequence[float]) -> float:

@@ -127,7 +127,7 @@ def test_session_reports_the_latest_steps_of_the_loader_that_takes_the_most_time
     now_s = [0.0]
     session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
     with contextlib.closing(session):
-        for name, wait_s in (("validation", 0.25), ("train", 0.5)):
+        for name, wait_s in (("validation", 0.25), ("train", 3.5)):
             timer = StepTimer(name, clock=lambda: now_s[0])
             session.register_timer(timer)
             for _ in range(3):
@@ -135,8 +135,33 @@ def test_session_reports_the_latest_steps_of_the_loader_that_takes_the_most_time
                 now_s[0] += wait_s
                 timer.end_wait(1)
                 now_s[0] += 1.0
-        expected = StepTimes(loader="train", first=0, compute_s=(1.0, 1.0), wait_s=(0.5, 0.5))
+        expected = StepTimes(loader="train", first=0, compute_s=(1.0, 1.0), wait_s=(3.5, 3.5))
         wait_for(trainer, lambda membership: membership.own.ranks[0].step_times == expected)
+
+
+def test_session_does_not_alternate_between_loaders_that_take_about_the_same_time(
+    hubs: tuple[Hub, Hub], address: str
+) -> None:
+    now_s = [0.0]
+    timers = {name: StepTimer(name, clock=lambda: now_s[0]) for name in ("images", "texts")}
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        for timer in timers.values():
+            session.register_timer(timer)
+
+        def step(name: str) -> str:
+            """Complete a step of a second. Return the loader that is reported then."""
+            timers[name].begin_wait()
+            timers[name].end_wait(1)
+            now_s[0] += 1.0
+            timers[name].begin_wait()
+            timers[name].end_wait(1)
+            found = session._step_times(list(timers.values()))
+            assert found is not None
+            return found.loader
+
+        assert [step(name) for name in ("texts", "images", "texts", "images", "images")] == ["texts"] * 5
+        assert [step("images") for _ in range(9)][-1] == "images"
 
 
 def reported_steps(membership: Membership) -> int:

@@ -184,6 +184,38 @@ def test_next_search_is_not_limited() -> None:
     assert (decision.action, decision.endpoints) == (Action.ADD, 1)
 
 
+def test_controller_is_silent_while_a_job_without_waits_changes_its_steps() -> None:
+    controller = Controller(max_endpoints=8)
+    feed(controller, BUSY)
+    for compute_s in (0.3, 0.05, 1.0, 0.2):
+        with pytest.raises(AssertionError, match="no decision"):
+            feed(controller, StepTime(compute_s=compute_s, wait_s=0.0), at_most=500)
+    assert feed(controller, WAITS).action is Action.ADD
+
+
+def test_new_search_begins_without_endpoints() -> None:
+    controller = Controller(max_endpoints=8)
+    assert controller.restart_search("another loader") is None
+    assert feed(controller, WAITS).endpoints == 1
+    decision = controller.restart_search("another loader")
+    assert decision is not None
+    assert (decision.action, decision.before, decision.endpoints) == (Action.REMOVE, 1, 0)
+    assert (controller.phase, controller.endpoints) == (Phase.WARMUP, 0)
+    assert feed(controller, BUSY).text.endswith("stays at 0, because a step of 100 ms waits only 0 ms for data")
+
+
+def test_steps_of_restarted_ranks_count_after_their_warmup() -> None:
+    controller = Controller(max_endpoints=8)
+    assert feed(controller, WAITS).endpoints == 1
+    controller.observe([], conditions(1))
+    controller.observe([WAITS], conditions(1))
+    assert controller.phase is Phase.TRIAL
+    controller.restart_window()
+    compiling = StepTime(compute_s=9.0, wait_s=0.0)
+    assert controller.observe([compiling] * 10, conditions(1)) is None
+    assert feed(controller, StepTime(compute_s=0.1, wait_s=0.08)).endpoints == 2
+
+
 def test_controller_searches_again_when_a_job_begins_to_wait() -> None:
     controller = Controller(max_endpoints=8)
     feed(controller, BUSY)

@@ -5,6 +5,7 @@ The cluster is given, and its price per hour with it. USD per step are therefore
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -47,6 +48,21 @@ def test_controller_is_as_good_as_the_better_of_all_local_and_all_remote(cell: C
     # A job that is not data-bound pays nothing from its first step on.
     if sum(step.wait_s for step in all_remote.steps[10:]) < 0.005 * sum(step.total_s for step in all_remote.steps[10:]):
         assert auto.mean_s(10) <= 1.01 * all_remote.mean_s(10), texts
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_pauses_of_the_loop_do_not_mislead_the_controller(cell: Cell) -> None:
+    cell = dataclasses.replace(cell, pause_steps=100, pause_s=20.0)
+    better_s = min(
+        run_fixed(cell, local=cell.cpus, has_data_hosts=False, num_steps=NUM_STEPS).mean_s(SETTLED),
+        run_fixed(cell, local=0, num_steps=NUM_STEPS).mean_s(SETTLED),
+    )
+    auto = run_auto(cell, num_steps=NUM_STEPS)
+    texts = [decision.text for decision in auto.decisions]
+    pause_s = cell.pause_s / cell.pause_steps
+    # Up to 2 %, because batches that become ready during a pause hide some of the data wait from the search.
+    assert auto.mean_s(SETTLED) - pause_s <= 1.02 * (better_s - pause_s), texts
+    assert max((each.step for each in auto.decisions if each.before != each.endpoints), default=0) <= SETTLED, texts
 
 
 def test_storage_that_gives_no_more_leaves_no_endpoints_behind() -> None:

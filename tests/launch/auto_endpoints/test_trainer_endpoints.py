@@ -64,10 +64,10 @@ class Host:
         )
         self.num_steps = 0
 
-    def step(self, *, wait_s: float, generation: int = 0) -> None:
+    def step(self, *, wait_s: float, generation: int = 0, loader: str = "train") -> None:
         """Report one more step and let the host act."""
         self.num_steps += 1
-        times = StepTimes(loader="train", first=self.num_steps - 1, compute_s=(0.1,), wait_s=(wait_s,))
+        times = StepTimes(loader=loader, first=self.num_steps - 1, compute_s=(0.1,), wait_s=(wait_s,))
         self.membership.store(RankReport(rank=0, step_times=times, generation=generation))
         self.act()
 
@@ -100,6 +100,31 @@ def test_other_host_follows_within_its_own_limit() -> None:
         host.membership.observe(status("algo-2", trainer_endpoints=number, revision=revision))
         host.act()
     assert host.pool.sizes == [1, 2, 0]
+
+
+def test_steps_of_another_loader_begin_a_new_search() -> None:
+    host = Host("algo-2")
+    while not host.published and host.num_steps < 100:
+        host.step(wait_s=0.1, loader="validation")
+    host.num_steps = 0
+    host.step(wait_s=0.0)
+    assert (host.published, host.pool.sizes) == ([1, 0], [1, 0])
+    assert host.trainer_endpoints.decisions[-1].endswith(
+        "from 1 to 0, because loader train now takes more time than validation"
+    )
+    while len(host.trainer_endpoints.decisions) < 3 and host.num_steps < 200:
+        host.step(wait_s=0.0)
+    assert "stays at 0" in host.trainer_endpoints.decisions[-1]
+
+
+def test_job_that_stops_decides_nothing() -> None:
+    host = Host("algo-2")
+    for _ in range(29):
+        host.step(wait_s=0.1)
+    host.membership.observe(status("algo-3", stop_requested=True, revision=1))
+    for _ in range(60):
+        host.step(wait_s=0.1)
+    assert (host.published, host.trainer_endpoints.decisions) == ([], [])
 
 
 def test_host_without_memory_adds_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,6 +34,20 @@ def test_error_of_bursts_is_the_error_of_their_means() -> None:
     assert Window.of(burst).surely_waits(0.4)
 
 
+def test_window_leaves_out_steps_with_a_pause() -> None:
+    usual = [StepTime(compute_s=0.1, wait_s=0.02)] * 19
+    window = Window.of([*usual, StepTime(compute_s=5.0, wait_s=0.5)])
+    assert (window.num_steps, window.compute_s, window.wait_s) == (20, pytest.approx(0.1), pytest.approx(0.02))
+    assert window.step_error_s == pytest.approx(0.0, abs=1e-12)
+
+
+def test_window_counts_long_steps_that_are_no_pauses() -> None:
+    accumulated = [StepTime(compute_s=0.4 if number % 3 == 0 else 0.1, wait_s=0.0) for number in range(24)]
+    assert Window.of(accumulated).compute_s == pytest.approx(0.2), "a third of the steps are long"
+    waiting = [StepTime(compute_s=0.04 if number == 5 else 0.01, wait_s=0.1) for number in range(24)]
+    assert Window.of(waiting).compute_s > 0.011, "the long one is short beside the wait"
+
+
 @pytest.mark.parametrize(
     ("factor", "verdict"), [(1.3, Verdict.LONGER), (0.7, Verdict.SHORTER), (1.0, Verdict.SAME), (1.005, Verdict.SAME)]
 )
