@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -48,6 +50,19 @@ def test_pool_without_a_wanted_endpoint_ends_its_fork_server_and_starts_it_again
     pool.resize(1)
     tools.wait_for(lambda: len(pool.records) == 1)
     assert (pool.num_restarts, pool.failure, caplog.messages) == (0, None, [])
+
+
+def test_pool_that_stops_during_the_import_of_the_script_does_not_wait_for_it(
+    job: Any, tools: Any, tmp_path: Path
+) -> None:
+    reached = tmp_path / "importing"
+    slow = tmp_path / "slow.py"
+    slow.write_text(f"import time\nopen({str(reached)!r}, 'w').close()\ntime.sleep(600)\n")
+    pool = job.pool(script=str(slow), ready=False)
+    tools.wait_for(reached.exists)
+    before_s = time.monotonic()
+    pool.stop(30.0)
+    assert time.monotonic() - before_s < 15.0
 
 
 def test_endpoint_that_is_removed_finishes_its_batches_and_ends_without_a_failure(
