@@ -141,11 +141,15 @@ def _vcpus(run: RunFacts, instance_type: str, catalogue: Catalogue) -> int:
 def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyProfile:
     """Return what a sample costs on the hosts that preprocessed, if they spent all their time on samples."""
     run, vcpus = report.run, report.verdict.vcpus
+    if run.placement == "hybrid":
+        raise ConfigError(
+            f"run {run.run_id} preprocessed on trainer and data hosts, so it does not show what a sample costs\n"
+            f"  Give the report of a run that preprocesses on data hosts only (--trainer-endpoints 0). Or: {_RUN_PROFILE}"
+        )
     if vcpus is None or headline.samples_per_s is None or not headline.samples_per_s.value:
         raise ConfigError(
             f"how many vCPUs preprocessed in run {run.run_id} is not known\n"
-            "  The report must have hosts of known types, which do not share the work between trainer and data hosts. "
-            f"{_RUN_PROFILE}"
+            f"  The report must have hosts of known types. {_RUN_PROFILE}"
         )
     group = _one_type(run, "trainer" if run.placement == "homogeneous" else "data")
     rate = headline.samples_per_s.value
