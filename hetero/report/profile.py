@@ -144,7 +144,8 @@ def _supply(report: Report, headline: Headline, catalogue: Catalogue) -> SupplyP
     if run.placement == "hybrid":
         raise ConfigError(
             f"run {run.run_id} preprocessed on trainer and data hosts, so it does not show what a sample costs\n"
-            f"  Give the report of a run that preprocesses on data hosts only (--trainer-endpoints 0). Or: {_RUN_PROFILE}"
+            "  Give the report of a run that preprocesses on data hosts only (--trainer-endpoints 0). "
+            f"Or: {_RUN_PROFILE}"
         )
     if vcpus is None or headline.samples_per_s is None or not headline.samples_per_s.value:
         raise ConfigError(
