@@ -379,7 +379,8 @@ class RankSession:
         with self._measuring.during("summing up what this rank measured"):  # failures and votes are sent in any case
             # A summary of many steps takes milliseconds, so a report between two of them repeats the last one.
             now_s = time.monotonic()
-            is_due = finished or now_s >= self._next_summaries_s or len(timers) != len(self._summaries)
+            is_last = finished or report.failure is not None
+            is_due = is_last or now_s >= self._next_summaries_s or len(timers) != len(self._summaries)
             if is_due or not self.options.wants_step_times:
                 self._next_summaries_s = now_s + _REPORT_INTERVAL_S
                 self._summaries = tuple(json.dumps(timer.summary().to_json()).encode() for timer in timers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import threading
 from collections.abc import Iterator
 
@@ -137,6 +138,22 @@ def test_session_reports_the_latest_steps_of_the_loader_that_takes_the_most_time
                 now_s[0] += 1.0
         expected = StepTimes(loader="train", first=0, compute_s=(1.0, 1.0), wait_s=(3.5, 3.5))
         wait_for(trainer, lambda membership: membership.own.ranks[0].step_times == expected)
+
+
+def test_session_that_fails_reports_its_latest_steps(hubs: tuple[Hub, Hub], address: str) -> None:
+    trainer, _ = hubs
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        timer = StepTimer("train")
+        session.register_timer(timer)
+        session._report()
+        timer.begin_wait()
+        timer.end_wait(8)
+        session.fail("boom", "trace", ExitCode.SCRIPT_FAILED)
+        with trainer.membership() as membership:
+            (report,) = membership.own.ranks
+    assert report.failure is not None
+    assert json.loads(report.summaries_json[0])["num_samples"] == 8
 
 
 def test_session_does_not_alternate_between_loaders_that_take_about_the_same_time(
