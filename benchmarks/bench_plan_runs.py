@@ -40,8 +40,8 @@ import harness
 
 from hetero.planning.candidates import Candidate, DataGroup
 from hetero.planning.machines import Machine
-from hetero.planning.model import StepModel
 from hetero.planning.profile import PROFILE_FILE_NAME, Profile, load_profile
+from hetero.planning.steps.model import StepModel
 from hetero.pricing import Catalogue
 from hetero.report import load_report
 from hetero.simulate.simulate import parse_group

@@ -13,7 +13,8 @@ from hetero.cluster import Role, find_platform
 from hetero.dataplane.reader import reader
 from hetero.errors import ExitCode
 from hetero.loaders import phases
-from hetero.planning import model, reasons, search, uncertain
+from hetero.planning import enumeration, ranking, reasons, search
+from hetero.planning.steps import endpoints, timelines, uncertain
 from hetero.report import profile
 
 ROOT = Path(__file__).parent.parent
@@ -51,8 +52,8 @@ def test_every_reason_of_a_plan_is_explained(reason: str) -> None:
 @pytest.mark.parametrize(
     ("sentence", "expected"),
     [
-        ("It tries 0 to {} hosts of each type", (search.MAX_HOSTS,)),
-        ("only if that saves at least {} % of the cost", (100 * search._WORTH_SPENDING,)),
+        ("It tries 0 to {} hosts of each type", (enumeration.MAX_HOSTS,)),
+        ("only if that saves at least {} % of the cost", (100 * ranking.WORTH_SPENDING,)),
         ("the plan computes each step time {} times", (search._NUM_DRAWS,)),
         ("as fast as the measured one, with a standard deviation of {} %", (100 * uncertain._SAME_FAMILY_SPREAD,)),
         ("A type of another family too, with {} %", (100 * uncertain._OTHER_FAMILY_SPREAD,)),
@@ -60,8 +61,11 @@ def test_every_reason_of_a_plan_is_explained(reason: str) -> None:
             "the plan assumes {} to {} MB/s per vCPU",
             tuple(each / 1e6 for each in uncertain._UNKNOWN_NETWORK_BYTES_PER_S_PER_VCPU),
         ),
-        ("Endpoints may use {} % of a host's memory", (100 * model._MEMORY_SHARE,)),
-        ("at most {} GiB per rank, and {} per endpoint", (model._MAX_WINDOW_BYTES / 2**30, model._WINDOW_PER_ENDPOINT)),
+        ("Endpoints may use {} % of a host's memory", (100 * endpoints.MEMORY_SHARE,)),
+        (
+            "at most {} GiB per rank, and {} per endpoint",
+            (timelines.MAX_WINDOW_BYTES / 2**30, timelines.WINDOW_PER_ENDPOINT),
+        ),
         ("at most {} GiB per rank, and {} per endpoint", (reader._MAX_WINDOW_BYTES / 2**30, reader._PREFETCH_FACTOR)),
         ("at least {} steps, {} s, and three times the batches", (phases.ENOUGH_STEPS, phases.ENOUGH_S)),
         ("fetches nothing. The first {} steps do not count", (phases.EXCLUDED_STEPS,)),

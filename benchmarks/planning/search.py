@@ -40,6 +40,8 @@ TOLERANCE = 0.003
 _BOUND_MARGIN = 0.97
 """What the bound is multiplied by, because a simulated time has noise."""
 _MIN_STEPS = 150
+_LONG_STEPS = 2000
+"""Steps of a simulation that is no screening. A window that grew needs this long to shrink again."""
 _FINALISTS = 8
 
 
@@ -61,7 +63,8 @@ class Truth:
         if key not in self._results:
             scenario, num_ranks = self.scenario, self.scenario.workload.num_ranks
             wanted = num_batches * (2 if scenario.has_stragglers else 1)
-            num_steps = max(_MIN_STEPS, -(-wanted // num_ranks))
+            least = _MIN_STEPS if num_batches < NUM_BATCHES else _LONG_STEPS
+            num_steps = max(least, -(-wanted // num_ranks))
             self._results[key] = simulate(
                 scenario.workload, scenario.cluster(choice), num_steps=num_steps, seed=scenario.seed
             )

@@ -32,7 +32,7 @@ __all__ = ["simulate", "step_times"]
 _DONE, _ARRIVED, _SEND, _OVERDUE, _STEP = range(5)
 _RECEIVE_BIN = 0.25
 """CPUs of receiving are rounded to this. Fewer speeds have to be computed."""
-_TURNS = 6
+_TURNS = 12
 """Least number of batches that each endpoint computes in a run."""
 _MAX_STEPS = 20_000
 _GOLDEN, _SILVER = (math.sqrt(5.0) - 1.0) / 2.0, math.sqrt(2.0) - 1.0

@@ -12,10 +12,11 @@ schema.py        the JSON schema of ``profile.json``. A copy is in data/
 machines.py      the machines of a menu (`Machine`), from the catalogue of instance types
 candidates.py    a cluster that a plan considers (`Candidate`)
 headspace.py     how many vCPUs or hosts suffice for steps without waits, for plans and reports
-model.py         predicts the step time of candidates, with intervals (`StepModel`)
-uncertain.py     the figures of a profile with their uncertainty, for the intervals of a prediction
-window_stalls.py how much longer steps take because a window holds few batches
-search.py        enumerates candidates and chooses one
+steps/           predicts the step time of candidates, with intervals (`StepModel`)
+enumeration.py   the candidates of a plan
+ranking.py       ranks thousands of candidates
+finals.py        chooses among the best ones by their timelines
+search.py        finds the cluster for a job, and the alternatives to it
 reasons.py       the sentences: the answer, its reason, why alternatives were rejected, notes
 plan.py          the result (`Plan`), and the reader of ``plan.json``
 plan_text.py     shows a plan as text

@@ -13,11 +13,13 @@ from pathlib import Path
 from hetero.errors import ConfigError
 from hetero.metrics.figures import Figure
 from hetero.planning.candidates import FORMS, Candidate
+from hetero.planning.enumeration import STEPS_OF_SPENDING
 from hetero.planning.machines import Machine, bigger_machines, menu_of
-from hetero.planning.model import BOTTLENECKS
 from hetero.planning.profile import Profile
+from hetero.planning.ranking import GOALS, Constraints
 from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of
-from hetero.planning.search import GOALS, STEPS_OF_SPENDING, Alternative, Constraints, Search, search
+from hetero.planning.search import Alternative, Search, search
+from hetero.planning.steps.model import BOTTLENECKS
 from hetero.pricing.catalog import Catalogue
 from hetero.system.records import encode, limits, load
 

@@ -7,8 +7,8 @@ from planning_profiles import make_profile
 
 from hetero.planning.candidates import Candidate, DataGroup
 from hetero.planning.machines import Machine
-from hetero.planning.model import StepModel
 from hetero.planning.plan import PlanOptions, make_plan
+from hetero.planning.steps.model import StepModel
 from hetero.pricing.catalog import Catalogue
 
 VCPU_SPEED = 1.55

@@ -7,9 +7,9 @@ import pytest
 
 from hetero.planning.candidates import Candidate, DataGroup
 from hetero.planning.machines import Machine
-from hetero.planning.model import Prediction
 from hetero.planning.reasons import rejection_of
 from hetero.planning.search import Alternative, Search
+from hetero.planning.steps.model import Prediction
 
 TRAINER = Machine(instance_type="ml.p3.2xlarge", vcpus=8, hourly_usd=3.6)
 DATA = Machine(instance_type="ml.c5.9xlarge", vcpus=36, hourly_usd=3.6)

@@ -14,8 +14,8 @@ from hetero.errors import ConfigError
 from hetero.metrics import StepSummary
 from hetero.planning.candidates import Candidate
 from hetero.planning.machines import Machine
-from hetero.planning.model import StepModel
 from hetero.planning.profile import Profile, write_profile
+from hetero.planning.steps.model import StepModel
 from hetero.pricing.catalog import Catalogue
 from hetero.report import GroupFacts, RankFacts, RunFacts, build_report, write_report
 from hetero.report.profile import load_any_profile, profile_of_report

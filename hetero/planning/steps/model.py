@@ -1,15 +1,15 @@
 """The step time of a job on a cluster, computed from its profile.
 
-A step takes as long as its slowest part. The parts overlap, so the step time is the largest of:
+A step takes as long as its slowest part. The parts overlap, so the step time is at least the largest of:
 
 - the step time with batches always ready (headspace), which no cluster shortens
 - the time that the endpoints of all hosts need to make the batches of one step
 - the time that the trainer host's network interface needs to receive them
 - the time that the CPUs of the trainer host need to receive them and to run the ranks
+- the time of a batch / the batches that a rank's window holds
 
-Three small losses are added, because a window of batches does not hide everything: the spread of the endpoints' times
-if two parts take about equally long, batches that take much longer than the others, and the beginning of an epoch,
-when no batch is ready.
+`StepModel.expected_s` computes this for thousands of clusters at once. The parts also wait for each other. How much
+longer steps therefore take shows the timeline of a cluster (timelines.py), which `StepModel.predict` adds.
 
 The figures of a profile are uncertain. `StepModel` therefore computes each step time many times, each time with
 other figures that the measurements also allow (uncertain.py). An interval is the range of 90 % of these step times.
@@ -17,7 +17,6 @@ other figures that the measurements also allow (uncertain.py). An interval is th
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,17 +25,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.planning.candidates import AS_IS, UINT8, Candidate
+from hetero.planning.candidates import AS_IS, Candidate
 from hetero.planning.headspace import number_for_headspace
 from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile
-from hetero.planning.uncertain import Array, UncertainFigures
-from hetero.planning.window_stalls import stall_table
+from hetero.planning.steps.endpoints import endpoints_on
+from hetero.planning.steps.forms import Forms
+from hetero.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, is_profiled, window_batches
+from hetero.planning.steps.uncertain import Array, UncertainFigures
 
-__all__ = ["BOTTLENECKS", "MOST_PROCESSES_PER_CPU", "Prediction", "StepModel"]
-
-MOST_PROCESSES_PER_CPU = 8
-"""Largest number of processes per CPU that a plan proposes for data that waits for storage."""
+__all__ = ["BOTTLENECKS", "Prediction", "StepModel"]
 
 BOTTLENECKS = (
     "accelerator",
@@ -51,21 +49,8 @@ BOTTLENECKS = (
 """What can limit the step time."""
 (_ACCELERATOR, _PREPROCESSING, _TRAINER_NETWORK, _DATA_NETWORK, _STORAGE, _MEMORY, _TRAINER_CPU, _WINDOW) = range(8)
 
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
-_MEMORY_SHARE = 0.9
-"""Share of a host's memory that endpoints may use."""
-_CALIBRATION_RANGE = (0.7, 1.4)
-"""Range of the measured step time / the modelled one that corrects the costs of samples."""
-_LONG_EPOCH = 100
-"""Steps of an epoch whose beginning hardly changes the mean step time."""
-_OWN_BONUS = 1.1
-"""How many times more batches an endpoint makes if its batches need no network, and the network is full."""
-_SLOW_SHARE = 0.75
-"""Share of its part of the batches that a slow kind of endpoint makes at least."""
-_WINDOW_PER_ENDPOINT = 2
-_MAX_WINDOW_BYTES = 2.0**30
-_MAX_WINDOW_SHARE = 0.25
-"""Limits of the reader's window: two batches per endpoint, 1 GiB per rank, and a quarter of the host's memory."""
+_INTERVAL = (0.05, 0.95)
+"""Quantiles of the draws at the ends of an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +76,9 @@ class _HostRate:
     """What one host of a type delivers."""
 
     samples_per_s: Array
-    """The smaller of the next two."""
-    computed_per_s: Array
-    """Samples per second that its endpoints make."""
-    carried_per_s: Array
-    """Samples per second that its network interface sends."""
     batch_s: Array
     """Seconds that an endpoint needs for a batch."""
-    num_endpoints: Array
+    num_endpoints: int
     limit: int
     """Index of the bottleneck: vCPUs, memory, network or storage."""
 
@@ -111,6 +91,8 @@ class _Parts:
     """One column per draw."""
     limits: NDArray[np.int64]
     """Indices of the bottlenecks."""
+    cpu_bound_s: Array
+    """Seconds that all CPUs of the trainer host need for the ranks and for receiving. Timelines do not bound them."""
     network_s: Array
     """Seconds per step that the trainer host's network interface is busy. 0 if its bandwidth is unknown."""
 
@@ -128,6 +110,7 @@ class StepModel:
         ignored: Some of `BOTTLENECKS` that the model leaves out, to find out what would happen without them.
         num_draws: Number of times that each step time is computed for its interval. 0 gives no intervals.
         seed: Seed of the draws.
+        timelines: Those of another model of the same arguments, which saves time. None makes new ones.
     """
 
     def __init__(
@@ -139,66 +122,42 @@ class StepModel:
         ignored: Collection[str] = (),
         num_draws: int = 200,
         seed: int = 0,
+        timelines: Timelines | None = None,
     ) -> None:
-        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds or {}, num_draws=num_draws, seed=seed)
+        vcpu_speeds = vcpu_speeds or {}
+        self.timelines = timelines or Timelines(profile, vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host)
+        """The timelines of the clusters that were predicted."""
+        self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=num_draws, seed=seed)
+        self._figures.correct(self.timelines.correction)
         self._num_draws = num_draws
         self._endpoints_per_host = endpoints_per_host
         self._ignored = ignored
         self._profile = profile
         self._training = profile.training
-        self._reference = profile.supply[0]
+        self._forms = Forms(profile)
         self.headspace_s = self._figures.headspace_s
-        self._bytes_per_sample = profile.wire_bytes_per_sample.value if profile.wire_bytes_per_sample else 0.0
-        self._receive_s_per_byte = _value(self._training.receive_cpu_s_per_gb) / 1e9
-        self._rank_cores = _value(self._training.rank_cpu_cores)
-        self._num_ranks = self._training.ranks_per_host * self._training.num_hosts
+        receive, cores = self._training.receive_cpu_s_per_gb, self._training.rank_cpu_cores
+        self._receive_s_per_byte = receive.value / 1e9 if receive else 0.0
+        self._rank_cores = cores.value if cores else 0.0
         self._samples_per_host = self._training.ranks_per_host * self._training.batch_samples
-        self._residual_s = 0.0
-        self._calibrate()
-
-    # Bytes
-
-    def bytes_per_sample(self, form: str) -> float:
-        """Return the bytes of one sample on the network in a form of `FORMS`. 0 if not measured."""
-        if form == UINT8:
-            wide = sum(leaf.bytes_per_sample for leaf in self._profile.leaves if leaf.fits_uint8)
-            narrow = sum(
-                leaf.bytes_per_sample / _ITEM_BYTES.get(leaf.dtype, 1)
-                for leaf in self._profile.leaves
-                if leaf.fits_uint8
-            )
-            return self._bytes_per_sample - wide + narrow
-        return self._bytes_per_sample * next((c.ratio for c in self._profile.codecs if c.name == form), 1.0)
-
-    def _codec_s(self, form: str) -> tuple[float, float]:
-        """Return the CPU seconds per sample of an endpoint and of a rank for a compression."""
-        for codec in self._profile.codecs:
-            if codec.name == form:
-                return codec.encode_cpu_s_per_sample, codec.decode_cpu_s_per_sample
-        return 0.0, 0.0
 
     # Hosts
 
     def endpoints_on(self, machine: Machine) -> tuple[int, bool]:
-        """Return the number of endpoints of a data host, and whether its memory limits it.
-
-        Endpoints that wait for storage leave their CPU to others, so there are more of them than CPUs.
-        """
-        cpu_s, wait_s = self._figures.costs_on(machine, machine.vcpus)
-        per_cpu = min(MOST_PROCESSES_PER_CPU, 1 + wait_s[0] / cpu_s[0]) if cpu_s[0] > 0 else 1.0
-        wanted = self._endpoints_per_host or math.floor(machine.vcpus * per_cpu)
-        private = _value(self._reference.endpoint_private_bytes)
-        shared = _value(self._reference.endpoint_shared_bytes)
-        if machine.memory_bytes is None or private <= 0 or "memory" in self._ignored:
-            return wanted, False
-        fitting = int((machine.memory_bytes * _MEMORY_SHARE - shared) // private)
-        return max(0, min(wanted, fitting)), fitting < wanted
+        """Return the number of endpoints of a data host, and whether its memory limits it."""
+        return endpoints_on(
+            machine,
+            self._figures,
+            self._profile,
+            wanted=self._endpoints_per_host,
+            has_memory="memory" in self._ignored,
+        )
 
     def _rate_of(self, machine: Machine, form: str) -> _HostRate:
         """Return what a data host of this type delivers."""
         num_endpoints, is_short_of_memory = self.endpoints_on(machine)
         cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
-        cpu_s = np.maximum(cpu_s + self._codec_s(form)[0], 1e-12)
+        cpu_s = np.maximum(cpu_s + self._forms.codec_s(form)[0], 1e-12)
         seconds = cpu_s + wait_s
         rate = np.minimum(num_endpoints / seconds, machine.vcpus / cpu_s)
         limit = _PREPROCESSING
@@ -206,8 +165,7 @@ class StepModel:
             limit = _MEMORY
         elif wait_s[0] > cpu_s[0]:
             limit = _STORAGE
-        nbytes = self.bytes_per_sample(form)
-        computed, carried = rate, np.full_like(rate, np.inf)
+        nbytes = self._forms.bytes_per_sample(form)
         if nbytes > 0 and "data network" not in self._ignored:
             carried = self._figures.network_of(machine) / nbytes
             if carried[0] < rate[0]:
@@ -215,10 +173,8 @@ class StepModel:
             rate = np.minimum(rate, carried)
         return _HostRate(
             samples_per_s=rate,
-            computed_per_s=computed,
-            carried_per_s=carried,
             batch_s=(seconds + nbytes / self._figures.network_of(machine)) * self._training.batch_samples,
-            num_endpoints=np.full_like(rate, num_endpoints),
+            num_endpoints=num_endpoints,
             limit=limit,
         )
 
@@ -230,37 +186,45 @@ class StepModel:
 
     def has_bytes_limit(self, trainer: Machine, machine: Machine) -> bool:
         """Return whether fewer bytes could shorten steps: a network, the receiving CPUs or the window is half used."""
-        nbytes = self.bytes_per_sample(AS_IS)
+        nbytes = self._forms.bytes_per_sample(AS_IS)
         if nbytes <= 0:
             return False
         wanted = self._samples_per_host / max(float(self.headspace_s[0]), 1e-9)
         free_cpus = max(0.5, trainer.vcpus - self._training.ranks_per_host * self._rank_cores)
         rate = self._rate_of(machine, AS_IS)
-        batches = self._window(trainer, np.array([float(machine.vcpus)]), nbytes)[0]
+        ranks = self._training.ranks_per_host
+        batches = window_batches(trainer, machine.vcpus, nbytes * self._training.batch_samples, ranks, ranks)
         return (
             wanted * nbytes > 0.5 * self._figures.network_of(trainer)[0]
             or float(rate.samples_per_s[0]) * nbytes > 0.5 * self._figures.network_of(machine)[0]
             or wanted * nbytes * self._receive_s_per_byte > 0.25 * free_cpus
-            or batches < _WINDOW_PER_ENDPOINT * machine.vcpus
+            or batches * ranks < WINDOW_PER_ENDPOINT * machine.vcpus
         )
 
     # Step times
 
     def expected_s(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Return the step times of candidates, without intervals."""
+        """Return the step times of candidates in seconds, without intervals and timelines."""
         found = [0.0] * len(candidates)
         for indices, parts in self._grouped(candidates):
             for row, index in enumerate(indices):
                 found[index] = float(self._draws_of(candidates[index], parts.step_s[row])[0])
         return found
 
-    def predict(self, candidates: Sequence[Candidate]) -> list[Prediction]:
-        """Return the predictions of candidates, in their order."""
+    def predict(self, candidates: Sequence[Candidate], *, is_simulated: bool = True) -> list[Prediction]:
+        """Return the predictions of candidates, in their order.
+
+        Args:
+            candidates: The clusters.
+            is_simulated: Whether to make their timelines.
+        """
         found: dict[int, Prediction] = {}
         for indices, parts in self._grouped(candidates):
             for row, index in enumerate(indices):
-                draws = self._draws_of(candidates[index], parts.step_s[row])
-                low, high = np.quantile(draws[1:] if self._num_draws else draws, (0.05, 0.95))
+                candidate = candidates[index]
+                ratio = self._ratio(candidate, parts, row) if is_simulated else 1.0
+                draws = self._draws_of(candidate, parts.step_s[row] * ratio)
+                low, high = np.quantile(draws[1:] if self._num_draws else draws, _INTERVAL)
                 found[index] = Prediction(
                     step_s=float(draws[0]),
                     low_s=float(min(low, draws[0])),
@@ -268,9 +232,17 @@ class StepModel:
                     bottleneck=BOTTLENECKS[int(parts.limits[row])],
                     draws_s=draws[1:],
                     trainer_network_share=float(parts.network_s[row] / draws[0]),
-                    is_measured=self._is_profiled(candidates[index]),
+                    is_measured=is_profiled(self._profile, candidate),
                 )
         return [found[index] for index in range(len(candidates))]
+
+    def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
+        """Return the step time of the timeline / the modelled one."""
+        if is_profiled(self._profile, candidate):
+            return 1.0
+        simulated_s = self.timelines.step_s(candidate)
+        modelled_s = float(parts.step_s[row, 0])
+        return 1.0 if simulated_s is None else max(simulated_s, float(parts.cpu_bound_s[row])) / modelled_s
 
     def _grouped(self, candidates: Sequence[Candidate]) -> Iterator[tuple[list[int], _Parts]]:
         """Yield the candidates with the same trainer hosts and form, as indices, with their step times."""
@@ -284,78 +256,22 @@ class StepModel:
 
     def _draws_of(self, candidate: Candidate, modelled_s: Array) -> Array:
         """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
-        if self._is_profiled(candidate):
+        if is_profiled(self._profile, candidate):
             return self._figures.measured_step_s
         draws = modelled_s * self._figures.model_error
-        return draws if candidate.data else draws + self._residual_s
-
-    def _calibrate(self) -> None:
-        """Make the model give the measured step time for the profiled cluster.
-
-        If the accelerator limits the modelled step, local loading costs what the model does not know, such as the
-        copies between processes. More processes do not save it. Otherwise the measured samples were cheaper or more
-        expensive than the others. In short epochs neither is known, because their beginnings cost about as much.
-        """
-        training = self._training
-        own = Machine(instance_type=training.instance_type, vcpus=training.vcpus)
-        candidate = Candidate(
-            trainer=own, num_trainer_hosts=training.num_hosts, local_endpoints=training.num_local_processes
-        )
-        modelled_s = float(self._parts(own, training.num_hosts, AS_IS, [candidate]).step_s[0, 0])
-        unexplained_s = training.step_s.mean - modelled_s
-        if modelled_s < 1.1 * float(self.headspace_s[0]):
-            self._residual_s = min(max(0.0, unexplained_s), training.data_wait_s.mean)
-        elif training.num_local_processes and (training.steps_per_epoch or _LONG_EPOCH) >= _LONG_EPOCH:
-            low, high = _CALIBRATION_RANGE
-            self._figures.correct(min(high, max(low, training.step_s.mean / modelled_s)))
-
-    def _uneven_s(
-        self, counts: Array, rates: Sequence[_HostRate], local: Array, local_rate: Array, samples: float
-    ) -> Array:
-        """Return the least step time of endpoints of several kinds if one kind is slow.
-
-        Every endpoint has about equally many requests, and batches arrive in order. So a kind makes nearly its share of
-        the batches, even if it takes longer for them than the others.
-
-        Args:
-            counts: Data hosts of each type per trainer host. One row per candidate.
-            rates: What one host of each type delivers.
-            local: Endpoints of a trainer host, as a column.
-            local_rate: Samples per second of these endpoints.
-            samples: Samples per step of one trainer host.
-        """
-        numbers = [counts[:, [column]] * rate.num_endpoints[0] for column, rate in enumerate(rates)]
-        total = np.maximum(sum(numbers, local), 1e-12)
-        least_s = _SLOW_SHARE * local / total * samples / np.maximum(local_rate, 1e-12)
-        for column, (number, rate) in enumerate(zip(numbers, rates, strict=True)):
-            own = np.maximum(counts[:, [column]], 1e-12)
-            wanted = number / total * samples / own
-            least_s = np.maximum(least_s, _SLOW_SHARE * wanted / np.maximum(rate.computed_per_s, 1e-12))
-            least_s = np.maximum(least_s, _SLOW_SHARE * wanted / rate.carried_per_s)
-        return np.asarray(least_s)
+        return draws if candidate.data else draws + self.timelines.residual_s
 
     def _is_as_profiled(self, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
         """Return for each candidate whether loader processes of the ranks make its batches, as in the profile."""
         own = self._training.num_local_processes
         return np.array([not candidate.data and candidate.local_endpoints == own for candidate in candidates])
 
-    def _is_profiled(self, candidate: Candidate) -> bool:
-        """Return whether the profile measured this cluster."""
-        training = self._training
-        return (
-            not candidate.data
-            and candidate.form == AS_IS
-            and candidate.trainer.instance_type == training.instance_type
-            and candidate.num_trainer_hosts == training.num_hosts
-            and candidate.local_endpoints == training.num_local_processes
-        )
-
     def _parts(self, trainer: Machine, num_hosts: int, form: str, candidates: Sequence[Candidate]) -> _Parts:
         """Return the modelled step times of candidates with the same trainer hosts and form."""
         training = self._training
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
-        nbytes = self.bytes_per_sample(form)
-        encode_s, decode_s = self._codec_s(form)
+        nbytes = self._forms.bytes_per_sample(form)
+        encode_s, decode_s = self._forms.codec_s(form)
         accelerator_s = self.headspace_s
 
         # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
@@ -369,7 +285,7 @@ class StepModel:
         shape = (len(candidates), self._num_draws + 1)
         if rates:
             remote = counts @ np.stack([rate.samples_per_s for rate in rates]) / num_hosts
-            endpoints = counts @ np.array([rate.num_endpoints[0] for rate in rates])
+            endpoints = counts @ np.array([float(rate.num_endpoints) for rate in rates])
             slowest = np.max(np.where(counts > 0, [rate.batch_s[0] for rate in rates], 0.0), axis=1)
             dominant = np.argmax(counts * [rate.samples_per_s[0] for rate in rates], axis=1)
             remote_limit = np.array([rates[index].limit for index in dominant])
@@ -396,12 +312,10 @@ class StepModel:
         # Every endpoint has about equally many requests. So the share of the batches that come over the network is
         # about the share of the endpoints on other hosts, which include the other trainer hosts.
         num_endpoints = endpoints + local[:, 0] * num_hosts
-        own_share = local[:, 0] / np.maximum(num_endpoints, 1e-12)
-        foreign_share = 1 - np.minimum(1.0, _OWN_BONUS * own_share)
+        foreign_share = 1 - local[:, 0] / np.maximum(num_endpoints, 1e-12)
         foreign_share = np.where(counts.sum(axis=1) + num_hosts > 1, foreign_share, 0.0)[:, None]
         has_limit = nbytes > 0 and "trainer network" not in self._ignored
         carried = self._figures.network_of(trainer) / nbytes if has_limit else np.full(shape[1], np.inf)
-        data_s = np.maximum(data_s, self._uneven_s(counts / num_hosts, rates, local, local_rate, samples))
         network_s = np.where(self._is_as_profiled(candidates)[:, None], 0.0, foreign_share * samples / carried)
         received = np.maximum(np.minimum(1.0, remote * np.maximum(data_s, accelerator_s) / samples), foreign_share)
         cpu_bound_s = (rank_cpu_s + receive_cpu_s * samples * received) / trainer.vcpus
@@ -411,14 +325,17 @@ class StepModel:
 
         # The window of a rank bounds the batches that are made at the same time.
         batch_s = np.maximum(slowest[:, None], np.where(local > 0, local_batch_s, 0.0))
-        in_flight = self._window(trainer, num_endpoints, nbytes)
+        num_ranks = ranks * num_hosts
+        in_flight = self._window(trainer, num_endpoints, nbytes, num_ranks)
         if (as_profiled := self._is_as_profiled(candidates)).any():  # torch's own loader has no limit in bytes
-            in_flight = np.where(as_profiled, np.maximum(1.0, _WINDOW_PER_ENDPOINT * num_endpoints), in_flight)
-        active = np.minimum(1.0, in_flight * self._num_ranks / np.maximum(num_endpoints, 1.0))
+            own = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
+            in_flight = np.where(as_profiled, own, in_flight)
+        active = np.minimum(1.0, in_flight * num_ranks / np.maximum(num_endpoints, 1.0))
         batch_s = batch_s * self._figures.relief(active[:, None])
         window_s = batch_s / in_flight[:, None]
-        base = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s])
-        step_s = base + self._losses(base, data_s, batch_s, in_flight)
+        step_s = np.maximum.reduce([np.broadcast_to(accelerator_s, shape), data_s, cpu_bound_s, network_s, window_s])
+        if training.steps_per_epoch:  # an epoch begins without a ready batch
+            step_s = step_s + batch_s / training.steps_per_epoch
         step_s = np.where(is_serial[:, None], serial_s, step_s)
         limits = _limits(
             (accelerator_s[0], data_s[:, 0], cpu_bound_s[:, 0], window_s[:, 0], network_s[:, 0]),
@@ -429,43 +346,19 @@ class StepModel:
             limits = np.where((limits == _PREPROCESSING) & (counts.sum(axis=1) == 0), _STORAGE, limits)
         if trainer.network_bytes_per_s is None:
             network_s = np.zeros(shape)
-        return _Parts(step_s=step_s, limits=limits, network_s=network_s[:, 0])
+        return _Parts(step_s=step_s, limits=limits, cpu_bound_s=cpu_bound_s[:, 0], network_s=network_s[:, 0])
 
-    def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float) -> Array:
-        """Return the batches that a rank asks for at the same time."""
-        training = self._training
-        by_count: Array = np.maximum(1.0, _WINDOW_PER_ENDPOINT * num_endpoints)
+    def _window(self, trainer: Machine, num_endpoints: NDArray[Any], nbytes: float, num_ranks: int) -> Array:
+        """Return the batches that a rank asks for at the same time. One number per candidate."""
+        by_count: Array = np.maximum(1.0, WINDOW_PER_ENDPOINT * num_endpoints / num_ranks)
         if nbytes <= 0 or "window" in self._ignored:
             return by_count
-        limit = _MAX_WINDOW_BYTES
-        if trainer.memory_bytes is not None:
-            limit = min(limit, trainer.memory_bytes * _MAX_WINDOW_SHARE / training.ranks_per_host)
-        return np.asarray(np.maximum(1.0, np.minimum(by_count, limit // (nbytes * training.batch_samples))))
-
-    def _losses(self, base: Array, data_s: Array, batch_s: Array, in_flight: Array) -> Array:
-        """Return the seconds of a step that the window does not hide."""
         training = self._training
-        accelerator_s = self.headspace_s
-        # Two parts that take about equally long: the mean of the larger one exceeds both means.
-        deviation = float(np.std(self._figures.batch_shape))
-        spread = data_s * deviation / np.sqrt(np.maximum(in_flight[:, None], 1.0)) + 1e-15
-        distance = (accelerator_s - data_s) / spread
-        density = np.exp(-0.5 * np.minimum(distance**2, 1400.0)) / math.sqrt(2 * math.pi)
-        below = 0.5 * (1.0 + _erf(distance / math.sqrt(2)))
-        larger = data_s + (accelerator_s - data_s) * below + spread * density
-        coupling = np.maximum(0.0, larger - np.maximum(accelerator_s, data_s))
-        # Batches that take longer than the window lasts.
-        table = stall_table(tuple(self._figures.batch_shape.tolist()), self._num_ranks)
-        flights = np.broadcast_to(in_flight[:, None], base.shape)
-        slack = base * flights / np.maximum(batch_s, 1e-12)
-        stalls = base * (table.ratio(slack, flights) - 1)
-        # The beginning of an epoch, when no batch is ready.
-        begin = np.zeros(1)
-        if training.steps_per_epoch:
-            half = batch_s / 2
-            begin = half + np.where(data_s > accelerator_s, np.minimum(accelerator_s, half), half)
-            begin = begin / training.steps_per_epoch
-        return np.asarray(coupling + stalls + begin)
+        by_bytes = [
+            window_batches(trainer, int(number), nbytes * training.batch_samples, num_ranks, training.ranks_per_host)
+            for number in num_endpoints
+        ]
+        return np.minimum(by_count, np.array(by_bytes, dtype=np.float64))
 
 
 def _limits(times: tuple[Any, ...], supply_limit: Any) -> NDArray[np.int64]:
@@ -474,15 +367,3 @@ def _limits(times: tuple[Any, ...], supply_limit: Any) -> NDArray[np.int64]:
     largest = np.argmax(np.stack([np.broadcast_to(accelerator_s, others[0].shape), *others]), axis=0)
     fixed = np.array([_ACCELERATOR, 0, _TRAINER_CPU, _WINDOW, _TRAINER_NETWORK])
     return np.asarray(np.where(largest == 1, supply_limit, fixed[largest]))
-
-
-def _value(figure: Any) -> float:
-    return 0.0 if figure is None else float(figure.value)
-
-
-def _erf(x: Array) -> Array:
-    """Return the error function, with an absolute error below 2e-7 (Abramowitz and Stegun 7.1.26)."""
-    sign, x = np.sign(x), np.abs(x)
-    t = 1.0 / (1.0 + 0.3275911 * x)
-    polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    return np.asarray(sign * (1.0 - polynomial * np.exp(-np.minimum(x**2, 700.0))))

@@ -45,7 +45,7 @@ class _Costs:
     """Costs of a sample on one measured type."""
 
     shares: Array
-    """Shares of the CPUs that processes use, in ascending order."""
+    """Shares of busy CPUs, in ascending order. A process that waits for storage keeps no CPU busy."""
     mean_cpu_s: Array
     """CPU seconds per sample at each share."""
     errors: Array
@@ -54,10 +54,10 @@ class _Costs:
 
     def mean_s(self, share: Array) -> tuple[Array, float]:
         """Return the expected CPU seconds and waiting seconds."""
-        return np.interp(share, self.shares, self.mean_cpu_s), float(self.wait_s[0])
+        return _extrapolated(share, self.shares, self.mean_cpu_s), float(self.wait_s[0])
 
     def cpu_s(self, share: Array) -> Array:
-        return np.interp(share, self.shares, self.mean_cpu_s) * self.errors
+        return _extrapolated(share, self.shares, self.mean_cpu_s) * self.errors
 
 
 class UncertainFigures:
@@ -114,7 +114,8 @@ class UncertainFigures:
         points = [(0.0, alone_s, float(supply.sample_cpu_s.num_measured))]
         for point in supply.concurrency:
             num_samples = max(1.0, _BURST_S * point.samples_per_s)
-            points.append((point.num_processes / supply.vcpus, point.cpu_s_per_sample, num_samples))
+            computing = point.cpu_s_per_sample / max(point.cpu_s_per_sample + supply.sample_wait_s.mean, 1e-12)
+            points.append((point.num_processes * computing / supply.vcpus, point.cpu_s_per_sample, num_samples))
         shares, costs, weights = (np.array(column) for column in zip(*points, strict=True))
         error = math.hypot(supply.sample_cpu_s.variation / math.sqrt(float(weights.max())), _RUN_SPREAD)
         errors = np.concatenate([[1.0], np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)])
@@ -132,25 +133,36 @@ class UncertainFigures:
                 of one draw or a column. While they wait for storage they use no CPU.
             busy_cpus: CPUs that others keep busy.
         """
-        cost = self._costs[self._reference_name]
-        computing = cost.mean_cpu_s[0] / max(cost.mean_cpu_s[0] + float(cost.wait_s[0]), 1e-12)
-        active = np.asarray(num_processes, dtype=np.float64) * computing + busy_cpus
-        share = np.minimum(active / machine.vcpus, 1.0)
-        name = machine.instance_type
         reference = self._costs[self._reference_name]
+        computing = reference.mean_cpu_s[0] / max(reference.mean_cpu_s[0] + float(reference.wait_s[0]), 1e-12)
+        active = np.asarray(num_processes, dtype=np.float64) * computing + busy_cpus
+        costs, cpu_factor, wait_factor = self._source_of(machine)
+        return costs.cpu_s(np.minimum(active / machine.vcpus, 1.0)) * cpu_factor, costs.wait_s * wait_factor
+
+    def curve_of(self, machine: Machine) -> list[tuple[float, float]]:
+        """Return the mean CPU seconds of a sample by the share of busy CPUs of a host, in ascending order."""
+        costs, factor, _ = self._source_of(machine)
+        mean_factor = float(np.asarray(factor).flat[0])
+        return [
+            (float(share), float(cpu_s) * mean_factor)
+            for share, cpu_s in zip(costs.shares, costs.mean_cpu_s, strict=True)
+        ]
+
+    def _source_of(self, machine: Machine) -> tuple[_Costs, Array | float, float]:
+        """Return the measured costs that stand for a type, and the factors of their CPU seconds and waits."""
+        name = machine.instance_type
+        reference, correction = self._costs[self._reference_name], self._correction
         if name == self._reference_name:
-            return reference.cpu_s(share) * self._correction, reference.wait_s * self._correction
+            return reference, correction, correction
         if name in self._given_speeds:
-            cpu_s = reference.cpu_s(share) * self._correction / self._given_speeds[name]
-            return cpu_s, reference.wait_s * self._correction
+            return reference, correction / self._given_speeds[name], correction
         if name in self._costs:
-            return self._costs[name].cpu_s(share), self._costs[name].wait_s
+            return self._costs[name], 1.0, 1.0
         # Another type of a measured family, or a family about which nothing is known.
         for measured, costs in self._costs.items():
             if measured and family_of(measured) == machine.family:
-                return costs.cpu_s(share) * self._relative_cost(name, _SAME_FAMILY_SPREAD), costs.wait_s
-        relative = self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * self._correction
-        return reference.cpu_s(share) * relative, reference.wait_s * self._correction
+                return costs, self._relative_cost(name, _SAME_FAMILY_SPREAD), 1.0
+        return reference, self._relative_cost(machine.family, _OTHER_FAMILY_SPREAD) * correction, correction
 
     def correct(self, factor: float) -> None:
         """Multiply the costs of samples that were measured on the first type, and those that are derived from them."""
@@ -195,6 +207,15 @@ class UncertainFigures:
         number = int.from_bytes(machine.instance_type.encode()[:16].ljust(16, b"\0"), "big")
         random = np.random.default_rng((self._seed, 1, number))
         return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))
+
+
+def _extrapolated(share: Array, shares: Array, costs: Array) -> Array:
+    """Return costs between measured shares. Beyond the last one they grow as between the last two."""
+    found = np.interp(share, shares, costs)
+    if len(shares) < 2:
+        return found
+    slope = (costs[-1] - costs[-2]) / max(shares[-1] - shares[-2], 1e-12)
+    return np.asarray(found + np.maximum(0.0, share - shares[-1]) * slope)
 
 
 def _rising(values: Array, weights: Array) -> Array:

@@ -1,0 +1,135 @@
+"""Chooses among the best candidates by their timelines.
+
+A ranking predicts thousands of step times at once, but not how much longer steps take because the parts of a cluster
+wait for each other. So the candidates with the lowest costs are compared again with their timelines, and so are those
+near the best of them. The last few get long timelines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hetero.errors import ConfigError
+from hetero.planning.candidates import Candidate
+from hetero.planning.enumeration import STEPS_OF_SPENDING, neighbours
+from hetero.planning.machines import Machine
+from hetero.planning.ranking import TIE, Entry, Ranking, identity, simplest
+from hetero.planning.steps.model import StepModel
+
+__all__ = ["Finals"]
+
+_SHORTLIST = 200
+"""Number of candidates of each step of spending whose mean cost is computed."""
+_NUM_SEEDS = 2
+"""Candidates of each step of spending that get a timeline in any case."""
+_PATIENCE = 12
+"""Timelines without a better candidate after which the ranking is not followed further."""
+_MARGIN = 0.15
+"""Candidates that cost so much more than the best one, before their timeline, are left out."""
+_MAX_BATCHES = 60_000
+"""Batches of all short timelines together, about 0.6 s. Half of them may follow the ranking."""
+_NUM_FINALISTS = 6
+_FINAL_MARGIN = 0.045
+"""Finalists cost at most so much more than the best one."""
+
+
+class Finals:
+    """Compares candidates by their mean costs over all draws.
+
+    One data host too few costs more than one too many. So the mean cost, unlike the cost of the mean figures, prefers a
+    cluster with a reserve.
+
+    Args:
+        ranking: The candidates. Those near the best one are added.
+        model: Predicts step times with some draws.
+        menu: Machines that may become data hosts.
+    """
+
+    def __init__(self, ranking: Ranking, model: StepModel, menu: Sequence[Machine]) -> None:
+        self._ranking = ranking
+        self._model = model
+        self._menu = menu
+        self._known: dict[tuple[object, ...], Entry] = {}
+
+    def choose(self) -> Candidate:
+        """Return the best candidate.
+
+        Raises:
+            ConfigError: If no candidate satisfies the constraints.
+        """
+        ordered = self._by_mean_cost(self._ranking.allowed())
+        for spending in STEPS_OF_SPENDING:
+            for entry in [entry for entry in ordered if entry.spending == spending][:_NUM_SEEDS]:
+                self._simulate(entry)
+        self._look_near(self._follow(ordered))
+        known = sorted(self._known.values(), key=lambda entry: entry.cost)
+        finalists = known[:_NUM_FINALISTS]
+        for spending in STEPS_OF_SPENDING:
+            finalists += [entry for entry in known if entry.spending == spending and entry not in finalists][:1]
+        limit = known[0].cost * (1 + _FINAL_MARGIN)
+        finalists = [self._simulate(entry, is_long=True) for entry in finalists if entry.cost <= limit]
+        allowed = [entry for entry in finalists if entry.cost < math.inf]
+        if not allowed:
+            raise ConfigError(self._ranking.too_strict(finalists))
+        return simplest(allowed).candidate
+
+    def _by_mean_cost(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return the best candidates of each step of spending in the order of their mean costs."""
+        found = []
+        ordered = sorted(entries, key=lambda entry: entry.cost)
+        for spending in STEPS_OF_SPENDING:
+            group = [entry for entry in ordered if entry.spending == spending][:_SHORTLIST]
+            predictions = self._model.predict([entry.candidate for entry in group], is_simulated=False)
+            for entry, prediction in zip(group, predictions, strict=True):
+                found.append(replace(entry, cost=entry.cost * float(prediction.draws_s.mean()) / entry.step_s))
+        return sorted(found, key=lambda entry: entry.cost)
+
+    def _simulate(self, entry: Entry, *, is_long: bool = False) -> Entry:
+        """Return the entry with the step time of its timeline. Its cost is infinite if it breaks a limit."""
+        candidate, key = entry.candidate, identity(entry.candidate)
+        if key not in self._known or is_long:
+            if is_long:
+                self._model.timelines.step_s(candidate, is_long=True)
+            (prediction,) = self._model.predict([candidate])
+            by_time = self._ranking.constraints.goal == "time"
+            price = 1.0 if by_time else math.inf if entry.hourly_usd is None else entry.hourly_usd
+            own = replace(entry, step_s=prediction.step_s, cost=price * float(prediction.draws_s.mean()))
+            self._known[key] = own if self._ranking.is_allowed(own) else replace(own, cost=math.inf)
+        return self._known[key]
+
+    def _is_over(self) -> bool:
+        return self._model.timelines.num_batches >= _MAX_BATCHES
+
+    def _follow(self, ordered: Sequence[Entry]) -> Entry:
+        """Simulate candidates in their order until none is better, and return the best one."""
+        best = min(self._known.values(), key=lambda entry: entry.cost)
+        num_worse = 0
+        for entry in ordered:
+            is_half_over = self._model.timelines.num_batches >= _MAX_BATCHES / 2
+            if is_half_over or num_worse >= _PATIENCE or entry.cost > best.cost * (1 + _MARGIN):
+                break
+            own = self._simulate(entry)
+            num_worse += 1
+            if own.cost < best.cost * (1 - TIE):
+                best, num_worse = own, 0
+        return best
+
+    def _look_near(self, best: Entry) -> None:
+        """Simulate candidates near the best one, and near each that is better, with smaller and smaller changes."""
+        change = max(1, best.candidate.trainer.vcpus // 8)
+        while not self._is_over():
+            near = neighbours(best.candidate, change, self._menu)
+            entries = self._ranking.add(candidate for candidate in near if identity(candidate) not in self._known)
+            before = best
+            for entry in self._by_mean_cost(entries):
+                if self._is_over() or best is not before:
+                    break
+                own = self._simulate(entry)
+                if own.cost < best.cost * (1 - TIE):
+                    best = own
+            if best is before:
+                if change == 1:
+                    break
+                change = max(1, change // 2)

@@ -1,0 +1,197 @@
+"""Ranks the candidates of a plan by what the goal minimises, without timelines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from hetero.errors import ConfigError
+from hetero.planning.candidates import Candidate
+from hetero.planning.enumeration import STEPS_OF_SPENDING, spending_of
+from hetero.planning.steps.model import StepModel
+from hetero.pricing.cost import cost_per_1k_steps_usd
+
+__all__ = ["GOALS", "TIE", "WORTH_SPENDING", "Constraints", "Entry", "Ranking", "identity", "simplest"]
+
+GOALS = ("cost", "time")
+TIE = 0.003
+"""Relative difference in cost below which the simpler cluster wins."""
+WORTH_SPENDING = 0.015
+"""Saving of the cost, as a share of it, that the next step of spending must bring."""
+_NUM_TYPES = 8
+"""Number of types of data hosts in the table."""
+_NUM_LEADERS = 4
+"""Number of single-type clusters that mixtures of two types start from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What the user wants from a plan."""
+
+    goal: str = "cost"
+    """``cost``: fewest USD per step. ``time``: shortest step."""
+    max_usd_per_1k_steps: float | None = None
+    max_step_s: float | None = None
+    """Longest step time in seconds, from the hours that the job may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A candidate, and the figures that decide whether it is chosen."""
+
+    candidate: Candidate
+    spending: str
+    step_s: float
+    hourly_usd: float | None
+    cost: float
+    """What the goal minimises: USD per step in arbitrary units, or seconds. Infinite without a price."""
+
+    @property
+    def simplicity(self) -> tuple[int, int, int]:
+        """Sort key in the order of spending."""
+        candidate = self.candidate
+        return STEPS_OF_SPENDING.index(self.spending), candidate.num_data_hosts, candidate.local_endpoints
+
+
+class Ranking:
+    """The candidates with their expected step times and costs.
+
+    Args:
+        model: Predicts the step times.
+        constraints: Goal and limits.
+    """
+
+    def __init__(self, model: StepModel, constraints: Constraints) -> None:
+        self.constraints = constraints
+        self._model = model
+        self._entries: dict[tuple[object, ...], Entry] = {}
+        self._base: Candidate | None = None
+
+    def add(self, candidates: Iterable[Candidate]) -> list[Entry]:
+        """Predict and rank more candidates, and return their entries. The first candidate of all is the baseline."""
+        # The hash of a candidate takes longer than its prediction, so the machines' identities are the keys.
+        new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
+        self._base = self._base or next(iter(new.values()))
+        by_time = self.constraints.goal == "time"
+        for (key, candidate), step_s in zip(new.items(), self._model.expected_s(list(new.values())), strict=True):
+            hourly = candidate.hourly_usd
+            cost = step_s if by_time else math.inf if hourly is None else hourly * step_s
+            spending = spending_of(candidate, self._base)
+            self._entries[key] = Entry(candidate, spending, step_s, hourly, cost)
+        return [self._entries[key] for key in new]
+
+    def is_allowed(self, entry: Entry) -> bool:
+        """Return whether a candidate is within the limits."""
+        limits = self.constraints
+        if limits.max_step_s is not None and entry.step_s > limits.max_step_s:
+            return False
+        if limits.max_usd_per_1k_steps is None:
+            return True
+        hourly = entry.hourly_usd
+        return hourly is not None and cost_per_1k_steps_usd(hourly, entry.step_s) <= limits.max_usd_per_1k_steps
+
+    def allowed(self) -> list[Entry]:
+        """Return the candidates within the limits.
+
+        Raises:
+            ConfigError: If there are none.
+        """
+        found = [entry for entry in self._entries.values() if self.is_allowed(entry)]
+        if not found:
+            raise ConfigError(self.too_strict(self._entries.values()))
+        return found
+
+    def choose(self) -> Candidate:
+        """Return the best candidate.
+
+        Raises:
+            ConfigError: If no candidate satisfies the constraints.
+        """
+        return simplest(self.allowed()).candidate
+
+    def too_strict(self, entries: Collection[Entry]) -> str:
+        """Return the error that says how far the candidates are from the limits."""
+        limits, parts = self.constraints, []
+        if limits.max_step_s is not None:
+            fastest_s = min(entry.step_s for entry in entries)
+            parts.append(
+                f"the shortest step of all clusters is {fastest_s:.4g} s, the limit is {limits.max_step_s:.4g} s"
+            )
+        costs = [
+            cost_per_1k_steps_usd(entry.hourly_usd, entry.step_s) for entry in entries if entry.hourly_usd is not None
+        ]
+        if limits.max_usd_per_1k_steps is not None and costs:
+            parts.append(
+                f"the lowest cost is {min(costs):.4g} USD per 1,000 steps, the limit is "
+                f"{limits.max_usd_per_1k_steps:.4g}"
+            )
+        return f"no cluster satisfies the limits: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
+
+    def best_local(self) -> Candidate:
+        """Return the fastest cluster without data hosts, of the baseline's trainer machine."""
+        assert self._base is not None
+        trainer = self._base.trainer
+        local = [e for e in self._entries.values() if not e.candidate.data and e.candidate.trainer is trainer]
+        return min(local, key=lambda entry: (entry.step_s, entry.candidate.local_endpoints)).candidate
+
+    def leaders(self) -> list[Candidate]:
+        """Return the best clusters with one type of data hosts, at most one per type."""
+        best: dict[int, Entry] = {}
+        for entry in self._entries.values():
+            if len(entry.candidate.data) == 1:
+                machine = id(entry.candidate.data[0].machine)
+                if machine not in best or entry.cost < best[machine].cost:
+                    best[machine] = entry
+        return [entry.candidate for entry in sorted(best.values(), key=lambda entry: entry.cost)[:_NUM_LEADERS]]
+
+    def limit_of_leader(self) -> str:
+        """Return what limits the best cluster with data hosts, one of `BOTTLENECKS`, or an empty text."""
+        leaders = self.leaders()
+        return self._model.predict(leaders[:1], is_simulated=False)[0].bottleneck if leaders else ""
+
+    def shown(self, chosen: Candidate) -> list[Candidate]:
+        """Return the candidates for the table: the best of each kind, and the neighbours of the chosen one."""
+        best: dict[object, Entry] = {}
+        for entry in self._entries.values():
+            candidate = entry.candidate
+            keys: list[object] = [entry.spending, (entry.spending, candidate.form)]
+            if len(candidate.data) == 1:
+                (group,) = candidate.data
+                keys.append(id(group.machine))
+                own = chosen.data[0] if len(chosen.data) == 1 else None
+                if own is not None and group.machine is own.machine and abs(group.count - own.count) <= 1:
+                    keys.append((id(group.machine), group.count))
+            for key in keys:
+                if key not in best or entry.cost < best[key].cost:
+                    best[key] = entry
+        fastest = min(self._entries.values(), key=lambda entry: (entry.step_s, entry.cost))
+        kinds = [best[key] for key in best if not isinstance(key, int)]
+        types = sorted((best[key] for key in best if isinstance(key, int)), key=lambda entry: entry.cost)
+        found = {identity(entry.candidate): entry.candidate for entry in (*kinds, *types[:_NUM_TYPES], fastest)}
+        return list(found.values())
+
+
+def simplest(entries: Sequence[Entry]) -> Entry:
+    """Return the best of at least one candidate, in the order of spending.
+
+    A later step of spending must save `WORTH_SPENDING`. Of candidates that cost about the same, the simpler one wins.
+    """
+    chosen = None
+    for spending in STEPS_OF_SPENDING:
+        group = [entry for entry in entries if entry.spending == spending]
+        if not group:
+            continue
+        best = min(entry.cost for entry in group)
+        near = (entry for entry in group if entry.cost <= best * (1 + TIE))
+        own = min(near, key=lambda entry: entry.simplicity)
+        if chosen is None or own.cost < chosen.cost * (1 - WORTH_SPENDING):
+            chosen = own
+    assert chosen is not None
+    return chosen
+
+
+def identity(candidate: Candidate) -> tuple[object, ...]:
+    """Return a key that is equal for equal candidates with the same machine objects."""
+    groups = tuple((id(group.machine), group.count) for group in candidate.data)
+    return (id(candidate.trainer), candidate.num_trainer_hosts, candidate.local_endpoints, groups, candidate.form)

@@ -1,0 +1,41 @@
+"""How many endpoints a data host runs."""
+
+from __future__ import annotations
+
+import math
+
+from hetero.planning.machines import Machine
+from hetero.planning.profile import Profile
+from hetero.planning.steps.uncertain import UncertainFigures
+
+__all__ = ["MEMORY_SHARE", "MOST_PROCESSES_PER_CPU", "endpoints_on"]
+
+MOST_PROCESSES_PER_CPU = 8
+"""Largest number of processes per CPU that a plan proposes for data that waits for storage."""
+MEMORY_SHARE = 0.9
+"""Share of a host's memory that endpoints may use."""
+
+
+def endpoints_on(
+    machine: Machine, figures: UncertainFigures, profile: Profile, *, wanted: int | None, has_memory: bool = False
+) -> tuple[int, bool]:
+    """Return the number of endpoints of a data host, and whether its memory limits it.
+
+    Args:
+        machine: The host's type.
+        figures: What a sample costs on it.
+        profile: For the memory of an endpoint.
+        wanted: The number that the user wants. None means one per vCPU, or more if they wait for storage: while an
+            endpoint waits, it leaves its CPU to others.
+        has_memory: Whether to assume memory for all.
+    """
+    cpu_s, wait_s = figures.costs_on(machine, machine.vcpus)
+    per_cpu = min(MOST_PROCESSES_PER_CPU, 1 + wait_s[0] / cpu_s[0]) if cpu_s[0] > 0 else 1.0
+    number = wanted or math.floor(machine.vcpus * per_cpu)
+    supply = profile.supply[0]
+    private = supply.endpoint_private_bytes.value if supply.endpoint_private_bytes else 0.0
+    shared = supply.endpoint_shared_bytes.value if supply.endpoint_shared_bytes else 0.0
+    if machine.memory_bytes is None or private <= 0 or has_memory:
+        return number, False
+    fitting = int((machine.memory_bytes * MEMORY_SHARE - shared) // private)
+    return max(0, min(number, fitting)), fitting < number

@@ -1,0 +1,97 @@
+"""How fast the processes of a host are if they share its CPUs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+
+__all__ = ["fair_share", "pace"]
+
+_LEAST_CPUS = 0.05
+
+
+def fair_share(cpus: float, num_processes: int, each: float, num_threads: int, thread: float) -> float:
+    """Return the CPU share that a process or thread gets at most. The system divides CPU time in equal shares.
+
+    One that needs less than its share leaves the rest to the others.
+
+    Args:
+        cpus: CPUs to share.
+        num_processes: Processes that need a share of ``each``.
+        each: Between 0 and 1.
+        num_threads: Threads that need a share of ``thread``.
+        thread: Between 0 and 1.
+    """
+    if num_processes * each + num_threads * thread <= cpus:
+        return 1.0
+    equal = cpus / (num_processes + num_threads)
+    if each < equal and num_threads:
+        return min(1.0, (cpus - num_processes * each) / num_threads)
+    if thread < equal and num_processes:
+        return min(1.0, (cpus - num_threads * thread) / num_processes)
+    return equal
+
+
+@functools.lru_cache(maxsize=65536)
+def pace(
+    vcpus: int, cpu_s: float, wait_s: float, slower: tuple[tuple[float, float], ...],
+    thread: float, num_busy: int, num_threads: int, receiving: float,
+) -> tuple[float, float]:  # fmt: skip
+    """Return how fast each busy process is, relative to one that is alone, and how many times longer a step takes.
+
+    Args:
+        vcpus: CPUs of the host.
+        cpu_s: CPU seconds of a sample in a process that is alone.
+        wait_s: Seconds in which it waits for storage.
+        slower: Pairs of a share of busy CPUs, in ascending order, and how many times more CPU time a sample then costs.
+        thread: CPU share that a thread of a rank needs during a step.
+        num_busy: Processes that make a batch.
+        num_threads: Threads of ranks that are in a step.
+        receiving: CPUs that receiving batches takes.
+    """
+    alone_s = cpu_s + wait_s
+    need = cpu_s / alone_s if alone_s > 0 else 1.0
+    cpus = max(1.0, vcpus - receiving)
+    share = fair_share(cpus, num_busy, need, num_threads, thread)
+    left = max(_LEAST_CPUS, cpus - num_threads * min(thread, share))
+    busy = min(1.0, (num_busy * need + num_threads * min(thread, share) + receiving) / vcpus)
+    factor = _interpolated(busy, slower)
+    stretch = max(1.0, thread / share) if num_threads else 1.0
+    own_s = cpu_s * factor
+    if wait_s <= 1e-3 * cpu_s:
+        return alone_s / (own_s + wait_s) * min(1.0, left / max(1, num_busy)), stretch
+    return _throughput(num_busy, left, own_s, wait_s) * alone_s / num_busy, stretch
+
+
+def _interpolated(share: float, points: tuple[tuple[float, float], ...]) -> float:
+    """Return the factor at a share. Beyond the last point it grows as between the last two."""
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if share <= right:
+            return low + (high - low) * (share - left) / (right - left)
+    if len(points) < 2:
+        return points[0][1]
+    (left, low), (right, high) = points[-2:]
+    return high + (high - low) * (share - right) / (right - left)
+
+
+def _throughput(num: int, cpus: float, cpu_s: float, wait_s: float) -> float:
+    """Return the samples per second of processes that wait for storage and then for a CPU in turn.
+
+    It is the model of a number of machines and fewer repairmen (M/M/c with a finite population).
+    """
+    if num <= cpus:
+        return num / (cpu_s + wait_s)
+    whole = math.floor(cpus)
+    found = 0.0
+    for servers, weight in ((whole, 1 - (cpus - whole)), (whole + 1, cpus - whole)):
+        if servers and weight:
+            state = np.arange(1, num + 1)
+            working = np.minimum(state, servers)
+            logs = np.cumsum(np.log((num - state + 1) * cpu_s / wait_s) - np.log(working))
+            chances = np.exp(logs - max(0.0, logs.max()))
+            empty = math.exp(-max(0.0, float(logs.max())))
+            found += weight * float((chances * working).sum() / (chances.sum() + empty)) / cpu_s
+    return found
