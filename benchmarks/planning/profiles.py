@@ -162,7 +162,10 @@ def _concurrency(scenario: Scenario, machine: MachineType, measure: _Measure) ->
     workload = scenario.workload
     cpu_s = workload.batch_cpu_total_s / workload.batch_samples / machine.speed
     alone_s = cpu_s + workload.sample_wait_s
-    counts = {machine.vcpus, *(2**power for power in range(16) if 2**power < machine.vcpus)}
+    # One process per vCPU, or more if they wait for storage.
+    per_cpu = 1.0 if workload.sample_wait_s < 0.3 * cpu_s else min(4.0, 1.0 + workload.sample_wait_s / cpu_s)
+    most = max(machine.vcpus, min(128, int(machine.vcpus * per_cpu)))
+    counts = {most, *(2**power for power in range(16) if 2**power < most)}
     for count in sorted(counts & set(range(1, scenario.fitting_endpoints(machine) + 1))):
         rate, _ = progress(machine.vcpus, scenario.curve, cpu_s / alone_s, count, 0, 0.0, 0.0)
         # Their CPU time follows from their throughput, because the wait does not grow.

@@ -107,7 +107,8 @@ class SupplyProfile:
     batch_cpu_s: Spread
     """CPU seconds per sample of collating and encoding a batch."""
     concurrency: tuple[ConcurrencyPoint, ...] = ()
-    """Throughput with 1, 2, 4, ... processes up to one per CPU, in this order. Empty if not measured."""
+    """Throughput with 1, 2, 4, ... processes in this order, up to one per CPU, or more if they wait for storage. Empty
+    if not measured."""
     endpoint_private_bytes: Figure | None = None
     """Memory of one endpoint that no other process shares."""
     endpoint_shared_bytes: Figure | None = None

@@ -53,7 +53,7 @@ def first_sentence(profile: Profile) -> str:
 def supply_rate(supply: SupplyProfile) -> float | None:
     """Return the samples per second that all CPUs of a host make, measured or computed from one process."""
     if supply.concurrency:
-        most = supply.concurrency[-1]
+        most = max((p for p in supply.concurrency if p.num_processes <= supply.vcpus), key=lambda p: p.num_processes)
         return most.samples_per_s / most.num_processes * supply.vcpus
     seconds = supply.sample_cpu_s.mean + supply.sample_wait_s.mean + supply.batch_cpu_s.mean
     return supply.vcpus / seconds if seconds else None

@@ -64,7 +64,9 @@ def test_profile_measures_the_steps_and_the_samples_of_a_script(start_profile: S
     assert supply.sample_cpu_s.p50 == pytest.approx(0.004, rel=0.3)
     assert supply.sample_wait_s.p50 < 0.004
     points = supply.concurrency
-    assert [point.num_processes for point in points] == burst_sizes(usable_cpus())
+    # On a busy machine the samples also wait, so there may be larger bursts.
+    sizes = [point.num_processes for point in points if point.num_processes <= usable_cpus()]
+    assert sizes == burst_sizes(usable_cpus())
     assert points[0].cpu_s_per_sample == pytest.approx(0.004, rel=0.5)
     assert supply.endpoint_private_bytes is not None
     assert supply.endpoint_private_bytes.value > 1e6

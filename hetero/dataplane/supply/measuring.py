@@ -50,6 +50,11 @@ _MEMORY_SHARE = 0.7
 """Share of the free memory that the fetchers may use together."""
 _MAX_DELAY_SHARE = 0.15
 """If one process waits for a CPU for a larger share of its time, the host is busy with something else."""
+_MUCH_WAIT = 0.3
+"""Wait for storage / CPU time of a sample above which a profile measures more processes than CPUs."""
+_MAX_PER_CPU = 4
+_MAX_PROCESSES = 128
+"""Limits of these processes, because each builds the data set."""
 _MAX_RECEIVED_BYTES = 64 * 2**20
 
 logger = logging.getLogger(__name__)
@@ -164,6 +169,19 @@ def burst_sizes(num_processes: int) -> list[int]:
     return sizes if num_processes == 1 else [*sizes, num_processes]
 
 
+def most_processes(num_cpus: int, measured: SupplyProfile) -> int:
+    """Return how many processes the largest burst has: one per CPU, or more if they wait for storage.
+
+    While a process waits, it leaves its CPU to others. A plan may therefore propose more processes than CPUs, and the
+    profile must have seen all CPUs busy.
+    """
+    cpu_s = measured.sample_cpu_s.mean + measured.batch_cpu_s.mean
+    if cpu_s <= 0 or measured.sample_wait_s.mean < _MUCH_WAIT * cpu_s:
+        return num_cpus
+    per_cpu = min(_MAX_PER_CPU, 1 + measured.sample_wait_s.mean / cpu_s)
+    return max(num_cpus, min(_MAX_PROCESSES, int(num_cpus * per_cpu)))
+
+
 def emulated_supply(options: SupplyOptions) -> SupplyProfile:
     """Return what the emulation states: each vCPU makes a sample in the stated time, whatever the others do."""
     seconds = options.emulated_sample_s
@@ -224,7 +242,7 @@ def _bursts(
     progress: Callable[[str], object],
     notes: list[str],
 ) -> Iterator[ConcurrencyPoint]:
-    num_processes = options.num_processes
+    num_processes = most_processes(options.num_processes, measured)
     if build_s > _LONG_BUILD_S and num_processes > 1:
         notes.append(
             f"Only one process was measured on {options.host}, because each builds the data set for {build_s:.0f} s."

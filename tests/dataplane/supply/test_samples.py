@@ -11,11 +11,12 @@ import pytest
 from hetero.batches.build import BuiltDataset
 from hetero.batches.collation import collate_arrays
 from hetero.dataplane.supply.contents import measure_contents
-from hetero.dataplane.supply.measuring import burst_sizes, emulated_supply
+from hetero.dataplane.supply.measuring import burst_sizes, emulated_supply, most_processes
 from hetero.dataplane.supply.options import SupplyOptions
 from hetero.dataplane.supply.samples import measure_samples, requests_of, split
 from hetero.errors import ConfigError, DatasetError
 from hetero.planning.parts import SampledWork
+from hetero.planning.profile import Spread, SupplyProfile
 
 
 class Skewed:
@@ -162,6 +163,22 @@ def test_codecs_shrink_zeros_and_not_noise() -> None:
 )
 def test_bursts_double_up_to_all_cpus(num_processes: int, sizes: list[int]) -> None:
     assert burst_sizes(num_processes) == sizes
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "num_processes"),
+    [(0.0, 8), (0.002, 8), (0.01, 16), (0.025, 28), (1.0, 32)],
+)
+def test_bursts_have_more_processes_than_cpus_if_they_wait_for_storage(wait_s: float, num_processes: int) -> None:
+    measured = SupplyProfile(
+        instance_type="ml.c5.2xlarge",
+        vcpus=8,
+        sample_cpu_s=Spread.of([0.008], "s", "measured"),
+        sample_wait_s=Spread.of([wait_s], "s", "measured"),
+        batch_cpu_s=Spread.of([0.002], "s", "measured"),
+    )
+    assert most_processes(8, measured) == num_processes
+    assert most_processes(96, measured) <= 128
 
 
 def test_emulated_supply_is_what_the_emulation_states() -> None:
