@@ -6,10 +6,12 @@ import functools
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from hetero.metrics.figures import Figure
 from hetero.planning.candidates import AS_IS, Candidate
 from hetero.planning.machines import Machine
-from hetero.planning.profile import Profile
+from hetero.planning.profile import Profile, Spread
 from hetero.planning.steps.endpoints import endpoints_on
 from hetero.planning.steps.forms import Forms
 from hetero.planning.steps.sharing import pace
@@ -28,6 +30,8 @@ _CALIBRATION_RANGE = (0.7, 1.4)
 """Range of the measured step time / that of the timeline which corrects the costs of samples."""
 _LONG_EPOCH = 100
 """Steps of an epoch whose beginning hardly changes the mean step time."""
+_NUM_PARTS = 8
+"""Parts of the measured steps whose means show how well the mean of all is known."""
 _SAMPLE_ERROR = 0.03
 """Relative error of the cost of a sample besides that of a mean of few samples."""
 
@@ -152,8 +156,8 @@ class Timelines:
 
         Few steps, or steps of very different times, say less about the cost of a sample than many samples do.
         """
-        steps, samples = self._training.step_s, self._profile.supply[0].sample_cpu_s
-        step_error = steps.variation / math.sqrt(steps.num_measured)
+        samples = self._profile.supply[0].sample_cpu_s
+        step_error = _error_of_mean(self._training.step_s)
         sample_error = math.hypot(samples.variation / math.sqrt(samples.num_measured), _SAMPLE_ERROR)
         return sample_error**2 / (sample_error**2 + step_error**2)
 
@@ -179,6 +183,20 @@ def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_rank
     if trainer.memory_bytes is not None:
         limit = min(limit, trainer.memory_bytes * MAX_WINDOW_SHARE / ranks_per_host)
     return max(1, int(limit / nbytes + 1e-9))
+
+
+def _error_of_mean(steps: Spread) -> float:
+    """Return the relative standard error of a mean step time.
+
+    Steps come in bursts: a long one waits for the batches of all processes, and the next ones find them ready. So the
+    means of successive parts differ less than single steps suggest.
+    """
+    alone = steps.variation / math.sqrt(steps.num_measured)
+    if len(steps.values) < 4 * _NUM_PARTS:
+        return alone
+    values = np.array(steps.values[: len(steps.values) // _NUM_PARTS * _NUM_PARTS])
+    means = values.reshape(_NUM_PARTS, -1).mean(axis=1)
+    return float(means.std(ddof=1) / math.sqrt(_NUM_PARTS) / max(means.mean(), 1e-12))
 
 
 def _value(figure: Figure | None) -> float:
