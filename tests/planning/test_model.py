@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -121,3 +122,41 @@ def test_begin_of_short_epochs_is_not_hidden() -> None:
     profile = make_profile(headspace_s=0.1, cpu_s=0.01, sample_bytes=1000.0)
     short = replace(profile, training=replace(profile.training, steps_per_epoch=10))
     assert predict(short, hosts=2).step_s == pytest.approx(0.1 + 0.64 / 10, rel=0.3)
+
+
+# What the measured step time says about the cost of samples
+
+
+def with_steps(profile: Profile, steps_s: Sequence[float], waits_s: Sequence[float]) -> Profile:
+    """Return the profile with other measured steps."""
+    training = profile.training
+    steps, waits = Spread.of(steps_s, "s", "measured"), Spread.of(waits_s, "s", "measured")
+    return replace(profile, training=replace(training, step_s=steps, data_wait_s=waits))
+
+
+def test_many_even_steps_correct_the_cost_of_samples() -> None:
+    job = make_profile(headspace_s=0.05, cpu_s=0.02)  # eight processes make a batch in 0.16 s
+    slower = with_steps(job, [0.19] * 200, [0.14] * 200)
+    assert predict(slower, hosts=1).step_s == pytest.approx(1.15 * predict(job, hosts=1).step_s, rel=0.05)
+
+
+def test_few_uneven_steps_hardly_correct_the_cost_of_samples() -> None:
+    job = make_profile(headspace_s=0.05, cpu_s=0.02)
+    uneven = with_steps(job, [0.05, 0.05, 0.05, 0.61] * 3, [0.0, 0.0, 0.0, 0.56] * 3)  # mean 0.19
+    assert predict(uneven, hosts=1).step_s == pytest.approx(predict(job, hosts=1).step_s, rel=0.02)
+
+
+def test_steps_that_wait_long_now_and_then_show_slow_batches() -> None:
+    # Samples say that the accelerator limits the step. But every tenth step waits a second.
+    job = make_profile(headspace_s=0.1, cpu_s=0.01)
+    job = with_steps(job, ([0.1] * 9 + [1.1]) * 40, ([0.0] * 9 + [1.0]) * 40)
+    model = StepModel(job, vcpu_speeds=EQUAL_SPEED)
+    assert model.timelines.correction > 1.02
+    assert model.timelines.residual_s == 0
+
+
+def test_steps_that_take_long_without_a_wait_show_no_slow_batches() -> None:
+    # The script saves a checkpoint every ten steps.
+    job = make_profile(headspace_s=0.1, cpu_s=0.01)
+    job = with_steps(job, ([0.1] * 9 + [1.1]) * 40, [0.0] * 400)
+    assert StepModel(job, vcpu_speeds=EQUAL_SPEED).timelines.correction == 1

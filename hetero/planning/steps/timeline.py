@@ -265,6 +265,12 @@ class Timeline:
                 self._end_step(now_s)
         return self._mean_of_epoch_s()
 
+    @property
+    def longest_step_s(self) -> float:
+        """The longest step that `mean_step_s` counted."""
+        ends_s = self.ends_s[self.num_steps // 3 :]
+        return max(end_s - begin_s for begin_s, end_s in itertools.pairwise(ends_s))
+
     def _push(self, at_s: float, kind: int, subject: object, turn: int = 0) -> None:
         heapq.heappush(self.events, (at_s, next(self.count), kind, subject, turn))
 

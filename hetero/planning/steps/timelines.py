@@ -32,6 +32,15 @@ _LONG_EPOCH = 100
 """Steps of an epoch whose beginning hardly changes the mean step time."""
 _NUM_PARTS = 8
 """Parts of the measured steps whose means show how well the mean of all is known."""
+_LEAST_EXCESS = 0.05
+"""Relative excess of the measured step time over the expected one that slow batches may explain."""
+_MUCH_LONGER = 1.5
+"""The longest measured step / the longest expected one from which on batches count as slow."""
+_SLOW_FACTOR = 4.0
+"""How much longer slow batches take. A profile does not tell the factor from their share."""
+_MAX_SLOW_SHARE = 0.06
+_NUM_HALVINGS = 6
+"""Steps of the search for the share of slow batches."""
 _SAMPLE_ERROR = 0.03
 """Relative error of the cost of a sample besides that of a mean of few samples."""
 
@@ -53,8 +62,10 @@ class Timelines:
         self._endpoints_per_host = endpoints_per_host
         self._rank_cores = _value(profile.training.rank_cpu_cores)
         self._known: dict[Candidate, tuple[bool, float]] = {}
+        self._longest_s: dict[Candidate, float] = {}
         self.num_batches = 0
         """Batches of all timelines so far. Each takes about 10 us."""
+        self._relative_s = self._figures.batch_shape.tolist()
         self.correction, self.residual_s = self._calibration()
         """Factor of the costs of samples on the first type, and the seconds of a step that local loading costs besides.
         The timeline of the profiled cluster then has the measured step time."""
@@ -72,6 +83,7 @@ class Timelines:
             if timeline is None:
                 return None
             self._known[candidate] = is_long, timeline.mean_step_s()
+            self._longest_s[candidate] = timeline.longest_step_s
             self.num_batches += timeline.num_batches
         return self._known[candidate][1]
 
@@ -97,7 +109,7 @@ class Timelines:
             num_trainers=candidate.num_trainer_hosts,
             ranks_per_host=training.ranks_per_host,
             steps_s=training.headspace_s.values,
-            relative_s=self._figures.batch_shape.tolist(),
+            relative_s=self._relative_s,
             steps_per_epoch=training.steps_per_epoch,
             window_batches=window_batches(trainer, num_endpoints, nbytes, num_ranks, training.ranks_per_host),
             receive_s=_value(training.receive_cpu_s_per_gb) * nbytes * 1e-9 + decode_s * training.batch_samples,
@@ -131,7 +143,8 @@ class Timelines:
     def _calibration(self) -> tuple[float, float]:
         """Return `correction` and `residual_s`.
 
-        If the accelerator limits the step of the timeline, local loading costs what the timeline does not know, such as
+        If a few batches take much longer than their samples, that share of slow batches is assumed on all hosts. If the
+        accelerator limits the step of the timeline, local loading costs what the timeline does not know, such as
         the copies between processes. More processes do not save it. Otherwise the measured samples were cheaper or more
         expensive than the others. In short epochs neither is known, because their beginnings cost about as much.
         """
@@ -144,12 +157,51 @@ class Timelines:
         expected_s = self.step_s(own, is_long=True)
         if expected_s is None:
             return 1.0, 0.0
+        if self._has_slow_batches(own, expected_s):
+            return self._assume_slow_batches(own), 0.0
         if expected_s < 1.1 * training.headspace_s.mean:
             return 1.0, min(max(0.0, training.step_s.mean - expected_s), training.data_wait_s.mean)
         if (training.steps_per_epoch or _LONG_EPOCH) < _LONG_EPOCH:
             return 1.0, 0.0
         low, high = _CALIBRATION_RANGE
         return min(high, max(low, training.step_s.mean / expected_s)) ** self._trust(), 0.0
+
+    def _has_slow_batches(self, own: Candidate, expected_s: float) -> bool:
+        """Return whether a few batches take much longer than their samples.
+
+        Then the mean step takes longer than expected, and the longest step much longer than the longest expected one,
+        because it waits for data.
+        """
+        steps, longest_s = self._training.step_s, max(self._training.step_s.values)
+        excess = max(_LEAST_EXCESS, 3 * _error_of_mean(steps))
+        return (
+            steps.mean > expected_s * (1 + excess)
+            and longest_s > _MUCH_LONGER * self._longest_s[own]
+            and max(self._training.data_wait_s.values) > longest_s / 2
+        )
+
+    def _assume_slow_batches(self, own: Candidate) -> float:
+        """Assume as many slow batches as explain the measured step time. Return the relative cost of a batch."""
+        measured_s = self._training.step_s.mean
+        low, high = 0.0, _MAX_SLOW_SHARE
+        for _ in range(_NUM_HALVINGS):
+            share = (low + high) / 2
+            self._assume(share)
+            found_s = self.step_s(own)
+            assert found_s is not None
+            low, high = (share, high) if found_s < measured_s else (low, share)
+        return self._assume(low)
+
+    def _assume(self, share: float) -> float:
+        """Make this share of the batches slow. Return the relative cost of a batch."""
+        relative_s = self._figures.batch_shape
+        slow = np.linspace(0, len(relative_s) - 1, round(share * len(relative_s))).astype(int)
+        changed = np.concatenate([np.delete(relative_s, slow), relative_s[slow] * _SLOW_FACTOR])
+        self._relative_s = np.sort(changed).tolist()
+        factor = 1 + len(slow) / len(relative_s) * (_SLOW_FACTOR - 1)
+        self._figures.correct(factor)
+        self._known.clear()
+        return factor
 
     def _trust(self) -> float:
         """Return the weight of the measured step time against that of single samples, between 0 and 1.
