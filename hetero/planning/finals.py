@@ -28,8 +28,10 @@ _PATIENCE = 12
 """Timelines without a better candidate after which the ranking is not followed further."""
 _MARGIN = 0.15
 """Candidates that cost so much more than the best one, before their timeline, are left out."""
-_MAX_BATCHES = 60_000
-"""Batches of all short timelines together, about 0.6 s. Half of them may follow the ranking."""
+_MAX_BATCHES = 50_000
+"""Batches of all short timelines together, about 0.4 s. Half of them may follow the ranking."""
+_MAX_LONG_BATCHES = 70_000
+"""Batches of the long timelines together."""
 _NUM_FINALISTS = 6
 _FINAL_MARGIN = 0.045
 """Finalists cost at most so much more than the best one."""
@@ -65,12 +67,18 @@ class Finals:
                 self._simulate(entry)
         self._look_near(self._follow(ordered))
         known = sorted(self._known.values(), key=lambda entry: entry.cost)
-        finalists = known[:_NUM_FINALISTS]
+        finalists = []
         for spending in STEPS_OF_SPENDING:
-            finalists += [entry for entry in known if entry.spending == spending and entry not in finalists][:1]
+            finalists += [entry for entry in known if entry.spending == spending][:1]
+        finalists += [entry for entry in known[:_NUM_FINALISTS] if entry not in finalists]
         limit = known[0].cost * (1 + _FINAL_MARGIN)
-        finalists = [self._simulate(entry, is_long=True) for entry in finalists if entry.cost <= limit]
-        allowed = [entry for entry in finalists if entry.cost < math.inf]
+        most = self._model.timelines.num_batches + _MAX_LONG_BATCHES
+        compared = [
+            self._simulate(entry, is_long=True)
+            for entry in finalists
+            if entry.cost <= limit and self._model.timelines.num_batches < most
+        ]
+        allowed = [entry for entry in compared if entry.cost < math.inf]
         if not allowed:
             raise ConfigError(self._ranking.too_strict(finalists))
         return simplest(allowed).candidate
