@@ -1,0 +1,77 @@
+"""The choice among the best candidates, by their timelines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planning_profiles import make_profile
+
+from hetero.errors import ConfigError
+from hetero.planning.candidates import Candidate, DataGroup
+from hetero.planning.finals import Finals
+from hetero.planning.machines import Machine
+from hetero.planning.profile import Profile, Spread
+from hetero.planning.ranking import Constraints, Ranking
+from hetero.planning.steps.model import StepModel
+
+TRAINER = Machine(
+    instance_type="ml.p3.2xlarge", vcpus=8, network_bytes_per_s=1.25e9, memory_bytes=64e9, hourly_usd=3.825
+)
+DATA = Machine(instance_type="ml.c5.4xlarge", vcpus=16, network_bytes_per_s=0.6e9, memory_bytes=32e9, hourly_usd=0.8)
+BASE = Candidate(trainer=TRAINER, num_trainer_hosts=1, local_endpoints=8)
+
+
+def with_hosts(count: int) -> Candidate:
+    return replace(BASE, local_endpoints=0, data=(DataGroup(machine=DATA, count=count),))
+
+
+def skewed_job() -> Profile:
+    """Return a job whose slow batches hold up others for longer than their mean cost tells."""
+    job = make_profile(headspace_s=0.01, cpu_s=0.1, batch=1, sample_bytes=1000.0)
+    values = Spread.of([0.05] * 99 + [5.05], "s", "measured")
+    return replace(job, supply=(replace(job.supply[0], sample_cpu_s=values),))
+
+
+def finals_of(job: Profile, constraints: Constraints, *candidates: Candidate) -> tuple[Finals, StepModel]:
+    speeds = {DATA.instance_type: 1.0}
+    ranking = Ranking(StepModel(job, vcpu_speeds=speeds, num_draws=0), constraints)
+    ranking.add([BASE, *candidates])
+    model = StepModel(job, vcpu_speeds=speeds, num_draws=20)
+    return Finals(ranking, model, menu=()), model
+
+
+def test_a_cluster_near_the_best_candidate_may_be_chosen() -> None:
+    # Four hosts suffice. The ranking knows only one and eight.
+    job = make_profile(headspace_s=0.1, cpu_s=0.1)
+    finals, _ = finals_of(job, Constraints(), with_hosts(1), with_hosts(8))
+    (group,) = finals.choose().data
+    assert 3 <= group.count <= 5
+
+
+def test_limits_hold_for_the_step_times_of_the_timelines() -> None:
+    job = skewed_job()
+    one = with_hosts(1)
+    model = StepModel(job, vcpu_speeds={DATA.instance_type: 1.0}, num_draws=0)
+    (modelled_s,), (simulated,) = model.expected_s([one]), model.predict([one])
+    assert simulated.step_s > 1.1 * modelled_s
+    # The modelled step is within the limit, and that of the timeline is not.
+    limit = Constraints(goal="time", max_step_s=1.05 * modelled_s)
+    finals, _ = finals_of(replace(job, has_registered_dataset=True), limit, one)
+    chosen = finals.choose()  # another cluster, near that one
+    assert chosen != one
+    assert model.predict([chosen])[0].step_s <= limit.max_step_s  # type: ignore[operator]
+
+
+def test_limits_that_no_cluster_keeps_are_an_error_with_the_shortest_step() -> None:
+    job = make_profile(headspace_s=0.1, cpu_s=0.1)
+    finals, _ = finals_of(job, Constraints(goal="time", max_step_s=0.0999), with_hosts(8))
+    with pytest.raises(ConfigError, match=r"the shortest step of all clusters is 0\.1.* s, the limit is 0\.0999 s"):
+        finals.choose()
+
+
+def test_timelines_end_at_their_budget() -> None:
+    job = make_profile(headspace_s=0.01, cpu_s=0.3, ranks=1)
+    finals, model = finals_of(job, Constraints(), *(with_hosts(count) for count in range(1, 65)))
+    finals.choose()
+    assert model.timelines.num_batches < 50_000 + 70_000 + 2 * 16_000
