@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hetero.batches.fetch import Description
 from hetero.dataplane.reader.connection import ConnectionState, EndpointConnection
@@ -88,6 +88,30 @@ class ServedDataset:
     def build_failed(self, connection: EndpointConnection, error: DatasetError) -> None:
         """Record that the user's code raised while an endpoint prepared or described the data set."""
         self._exclude(connection, error, f"cannot serve {self.spec}: {error}".splitlines()[0])
+
+    def leave_to_others(self, connection: EndpointConnection, others: Iterable[EndpointConnection], why: str) -> bool:
+        """Stop using an optional endpoint on which a sample raised, if others serve the data set.
+
+        The endpoint may lack files that the data hosts have, although the fingerprints agree. If a data host raises
+        too, the sample is to blame.
+
+        Args:
+            connection: The endpoint.
+            others: The endpoints that this rank uses.
+            why: What happened, for the log.
+
+        Returns:
+            Whether another endpoint should repeat the batch.
+        """
+        has_other = any(other is not connection and other.serves(self.spec) for other in others)
+        if not (connection.record.is_optional and has_other):
+            return False
+        connection.prepared.discard(self.spec)
+        connection.mark_unusable(self.spec, why)
+        logger.warning(
+            "endpoint %s is no longer used, and another one repeats the batch: %s", connection.record.endpoint_id, why
+        )
+        return True
 
     def rejected(self, connection: EndpointConnection, details: str) -> None:
         """Record that an endpoint does not understand a request, because its version differs from this process's."""

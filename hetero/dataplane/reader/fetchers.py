@@ -288,6 +288,12 @@ class Fetchers:
                 self._answered(attempt, outcome)
             if attempt.is_given_up:  # it was cancelled or slightly slower, so its endpoint is not to blame
                 return
+            if isinstance(outcome, Fetched) and outcome.skips is not None:
+                skip = outcome.skips.listed[0]
+                why = f"sample {skip.index} raised {skip.exception}"
+                if batch.dataset.leave_to_others(attempt.connection, self._router.used, why):
+                    self._retry(batch)
+                    return
             if isinstance(outcome, Fetched):
                 self._won(attempt, outcome)
             elif not self._is_final(attempt, outcome):
@@ -341,10 +347,15 @@ class Fetchers:
         if final is not None:
             self._deliver(batch, final)
             return True
-        stats.retries += 1
         stats.failovers += isinstance(error, CallFailedError) and error.fault.is_loss
-        self._window.retry(batch)
+        self._retry(batch)
         return False
+
+    def _retry(self, batch: PendingBatch) -> None:
+        """Let a batch be requested again, unless its other attempt is in progress."""
+        if not batch.attempts:
+            self._fleet.stats.retries += 1
+            self._window.retry(batch)
 
     def _failed(self, attempt: Attempt, error: Exception) -> BaseException | None:
         """Act on a failed attempt. Return the exception to raise, or None to request the batch again."""
@@ -364,6 +375,9 @@ class Fetchers:
             logger.warning("batch %d from %s is damaged: %s", batch.request.position, connection.name, error)
             self._router.avoid(connection, kept_s=1.0)
             return batch.damaged(connection, error)
+        if isinstance(error, DatasetError):
+            why = str(error).splitlines()[0]
+            return None if batch.dataset.leave_to_others(connection, self._router.used, why) else error
         if not isinstance(error, HeteroError):
             logger.error("internal error while fetching from %s", connection.name, exc_info=error)
         return error
