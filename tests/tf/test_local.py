@@ -111,5 +111,5 @@ print(_module_name(path), path)
 
 def test_session_without_a_script_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("__main__.__file__")
-    with pytest.raises(ConfigError, match="there is no script"):
+    with pytest.raises(ConfigError, match="this process does not run a script"):
         local_endpoints.script_path()

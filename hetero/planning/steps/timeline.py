@@ -34,14 +34,19 @@ _TURNS = 8
 """How often each endpoint makes a batch, at least."""
 _MAX_BATCHES = 4000
 _LONG_STEPS = 2000
+"""Steps of a long timeline. A window that grew shrinks slowly."""
 _LONG_BATCHES = 16000
+"""Limits of the batches of a timeline, and of a long one."""
 _BLOCK = 1024
 """Batches after which the relative times repeat, in another order."""
 _LEAST_WINDOW = 3
+_MAX_GROWTH = 8
+"""Places of a window at least, and how many times its size it grows at most, as in the reader's window."""
 _LEAST_USED = 8
 """Endpoints that a rank of a large job uses at least."""
-_MAX_GROWTH = 8
 _LATENCY_S = 0.0005
+_FIRST_PART = 3
+"""The first third of a timeline is left out: its steps depend on how the timeline begins."""
 
 _MADE, _SENT, _ARRIVED, _STEP = range(4)
 
@@ -101,7 +106,7 @@ class _Host:
 
     def __init__(self, host: TimelineHost) -> None:
         self.host = host
-        self.busy: list[tuple[float, int, _Try]] = []
+        self.busy: list[tuple[float, int, _Attempt]] = []
         """Heap of the batches that are made, with the value of `done` at which each is ready."""
         self.done = 0.0
         """Seconds of work that each process has done since the beginning."""
@@ -117,7 +122,7 @@ class _Host:
         self.since_s = now_s
 
 
-class _Try:
+class _Attempt:
     """A request of a rank for a batch."""
 
     __slots__ = ("endpoint", "host", "load", "rank", "sequence")
@@ -133,7 +138,6 @@ class _Rank:
     __slots__ = (
         "added",
         "arrived",
-        "asks",
         "choices",
         "chosen",
         "extra",
@@ -159,7 +163,7 @@ class _Rank:
         self.begin()
 
     def begin(self) -> None:
-        self.next = self.added = self.requested = self.asks = 0
+        self.next = self.added = self.requested = 0
         self.extra = 0.0
         self.arrived: set[int] = set()
         self.is_asking = False
@@ -197,8 +201,8 @@ class Timeline:
         self.hosts = [_Host(host) for host in hosts]
         self.num_ranks = job.num_trainers * job.ranks_per_host
         self.place = [(host, index) for host in self.hosts for index in range(host.host.num_endpoints)]
-        self.queues: list[list[tuple[int, int, _Try]]] = [[] for _ in self.place]
-        self.current: list[_Try | None] = [None] * len(self.place)
+        self.queues: list[list[tuple[int, int, _Attempt]]] = [[] for _ in self.place]
+        self.current: list[_Attempt | None] = [None] * len(self.place)
         self.ranks = self._make_ranks()
         self.turn = max(1.0, len(self.place) / self.num_ranks)
         wanted = max(_LEAST_STEPS, _LEAST_BATCHES / self.num_ranks, _TURNS * self.turn)
@@ -220,6 +224,8 @@ class Timeline:
         self.num_ready = 0
         self.end_s = 0.0
         self.num_received = [0] * job.num_trainers
+        # In a long epoch, endpoints begin with a part of a batch, as if they had worked before. Otherwise all of them
+        # would deliver at the same time for many turns.
         self.is_fresh = [self.epoch > 3 * self.num_steps] * len(self.place)
 
     def _make_ranks(self) -> list[_Rank]:
@@ -268,7 +274,7 @@ class Timeline:
     @property
     def longest_step_s(self) -> float:
         """The longest step that `mean_step_s` counted."""
-        ends_s = self.ends_s[self.num_steps // 3 :]
+        ends_s = self.ends_s[self.num_steps // _FIRST_PART :]
         return max(end_s - begin_s for begin_s, end_s in itertools.pairwise(ends_s))
 
     def _push(self, at_s: float, kind: int, subject: object, turn: int = 0) -> None:
@@ -311,7 +317,7 @@ class Timeline:
             return False
         rank.requested += 1
         endpoint = rank.used[sequence % len(rank.used)] if self.job.is_own_loader else rank.choose()
-        attempt = _Try(rank, sequence, endpoint, self.place[endpoint][0])
+        attempt = _Attempt(rank, sequence, endpoint, self.place[endpoint][0])
         if self.current[endpoint] is None:
             host = attempt.host
             host.advance(now_s)
@@ -361,7 +367,7 @@ class Timeline:
 
     # Endpoints
 
-    def _begin(self, attempt: _Try) -> None:
+    def _begin(self, attempt: _Attempt) -> None:
         self.current[attempt.endpoint] = attempt
         number = (self.step - self.step % self.epoch + attempt.sequence) * self.num_ranks + attempt.rank.number
         work_s = attempt.host.host.batch_s * self.shape[number % len(self.shape)]
@@ -402,7 +408,7 @@ class Timeline:
             else:
                 self._receive(attempt, now_s)
 
-    def _receive(self, attempt: _Try, now_s: float) -> None:
+    def _receive(self, attempt: _Attempt, now_s: float) -> None:
         """Let the interface of the rank's host receive a batch after all that began before."""
         job, target = self.job, attempt.rank.host
         begin_s = max(now_s, target.in_free_s)
@@ -410,7 +416,7 @@ class Timeline:
         at_s = max(target.in_free_s, now_s + attempt.host.host.sending_s, now_s + job.receive_s)
         self._push(at_s + _LATENCY_S, _ARRIVED, attempt)
 
-    def _arrive(self, attempt: _Try, now_s: float) -> None:
+    def _arrive(self, attempt: _Attempt, now_s: float) -> None:
         rank = attempt.rank
         rank.arrived.add(attempt.sequence)
         if not self.job.is_own_loader:
@@ -427,12 +433,16 @@ class Timeline:
                 self._refill(rank, now_s)
 
     def _mean_of_epoch_s(self) -> float:
-        """Return the mean step time of an epoch. The last steps stand for those after them."""
+        """Return the mean step time of an epoch. The last steps stand for those after them.
+
+        While a window fills or empties, steps end sooner or later than batches are made. So the batches that were made
+        count, and no step is shorter than its computation.
+        """
         ends_s, last = np.array(self.ends_s), self.num_steps
         if last >= self.epoch:
             return float(ends_s[-1] / last)
-        first = last // 3
-        steps = (self.made[-1] - self.made[first]) / self.num_ranks
+        first = last // _FIRST_PART
+        steps = max(1, self.made[-1] - self.made[first]) / self.num_ranks
         late_s = max(self.computed_s / self.num_ranks / last, float((ends_s[-1] - ends_s[first]) / steps))
         if self.job.steps_per_epoch is None:
             return late_s
