@@ -45,7 +45,8 @@ class Fetcher:
         assert options.work is not None
         self._channel = channel
         self._options = options
-        self._index = index
+        # Processes that wait for storage may be more than the CPUs. They share a worker number.
+        self._index = index % options.num_processes
         self._work = options.work
         self._requests = requests_of(options.work)
         self._built: BuiltDataset | None = None
