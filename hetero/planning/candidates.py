@@ -32,6 +32,8 @@ class Candidate:
     local_endpoints: int
     """Processes per trainer host that preprocess: endpoints, or loader workers in a job without data hosts."""
     data: tuple[DataGroup, ...] = ()
+    endpoints_per_host: int | None = None
+    """Endpoints per data host. None means one per vCPU, or more if they wait for storage."""
     form: str = AS_IS
     """One of `FORMS`. In a job without data hosts batches do not travel."""
 

@@ -20,6 +20,7 @@ __all__ = [
     "refined",
     "spending_of",
     "with_data",
+    "with_other_endpoints",
     "without_data",
 ]
 
@@ -125,7 +126,7 @@ def mixtures(leaders: Iterable[Candidate], menu: Sequence[Machine]) -> Iterator[
 
 
 def neighbours(candidate: Candidate, distance: int, menu: Sequence[Machine]) -> Iterator[Candidate]:
-    """Yield clusters that differ from one in a single number."""
+    """Yield clusters that differ from one in a single number of processes or hosts."""
     for change in (-distance, distance):
         number = candidate.local_endpoints + change
         if 0 <= number <= candidate.trainer.vcpus * MOST_PROCESSES_PER_CPU and (number or candidate.data):
@@ -145,3 +146,12 @@ def neighbours(candidate: Candidate, distance: int, menu: Sequence[Machine]) -> 
                 yield replace(candidate, data=(*groups, other))
                 if groups[0].count > 1:
                     yield replace(candidate, data=(replace(groups[0], count=groups[0].count - 1), other))
+
+
+def with_other_endpoints(candidate: Candidate, endpoints_per_host: int) -> Iterator[Candidate]:
+    """Yield a cluster with fewer and more endpoints per data host than the present number."""
+    most = MOST_PROCESSES_PER_CPU * max(group.machine.vcpus for group in candidate.data)
+    for quarters in (2, 3, 5, 6):
+        number = min(most, endpoints_per_host * quarters // 4)
+        if number not in (0, endpoints_per_host):
+            yield replace(candidate, endpoints_per_host=number)

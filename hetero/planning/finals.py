@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hetero.errors import ConfigError
 from hetero.planning.candidates import Candidate
-from hetero.planning.enumeration import STEPS_OF_SPENDING, neighbours
+from hetero.planning.enumeration import STEPS_OF_SPENDING, neighbours, with_other_endpoints
 from hetero.planning.machines import Machine
 from hetero.planning.ranking import TIE, Entry, Ranking, identity, simplest
 from hetero.planning.steps.model import StepModel
@@ -128,7 +128,9 @@ class Finals:
         """Simulate candidates near the best one, and near each that is better, with smaller and smaller changes."""
         change = max(1, best.candidate.trainer.vcpus // 8)
         while not self._is_over():
-            near = neighbours(best.candidate, change, self._menu)
+            near = list(neighbours(best.candidate, change, self._menu))
+            if endpoints_per_host := self._model.variable_endpoints_on(best.candidate):
+                near += with_other_endpoints(best.candidate, endpoints_per_host)
             entries = self._ranking.add(candidate for candidate in near if identity(candidate) not in self._known)
             before = best
             for entry in self._by_mean_cost(entries):

@@ -48,10 +48,11 @@ class Entry:
     """What the goal minimises: USD per step in arbitrary units, or seconds. Infinite without a price."""
 
     @property
-    def simplicity(self) -> tuple[int, int, int]:
+    def simplicity(self) -> tuple[int, int, int, int]:
         """Sort key in the order of spending."""
         candidate = self.candidate
-        return STEPS_OF_SPENDING.index(self.spending), candidate.num_data_hosts, candidate.local_endpoints
+        numbers = candidate.num_data_hosts, candidate.local_endpoints, candidate.endpoints_per_host or 0
+        return STEPS_OF_SPENDING.index(self.spending), *numbers
 
 
 class Ranking:
@@ -194,4 +195,5 @@ def simplest(entries: Sequence[Entry]) -> Entry:
 def identity(candidate: Candidate) -> tuple[object, ...]:
     """Return a key that is equal for equal candidates with the same machine objects."""
     groups = tuple((id(group.machine), group.count) for group in candidate.data)
-    return (id(candidate.trainer), candidate.num_trainer_hosts, candidate.local_endpoints, groups, candidate.form)
+    trainers = (id(candidate.trainer), candidate.num_trainer_hosts, candidate.local_endpoints)
+    return (*trainers, groups, candidate.endpoints_per_host, candidate.form)

@@ -173,7 +173,8 @@ def _alternatives(candidates: Sequence[Candidate], model: StepModel) -> list[Alt
 
 
 def _endpoints_per_host(candidate: Candidate, model: StepModel) -> int | None:
-    numbers = [(model.endpoints_on(group.machine)[0], group.machine.vcpus) for group in candidate.data]
+    wanted = candidate.endpoints_per_host
+    numbers = [(model.endpoints_on(group.machine, wanted)[0], group.machine.vcpus) for group in candidate.data]
     return min((number for number, _ in numbers), default=None) if any(n != v for n, v in numbers) else None
 
 

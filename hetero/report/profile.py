@@ -85,6 +85,7 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
     summaries = _summaries(run, headline)
     trainers = _one_type(run, "trainer")
     num_hosts = sum(group.count for group in run.groups if group.role == "trainer")
+    num_steps = headline.num_steps_measured
     training = TrainingProfile(
         instance_type=trainers.instance_type,
         vcpus=_vcpus(run, trainers.instance_type, catalogue),
@@ -92,8 +93,8 @@ def profile_of_report(report: Report, catalogue: Catalogue | None = None) -> Pro
         ranks_per_host=max(1, headline.num_ranks // num_hosts),
         batch_samples=max(1, headline.global_batch_samples // headline.num_ranks),
         headspace_s=_headspace(summaries),
-        step_s=_spread(headline.step_time_mean, headline.step_time_p50, headline.step_time_p95),
-        data_wait_s=_spread(headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95),
+        step_s=_spread(headline.step_time_mean, headline.step_time_p50, headline.step_time_p95, num_steps),
+        data_wait_s=_spread(headline.data_wait_mean, headline.data_wait_p50, headline.data_wait_p95, num_steps),
     )
     return Profile(
         schema_version=SCHEMA_VERSION,
@@ -191,12 +192,13 @@ def _headspace(summaries: list[StepSummary]) -> Spread:
     return dataclasses.replace(spread, mean=mean_s)
 
 
-def _spread(mean: Figure, p50: Figure | None, p95: Figure | None) -> Spread:
-    """Return the distribution that mean and percentiles describe. They are its only values."""
+def _spread(mean: Figure, p50: Figure | None, p95: Figure | None, num_measured: int) -> Spread:
+    """Return the distribution that mean and percentiles describe. It keeps no other values."""
     found = [figure for figure in (mean, p50, p95) if figure is not None]
     spread = Spread.of([figure.value for figure in found], mean.unit, "modelled")
     return dataclasses.replace(
         spread,
+        num_measured=num_measured,
         mean=mean.value,
         p50=spread.p50 if p50 is None else p50.value,
         p95=spread.p95 if p95 is None else p95.value,

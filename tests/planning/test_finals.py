@@ -33,11 +33,14 @@ def skewed_job() -> Profile:
     return replace(job, supply=(replace(job.supply[0], sample_cpu_s=values),))
 
 
-def finals_of(job: Profile, constraints: Constraints, *candidates: Candidate) -> tuple[Finals, StepModel]:
+def finals_of(
+    job: Profile, constraints: Constraints, *candidates: Candidate, endpoints_per_host: int | None = None
+) -> tuple[Finals, StepModel]:
     speeds = {DATA.instance_type: 1.0}
-    ranking = Ranking(StepModel(job, vcpu_speeds=speeds, num_draws=0), constraints)
+    quick = StepModel(job, vcpu_speeds=speeds, num_draws=0, endpoints_per_host=endpoints_per_host)
+    ranking = Ranking(quick, constraints)
     ranking.add([BASE, *candidates])
-    model = StepModel(job, vcpu_speeds=speeds, num_draws=20)
+    model = StepModel(job, vcpu_speeds=speeds, num_draws=20, endpoints_per_host=endpoints_per_host)
     return Finals(ranking, model, menu=()), model
 
 
@@ -75,3 +78,26 @@ def test_timelines_end_at_their_budget() -> None:
     finals, model = finals_of(job, Constraints(), *(with_hosts(count) for count in range(1, 65)))
     finals.choose()
     assert model.timelines.num_batches < 50_000 + 70_000 + 2 * 16_000
+
+
+def test_endpoints_per_data_host_are_varied_if_they_wait_for_storage() -> None:
+    # A sample waits as long as it computes, so a host of 16 vCPUs has 32 endpoints at first.
+    job = make_profile(headspace_s=0.1, cpu_s=0.1, wait_s=0.1, batch=16)
+    finals, model = finals_of(job, Constraints(), with_hosts(1))
+    assert model.variable_endpoints_on(with_hosts(1)) == 32
+    assert finals.choose().endpoints_per_host not in (None, 32)
+    assert model.predict([finals.choose()])[0].step_s < model.predict([with_hosts(1)])[0].step_s
+
+
+def test_number_of_endpoints_that_the_user_states_is_kept() -> None:
+    job = make_profile(headspace_s=0.1, cpu_s=0.1, wait_s=0.1, batch=16)
+    finals, model = finals_of(job, Constraints(), with_hosts(1), endpoints_per_host=20)
+    assert model.variable_endpoints_on(with_hosts(1)) is None
+    assert finals.choose().endpoints_per_host is None
+
+
+def test_endpoints_that_do_not_wait_are_one_per_vcpu() -> None:
+    job = make_profile(headspace_s=0.1, cpu_s=0.1)
+    finals, model = finals_of(job, Constraints(), with_hosts(4))
+    assert model.variable_endpoints_on(with_hosts(4)) is None
+    assert finals.choose().endpoints_per_host is None

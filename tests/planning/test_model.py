@@ -111,6 +111,17 @@ def test_step_time_of_the_profiled_cluster_is_the_measured_one() -> None:
     assert found.step_s == pytest.approx(0.95)
 
 
+def test_interval_of_the_measured_step_is_that_of_a_mean_of_bursts() -> None:
+    # Every eighth step waits for the batches of all eight processes, and the next ones find theirs ready.
+    steps = [0.73 if index % 8 == 0 else 0.01 for index in range(256)]
+    job = make_profile(headspace_s=0.01, cpu_s=0.0125, step_s=0.1)
+    job = replace(job, training=replace(job.training, step_s=Spread.of(steps, "s", "measured")))
+    found = StepModel(job).predict([Candidate(trainer=TRAINER, num_trainer_hosts=1, local_endpoints=8)])[0]
+    assert found.is_measured
+    assert found.step_s == pytest.approx(0.1)
+    assert (found.low_s, found.high_s) == pytest.approx((0.0975, 0.1025), rel=0.01)
+
+
 def test_unknown_bandwidth_widens_the_interval() -> None:
     profile = make_profile(headspace_s=0.01, cpu_s=0.02, sample_bytes=4e6, batch=4)
     unknown = replace(TRAINER, network_bytes_per_s=None)

@@ -40,6 +40,7 @@ def test_profile_of_a_homogeneous_run_has_the_time_of_its_vcpus(make_facts: Fact
     assert profile.training.headspace_s.mean == pytest.approx(0.4 * 1.193)
     assert profile.training.step_s.mean == pytest.approx(1.193)
     assert profile.training.data_wait_s.mean == pytest.approx(0.6 * 1.193)
+    assert profile.training.step_s.num_measured == report.headline.num_steps_measured == 100
     bases = {supply.sample_cpu_s.basis, profile.training.headspace_s.basis, profile.training.step_s.basis}
     assert bases == {"modelled"}
     assert (profile.origin, profile.training.num_hosts) == ("report", 1)

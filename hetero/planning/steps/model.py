@@ -49,6 +49,8 @@ BOTTLENECKS = (
 """What can limit the step time."""
 (_ACCELERATOR, _PREPROCESSING, _TRAINER_NETWORK, _DATA_NETWORK, _STORAGE, _MEMORY, _TRAINER_CPU, _WINDOW) = range(8)
 
+_LEAST_WAIT = 0.1
+"""Wait for storage / CPU time of a sample above which the number of endpoints on a data host is varied."""
 _INTERVAL = (0.05, 0.95)
 """Quantiles of the draws at the ends of an interval."""
 
@@ -143,19 +145,34 @@ class StepModel:
 
     # Hosts
 
-    def endpoints_on(self, machine: Machine) -> tuple[int, bool]:
-        """Return the number of endpoints of a data host, and whether its memory limits it."""
+    def endpoints_on(self, machine: Machine, wanted: int | None) -> tuple[int, bool]:
+        """Return the number of endpoints of a data host, and whether its memory limits it.
+
+        Args:
+            machine: The host's type.
+            wanted: The candidate's number. The number that the user wants, if any, replaces it.
+        """
         return endpoints_on(
             machine,
             self._figures,
             self._profile,
-            wanted=self._endpoints_per_host,
+            wanted=self._endpoints_per_host or wanted,
             has_memory="memory" in self._ignored,
         )
 
-    def _rate_of(self, machine: Machine, form: str) -> _HostRate:
-        """Return what a data host of this type delivers."""
-        num_endpoints, is_short_of_memory = self.endpoints_on(machine)
+    def variable_endpoints_on(self, candidate: Candidate) -> int | None:
+        """Return the smallest number of endpoints of a data host if another number may be better, else None.
+
+        Another number may be better if endpoints wait for storage, because their waits differ.
+        """
+        cpu_s, wait_s = self._figures.costs_on(candidate.trainer)
+        if self._endpoints_per_host or not candidate.data or wait_s[0] < _LEAST_WAIT * cpu_s[0]:
+            return None
+        return min(self.endpoints_on(group.machine, candidate.endpoints_per_host)[0] for group in candidate.data)
+
+    def _rate_of(self, machine: Machine, form: str, wanted: int | None = None) -> _HostRate:
+        """Return what a data host of this type delivers with the wanted number of endpoints."""
+        num_endpoints, is_short_of_memory = self.endpoints_on(machine, wanted)
         cpu_s, wait_s = self._figures.costs_on(machine, num_endpoints)
         cpu_s = np.maximum(cpu_s + self._forms.codec_s(form)[0], 1e-12)
         seconds = cpu_s + wait_s
@@ -245,14 +262,13 @@ class StepModel:
         return 1.0 if simulated_s is None else max(simulated_s, float(parts.cpu_bound_s[row])) / modelled_s
 
     def _grouped(self, candidates: Sequence[Candidate]) -> Iterator[tuple[list[int], _Parts]]:
-        """Yield the candidates with the same trainer hosts and form, as indices, with their step times."""
-        groups: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        """Yield candidates that differ only in data hosts and local endpoints, as indices, with their step times."""
+        groups: dict[tuple[int, int, int | None, str], list[int]] = defaultdict(list)
         for index, candidate in enumerate(candidates):
-            groups[id(candidate.trainer), candidate.num_trainer_hosts, candidate.form].append(index)
+            key = id(candidate.trainer), candidate.num_trainer_hosts, candidate.endpoints_per_host, candidate.form
+            groups[key].append(index)
         for indices in groups.values():
-            chosen = [candidates[index] for index in indices]
-            first = chosen[0]
-            yield indices, self._parts(first.trainer, first.num_trainer_hosts, first.form, chosen)
+            yield indices, self._parts([candidates[index] for index in indices])
 
     def _draws_of(self, candidate: Candidate, modelled_s: Array) -> Array:
         """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
@@ -266,9 +282,10 @@ class StepModel:
         own = self._training.num_local_processes
         return np.array([not candidate.data and candidate.local_endpoints == own for candidate in candidates])
 
-    def _parts(self, trainer: Machine, num_hosts: int, form: str, candidates: Sequence[Candidate]) -> _Parts:
-        """Return the modelled step times of candidates with the same trainer hosts and form."""
-        training = self._training
+    def _parts(self, candidates: Sequence[Candidate]) -> _Parts:
+        """Return the modelled step times of candidates that differ only in data hosts and local endpoints."""
+        training, first = self._training, candidates[0]
+        trainer, num_hosts, form = first.trainer, first.num_trainer_hosts, first.form
         ranks, samples = training.ranks_per_host, float(self._samples_per_host)
         nbytes = self._forms.bytes_per_sample(form)
         encode_s, decode_s = self._forms.codec_s(form)
@@ -277,7 +294,7 @@ class StepModel:
         # What the data hosts deliver, per trainer host. One row per candidate, one column per draw.
         machines = {id(group.machine): group.machine for candidate in candidates for group in candidate.data}
         columns = {machine: column for column, machine in enumerate(machines)}
-        rates = [self._rate_of(machine, form) for machine in machines.values()]
+        rates = [self._rate_of(machine, form, first.endpoints_per_host) for machine in machines.values()]
         counts = np.zeros((len(candidates), len(machines)))
         for row, candidate in enumerate(candidates):
             for group in candidate.data:

@@ -11,12 +11,12 @@ import numpy as np
 from hetero.metrics.figures import Figure
 from hetero.planning.candidates import AS_IS, Candidate
 from hetero.planning.machines import Machine
-from hetero.planning.profile import Profile, Spread
+from hetero.planning.profile import Profile
 from hetero.planning.steps.endpoints import endpoints_on
 from hetero.planning.steps.forms import Forms
 from hetero.planning.steps.sharing import pace
 from hetero.planning.steps.timeline import Timeline, TimelineHost, TimelineJob
-from hetero.planning.steps.uncertain import UncertainFigures
+from hetero.planning.steps.uncertain import UncertainFigures, error_of_mean
 
 __all__ = ["MAX_WINDOW_BYTES", "MAX_WINDOW_SHARE", "WINDOW_PER_ENDPOINT", "Timelines", "is_profiled", "window_batches"]
 
@@ -30,8 +30,6 @@ _CALIBRATION_RANGE = (0.7, 1.4)
 """Range of the measured step time / that of the timeline which corrects the costs of samples."""
 _LONG_EPOCH = 100
 """Steps of an epoch whose beginning hardly changes the mean step time."""
-_NUM_PARTS = 8
-"""Parts of the measured steps whose means show how well the mean of all is known."""
 _LEAST_EXCESS = 0.05
 """Relative excess of the measured step time over the expected one that slow batches may explain."""
 _MUCH_LONGER = 1.5
@@ -93,9 +91,9 @@ class Timelines:
         local = candidate.local_endpoints
         if is_own_loader:
             local -= local % training.ranks_per_host
+        wanted = self._endpoints_per_host or candidate.endpoints_per_host
         counts = [
-            endpoints_on(group.machine, self._figures, self._profile, wanted=self._endpoints_per_host)[0]
-            for group in candidate.data
+            endpoints_on(group.machine, self._figures, self._profile, wanted=wanted)[0] for group in candidate.data
         ]
         num_endpoints = local * candidate.num_trainer_hosts
         num_endpoints += sum(group.count * count for group, count in zip(candidate.data, counts, strict=True))
@@ -173,7 +171,7 @@ class Timelines:
         because it waits for data.
         """
         steps, longest_s = self._training.step_s, max(self._training.step_s.values)
-        excess = max(_LEAST_EXCESS, 3 * _error_of_mean(steps))
+        excess = max(_LEAST_EXCESS, 3 * error_of_mean(steps))
         return (
             steps.mean > expected_s * (1 + excess)
             and longest_s > _MUCH_LONGER * self._longest_s[own]
@@ -209,7 +207,7 @@ class Timelines:
         Few steps, or steps of very different times, say less about the cost of a sample than many samples do.
         """
         samples = self._profile.supply[0].sample_cpu_s
-        step_error = _error_of_mean(self._training.step_s)
+        step_error = error_of_mean(self._training.step_s)
         sample_error = math.hypot(samples.variation / math.sqrt(samples.num_measured), _SAMPLE_ERROR)
         return sample_error**2 / (sample_error**2 + step_error**2)
 
@@ -235,20 +233,6 @@ def window_batches(trainer: Machine, num_endpoints: int, nbytes: float, num_rank
     if trainer.memory_bytes is not None:
         limit = min(limit, trainer.memory_bytes * MAX_WINDOW_SHARE / ranks_per_host)
     return max(1, int(limit / nbytes + 1e-9))
-
-
-def _error_of_mean(steps: Spread) -> float:
-    """Return the relative standard error of a mean step time.
-
-    Steps come in bursts: a long one waits for the batches of all processes, and the next ones find them ready. So the
-    means of successive parts differ less than single steps suggest.
-    """
-    alone = steps.variation / math.sqrt(steps.num_measured)
-    if len(steps.values) < 4 * _NUM_PARTS:
-        return alone
-    values = np.array(steps.values[: len(steps.values) // _NUM_PARTS * _NUM_PARTS])
-    means = values.reshape(_NUM_PARTS, -1).mean(axis=1)
-    return float(means.std(ddof=1) / math.sqrt(_NUM_PARTS) / max(means.mean(), 1e-12))
 
 
 def _value(figure: Figure | None) -> float:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hetero.planning.machines import Machine, family_of
 from hetero.planning.profile import Profile, Spread, SupplyProfile
 
-__all__ = ["Array", "UncertainFigures"]
+__all__ = ["Array", "UncertainFigures", "error_of_mean"]
 
 Array = NDArray[np.float64]
 
@@ -38,6 +38,8 @@ _RUN_SPREAD = 0.015
 """Relative error that all values of one measurement share: the clock speed, neighbours on the machine."""
 _NUM_BATCHES = 4096
 """Number of random batches that describe how long batches take."""
+_NUM_PARTS = 8
+"""Parts of the measured steps whose means show how well the mean of all is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class UncertainFigures:
         self._random = np.random.default_rng(seed)
         self.headspace_s = self._means(profile.training.headspace_s)
         """Step time in seconds with batches always ready."""
-        self.measured_step_s = self._means(profile.training.step_s)
+        self.measured_step_s = self._measured_step_s(profile.training.step_s)
         """Step time in seconds as the job ran."""
         self.model_error = self._lognormal(_MODEL_SPREAD)
         """Real step time / modelled step time."""
@@ -100,6 +102,11 @@ class UncertainFigures:
         shrink = math.sqrt(len(values) / max(len(values), spread.num_measured))
         centre = values.mean()
         return np.concatenate([[spread.mean], np.maximum(spread.mean + (means - centre) * shrink, 0.0)])
+
+    def _measured_step_s(self, steps: Spread) -> Array:
+        error = math.hypot(error_of_mean(steps), _RUN_SPREAD)
+        factors = np.maximum(1 + error * self._random.standard_normal(self._num_draws), 0.1)
+        return np.concatenate([[steps.mean], steps.mean * factors])
 
     def _lognormal(self, spread: float) -> Array:
         return np.concatenate([[1.0], np.exp(self._random.normal(0.0, spread, self._num_draws))])
@@ -207,6 +214,20 @@ class UncertainFigures:
         number = int.from_bytes(machine.instance_type.encode()[:16].ljust(16, b"\0"), "big")
         random = np.random.default_rng((self._seed, 1, number))
         return np.asarray(np.exp(np.concatenate([[(low + high) / 2], random.uniform(low, high, self._num_draws)])))
+
+
+def error_of_mean(steps: Spread) -> float:
+    """Return the relative standard error of a mean step time.
+
+    Steps come in bursts: a long one waits for the batches of all processes, and the next ones find them ready. So the
+    means of successive parts differ less than single steps suggest.
+    """
+    alone = steps.variation / math.sqrt(steps.num_measured)
+    if len(steps.values) < 4 * _NUM_PARTS:
+        return alone
+    values = np.array(steps.values[: len(steps.values) // _NUM_PARTS * _NUM_PARTS])
+    means = values.reshape(_NUM_PARTS, -1).mean(axis=1)
+    return float(means.std(ddof=1) / math.sqrt(_NUM_PARTS) / max(means.mean(), 1e-12))
 
 
 def _extrapolated(share: Array, shares: Array, costs: Array) -> Array:
