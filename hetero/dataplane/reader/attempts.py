@@ -96,6 +96,9 @@ class PendingBatch:
     poison: PoisonDetector = field(default_factory=PoisonDetector)
     attempts: list[Attempt] = field(default_factory=list)
     """The attempts in progress, at most two."""
+    doubted: dict[EndpointConnection, frozenset[str]] = field(default_factory=dict)
+    """Optional endpoints that skipped samples of the batch, with the indices of these samples. An endpoint that the job
+    was planned with shows whether the samples or the endpoints are to blame."""
     num_damaged: int = 0
     """Answers that arrived damaged."""
     num_late: int = 0

@@ -113,6 +113,10 @@ class ServedDataset:
         )
         return True
 
+    def has_planned(self, connections: Iterable[EndpointConnection]) -> bool:
+        """Return whether one of these endpoints serves the data set and is not optional."""
+        return any(each.serves(self.spec) and not each.record.is_optional for each in connections)
+
     def rejected(self, connection: EndpointConnection, details: str) -> None:
         """Record that an endpoint does not understand a request, because its version differs from this process's."""
         why = f"speaks another protocol: {details}"

@@ -223,10 +223,13 @@ class Fetchers:
             if self._is_held_back(batch):
                 continue
             is_suspect = batch.poison.is_suspect
-            connection = self._router.choose(batch.request.spec, alone_for=batch if is_suspect else None)
+            needs_planned = bool(batch.doubted) and batch.dataset.has_planned(self._router.used)
+            connection = self._router.choose(
+                batch.request.spec, alone_for=batch if is_suspect else None, is_optional_allowed=not needs_planned
+            )
             if connection is not None:
                 return self._window.start(batch, connection, self._fleet.clock())
-            if not is_suspect:
+            if not is_suspect and not needs_planned:
                 passed.add(batch.dataset)
         return None
 
@@ -288,13 +291,10 @@ class Fetchers:
                 self._answered(attempt, outcome)
             if attempt.is_given_up:  # it was cancelled or slightly slower, so its endpoint is not to blame
                 return
-            if isinstance(outcome, Fetched) and outcome.skips is not None:
-                skip = outcome.skips.listed[0]
-                why = f"sample {skip.index} raised {skip.exception}"
-                if batch.dataset.leave_to_others(attempt.connection, self._router.used, why):
+            if isinstance(outcome, Fetched):
+                if self._is_doubted(attempt, outcome):
                     self._retry(batch)
                     return
-            if isinstance(outcome, Fetched):
                 self._won(attempt, outcome)
             elif not self._is_final(attempt, outcome):
                 return
@@ -303,6 +303,23 @@ class Fetchers:
                 other.is_given_up = True
         for other in others:
             other.cancel()
+
+    def _is_doubted(self, attempt: Attempt, fetched: Fetched) -> bool:
+        """Return whether an endpoint that the job was planned with must compute the batch too.
+
+        An optional endpoint that skips a sample may lack its file. If the planned endpoint does not skip the sample,
+        the optional one is no longer used.
+        """
+        batch, used = attempt.batch, self._router.used
+        skipped = frozenset(skip.index for skip in fetched.skips.listed) if fetched.skips is not None else frozenset()
+        if skipped and attempt.connection.record.is_optional and batch.dataset.has_planned(used):
+            batch.doubted[attempt.connection] = skipped
+            return True
+        for connection, indices in batch.doubted.items():
+            if missing := indices - skipped:
+                why = f"it skipped sample {min(missing)}, and {attempt.connection.record.endpoint_id} did not"
+                batch.dataset.leave_to_others(connection, used, why)
+        return False
 
     def _end(self, attempt: Attempt) -> None:
         self._window.end(attempt)

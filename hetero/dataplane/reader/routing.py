@@ -167,7 +167,9 @@ class Router:
         """Return how many batches this rank should have in flight: its share of all slots, times a factor."""
         return max(2, math.ceil(prefetch_factor * self._table.num_slots / self._world_size))
 
-    def choose(self, spec: DatasetSpec, *, alone_for: object | None = None) -> EndpointConnection | None:
+    def choose(
+        self, spec: DatasetSpec, *, alone_for: object | None = None, is_optional_allowed: bool = True
+    ) -> EndpointConnection | None:
         """Return the endpoint for the next request, None if no endpoint can compute it now. `release` gives it back.
 
         The endpoint with the fewest outstanding requests of this process per slot is chosen. On a tie the lowest
@@ -180,6 +182,7 @@ class Router:
             alone_for: The request, if it must be the only one of this process on its endpoint. The chosen endpoint is
                 then reserved and gets no other new requests. While it has outstanding requests, this returns None, and
                 the caller asks again.
+            is_optional_allowed: Whether endpoints may be chosen that the job added while it ran.
         """
         now_s = self._clock()
         avoided = self._stragglers.avoided(now_s)
@@ -187,6 +190,7 @@ class Router:
             connection
             for connection in self.used
             if connection.serves(spec)
+            and (is_optional_allowed or not connection.record.is_optional)
             and connection.busy_until_s <= now_s
             and connection.reserved_by in (None, alone_for)
         ]

@@ -100,7 +100,9 @@ def test_sample_that_raises_everywhere_is_an_error(read: Callable[..., Reader]) 
         next(reader)
 
 
-def test_batch_with_skipped_samples_of_an_optional_endpoint_is_computed_again(read: Callable[..., Reader]) -> None:
+def test_batch_with_skipped_samples_of_an_optional_endpoint_is_computed_again(
+    read: Callable[..., Reader], caplog: pytest.LogCaptureFixture
+) -> None:
     taken: list[str] = []
 
     def answer(record: EndpointRecord, request: BatchRequest) -> Fetched:
@@ -111,10 +113,29 @@ def test_batch_with_skipped_samples_of_an_optional_endpoint_is_computed_again(re
     with read(answer) as reader:
         assert list(reader) == list(range(NUM_BATCHES))
     assert len(taken) == NUM_BATCHES
+    assert caplog.text.count("endpoint algo-9/0 is no longer used") == 1
+    assert "it skipped sample 7, and algo-" in caplog.text
 
 
-def test_samples_that_data_hosts_skip_stay_skipped(read: Callable[..., Reader]) -> None:
-    with read(lambda record, request: fetched(request, skips=SKIPS)) as reader:
+def test_optional_endpoint_that_skips_the_same_samples_as_data_hosts_stays_in_use(
+    read: Callable[..., Reader], caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[str] = []
+
+    def answer(record: EndpointRecord, request: BatchRequest) -> Fetched:
+        taken.append(record.endpoint_id)
+        return fetched(request, skips=SKIPS if request.position % 4 == 0 else None)
+
+    with read(answer) as reader:
+        assert list(reader) == list(range(NUM_BATCHES))
+    assert taken.count("algo-9/0") > 1
+    assert "no longer used" not in caplog.text
+
+
+def test_batch_that_an_optional_endpoint_skipped_comes_from_it_if_the_data_hosts_are_gone(
+    read: Callable[..., Reader],
+) -> None:
+    with read(lambda record, request: fetched(request, skips=SKIPS), num_data_hosts=0) as reader:
         assert list(reader) == list(range(NUM_BATCHES))
 
 
