@@ -83,7 +83,7 @@ def test_later_sources_beat_earlier_ones(base: Path) -> None:
     hyperparameters(base, {"hetero_purity_checks": "3", "hetero_region": '"hyper"', "epochs": "9"})
     options = resolve("--config", str(path), "--region", "flag", env=env, base=base)
     found = (options.port, options.warmup_steps, options.purity_checks, options.region, options.trainer_endpoints)
-    assert found == (1, 2, 3, "flag", 0)
+    assert found == (1, 2, 3, "flag", "auto")
     assert options.host is None
 
 

@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             *("hetero", "simulate", trainer_group, *options, f"--output-dir={homogeneous}", *script),
         ],
         "Heterogeneous: the same script, with two data hosts": [
-            *("hetero", "simulate", data_group, trainer_group, *options, f"--output-dir={heterogeneous}", *script),
+            # The data hosts make all batches, so that a plan can be made from this run too.
+            *("hetero", "simulate", data_group, trainer_group, "--trainer-endpoints=0"),
+            *(*options, f"--output-dir={heterogeneous}", *script),
         ],
         "Was it worth it?": ["hetero", "report", homogeneous, heterogeneous],
     }

@@ -124,7 +124,7 @@ class LaunchOptions:
     )
     """Endpoints per data host, 1 to 1024. Default: one per usable CPU."""
     trainer_endpoints: int | str = _option(
-        0,
+        AUTO,
         low=0,
         high=1024,
         words=(AUTO,),
@@ -133,7 +133,7 @@ class LaunchOptions:
         to_do="give trainer_tf_workers instead",
     )
     """Endpoints per trainer host, beside its ranks, 0 to 1024. With auto, a job with data hosts starts with none and
-    adds endpoints while they make steps shorter."""
+    adds endpoints while they make steps shorter. A job without data hosts, or with TensorFlow's servers, has none."""
     data_service: str = _option(DEFAULT_DATA_SERVICE, choices=tuple(DATA_SERVICES), shared=True)
     """Service that data hosts run: grpc for hetero's endpoints, tf for tf.data.service."""
     tf_workers_per_host: int = _option(1, low=1, high=1024, metavar="N", shared=True, data_service="tf")

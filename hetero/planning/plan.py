@@ -125,7 +125,7 @@ class PlannedCluster:
     def flags(self) -> str:
         """Flags of ``hetero simulate`` and ``hetero launch`` for this cluster."""
         words = [f"--group {group.name}={group.instance_type}:{group.count}" for group in self.groups]
-        if any(group.role == "data" for group in self.groups) and self.local_endpoints:
+        if any(group.role == "data" for group in self.groups):
             words.append(f"--trainer-endpoints {self.local_endpoints}")
         if self.endpoints_per_host is not None:
             words.append(f"--endpoints-per-host {self.endpoints_per_host}")

@@ -152,7 +152,7 @@ def _log(found: Plan) -> None:
         logger.info("note: %s", note)
     options = {"endpoints_per_host": found.chosen.endpoints_per_host}
     if any(group.role == Role.DATA.value for group in found.chosen.groups):
-        options["trainer_endpoints"] = found.chosen.local_endpoints or None
+        options["trainer_endpoints"] = found.chosen.local_endpoints
     given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
     if given:
         logger.info("the plan needs these options: prepare(estimator, %s)", given)

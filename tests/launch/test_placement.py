@@ -28,9 +28,10 @@ def test_data_host_gets_an_endpoint_per_usable_cpu() -> None:
     assert (found.servers.num_slots, found.num_ranks, found.remote) == (1, 0, True)
 
 
-def test_trainer_host_gets_a_rank_per_gpu_and_no_endpoint() -> None:
+def test_trainer_host_gets_a_rank_per_gpu_and_no_endpoint_at_the_start() -> None:
     found = plan("algo-9")
-    assert (found.num_endpoints, found.num_ranks, found.remote) == (0, 2, True)
+    assert (found.servers.num_at_start, found.num_ranks, found.remote) == (0, 2, True)
+    assert plan("algo-9", trainer_endpoints=0).num_endpoints == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,9 @@ def test_emulated_homogeneous_job_loads_through_slots_too() -> None:
 
 
 def test_emulated_trainer_host_beside_data_hosts_has_no_slots_unless_asked() -> None:
-    assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8).num_endpoints == 0
+    emulated = {"emulate_sample_s": 0.1, "emulate_vcpus": 8}
+    assert plan("algo-9", **emulated).servers.num_at_start == 0
+    assert plan("algo-9", **emulated, trainer_endpoints=0).num_endpoints == 0
     assert plan("algo-9", emulate_sample_s=0.1, emulate_vcpus=8, trainer_endpoints=2).servers.num_slots == 4
 
 
@@ -87,16 +90,18 @@ def test_slots_of_all_endpoints_of_an_emulated_host_are_at_most_its_vcpus(
     assert (servers.number, servers.num_slots) == (number, num_slots)
 
 
-def test_auto_begins_without_endpoints_and_may_take_every_cpu() -> None:
+def test_auto_is_the_default_begins_without_endpoints_and_may_take_every_cpu() -> None:
     found = plan("algo-9", trainer_endpoints="auto")
+    assert found == plan("algo-9") != plan("algo-9", trainer_endpoints=0)
     assert (found.num_endpoints, found.servers.num_at_start, found.remote) == (usable_cpus(), 0, True)
-    assert plan("algo-1", trainer_endpoints="auto").servers == plan("algo-1").servers
+    assert plan("algo-1", trainer_endpoints="auto").servers == plan("algo-1", trainer_endpoints=0).servers
 
 
 def test_auto_without_data_hosts_loads_locally() -> None:
-    assert plan("algo-9", data=0, trainer_endpoints="auto") == plan("algo-9", data=0)
+    assert plan("algo-9", data=0, trainer_endpoints="auto") == plan("algo-9", data=0, trainer_endpoints=0)
     emulated = {"emulate_sample_s": 0.1, "emulate_vcpus": 8}
-    assert plan("algo-9", data=0, trainer_endpoints="auto", **emulated) == plan("algo-9", data=0, **emulated)
+    fixed = plan("algo-9", data=0, trainer_endpoints=0, **emulated)
+    assert plan("algo-9", data=0, trainer_endpoints="auto", **emulated) == fixed
 
 
 @pytest.mark.parametrize("data", [0, 1])

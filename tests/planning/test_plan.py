@@ -26,7 +26,7 @@ def test_plan_of_a_starving_job_adds_data_hosts(catalogue: Catalogue) -> None:
     assert plan.answer.startswith("Add 1 x ml.c5.9xlarge as data hosts: a step takes ")
     assert plan.speedup > plan.break_even_speedup == pytest.approx(5.661 / 3.825)  # type: ignore[operator]
     assert plan.chance_to_pay == 1
-    assert "--group data=ml.c5.9xlarge:1 --group trainer=ml.p3.2xlarge:1" in plan.chosen.flags
+    assert plan.chosen.flags == "--group data=ml.c5.9xlarge:1 --group trainer=ml.p3.2xlarge:1 --trainer-endpoints 8"
     assert 'InstanceGroup("data", "ml.c5.9xlarge", 1)' in plan.chosen.instance_groups
 
 

@@ -1,4 +1,4 @@
-"""``--trainer-endpoints auto``: chooses the number of endpoints on trainer hosts while the job runs.
+"""``--trainer-endpoints auto``, the default: chooses the number of endpoints on trainer hosts while the job runs.
 
 The first trainer host measures and decides for all trainer hosts, because every rank takes part in each step. If each
 host tried alone, it would take the effect of another host's trial for its own.
