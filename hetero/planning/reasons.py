@@ -125,10 +125,15 @@ def _refusal(profile: Profile, found: Search, reason: str, goal: str) -> str:
         case "data network":
             return f"Do not add data hosts: their network interfaces limit what they can send{cost}."
         case _:
-            faster = 100 * (1 - best.prediction.step_s / base.prediction.step_s)
+            change = best.prediction.step_s / base.prediction.step_s - 1
+            if change >= 0:
+                return (
+                    f"Do not add data hosts: with the cheapest, {hosts_text(best.candidate)}, a step takes "
+                    f"{100 * change:,.0f} % longer{cost}."
+                )
             return (
                 f"Do not add data hosts: even the cheapest, {hosts_text(best.candidate)}, makes a step "
-                f"{faster:.0f} % shorter{cost.replace(', and', ', but')}."
+                f"{-100 * change:.0f} % shorter{cost.replace(', and', ', but')}."
             )
 
 
@@ -248,7 +253,9 @@ def _cost_text(best: Alternative, base: Alternative) -> str:
     own, other = best.usd_per_1k_steps, base.usd_per_1k_steps
     if own is None or other is None:
         return ""
-    return f", and 1,000 steps would cost {own / other - 1:.0%} more with {hosts_text(best.candidate)}"
+    more = own / other - 1
+    change = f"{more:.0%} more" if more >= 0 else f"only {-more:.1%} less"
+    return f", and 1,000 steps would cost {change} with {hosts_text(best.candidate)}"
 
 
 def _limit_text(alternative: Alternative) -> str:

@@ -1,13 +1,14 @@
-"""Why a plan rejects an alternative."""
+"""Why a plan rejects an alternative, or data hosts."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from planning_profiles import make_profile
 
 from hetero.planning.candidates import Candidate, DataGroup
 from hetero.planning.machines import Machine
-from hetero.planning.reasons import rejection_of
+from hetero.planning.reasons import answer_of, rejection_of
 from hetero.planning.search import Alternative, Search
 from hetero.planning.steps.model import Prediction
 
@@ -66,3 +67,18 @@ def test_rejection_for_its_cost_states_what_decides(own: Alternative, words: str
 )
 def test_rejection_for_its_time_states_what_decides(own: Alternative, words: str) -> None:
     assert verdict(own, alternative(1.0), "time") == words
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (alternative(0.8), "makes a step 20 % shorter, but 1,000 steps would cost only 20.0% less with"),
+        (alternative(0.996), "makes a step 0 % shorter, but 1,000 steps would cost only 0.4% less with"),
+        (alternative(3.0), "a step takes 200 % longer, and 1,000 steps would cost 200% more with"),
+    ],
+)
+def test_refusal_has_no_negative_figures(own: Alternative, words: str) -> None:
+    base = alternative(1.0, num_hosts=0)
+    found = Search(baseline=base, chosen=base, alternatives=(base, own), chance_to_pay=1.0, prevented_by="")
+    job = make_profile(headspace_s=0.18, cpu_s=0.15)
+    assert words in answer_of(job, found, "break-even", "cost")
