@@ -10,6 +10,7 @@ from pathlib import Path
 from hetero import config
 from hetero.cli.arguments import Subparsers
 from hetero.cli.output import say
+from hetero.errors import ConfigError
 from hetero.system.process import bind_to_parent
 from hetero.system.scripts import script_label
 
@@ -48,9 +49,14 @@ def _run(namespace: argparse.Namespace) -> int:
     options = config.resolve_options(namespace, os.environ, None)
     label = script_label(options.script, is_module=options.module)
     output_dir = options.output_dir or Path("runs") / f"profile-{label}"
-    output_dir.mkdir(parents=True, exist_ok=True)
-    for name in (PROFILE_FILE_NAME, TEXT_FILE_NAME):  # those of an earlier run
-        (output_dir / name).unlink(missing_ok=True)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        for name in (PROFILE_FILE_NAME, TEXT_FILE_NAME):  # those of an earlier run
+            (output_dir / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {output_dir}: {error.strerror or error}; give another folder to --output-dir"
+        ) from error
     has_default_port = options.port == config.LaunchOptions(script="-").port
     port = free_port() if has_default_port else options.port
     options = dataclasses.replace(options, profile=True, output_dir=output_dir, port=port)

@@ -7,6 +7,7 @@ symbolic link, the file replaces the link.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -105,8 +106,12 @@ def write_text(path: Path, text: str) -> None:
     """Write a file atomically, without changing line ends. Block until the name refers to the new content.
 
     Raises:
-        OSError: If the file cannot be written. The old content is then unchanged.
+        OSError: If the file cannot be written, or the name is that of a folder, device or pipe. The old content is then
+            unchanged.
     """
+    # The new file replaces the old one, so as root it would replace /dev/null for all programs.
+    if not path.name or (path.exists() and not path.is_file()):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
