@@ -77,9 +77,9 @@ def _run(namespace: argparse.Namespace) -> int:
         num_steps=namespace.steps,
         max_hours=namespace.max_hours,
         max_usd_per_1k_steps=namespace.max_usd_per_1k_steps,
-        spot_usd=_numbers("--spot", "USD", namespace.spot, maximum=1000),
+        spot_usd=_numbers("--spot", "USD", namespace.spot, above=0, maximum=1000),
         endpoints_per_host=namespace.endpoints_per_host,
-        vcpu_speeds=_numbers("--vcpu-speed", "RATIO", namespace.vcpu_speed, maximum=100),
+        vcpu_speeds=_numbers("--vcpu-speed", "RATIO", namespace.vcpu_speed, above=0.001, maximum=100),
     )
     catalogue = Catalogue.load(
         profile=namespace.price_profile,
@@ -111,7 +111,7 @@ def _baseline(text: str | None) -> tuple[str, int | None]:
     return name, int(count)
 
 
-def _numbers(flag: str, unit: str, texts: Sequence[str], *, maximum: float) -> dict[str, float]:
+def _numbers(flag: str, unit: str, texts: Sequence[str], *, above: float, maximum: float) -> dict[str, float]:
     """Return the numbers in texts of the form ``TYPE=NUMBER``."""
     found = {}
     for text in texts:
@@ -120,7 +120,9 @@ def _numbers(flag: str, unit: str, texts: Sequence[str], *, maximum: float) -> d
             value = float(number)
         except ValueError:
             value = math.nan
-        if not name or not 0 < value <= maximum:
-            raise ConfigError(f"{flag} {text!r}: expected TYPE={unit} with a number above 0 and at most {maximum:g}")
+        if not name or not above < value <= maximum:
+            raise ConfigError(
+                f"{flag} {text!r}: expected TYPE={unit} with a number above {above:g} and at most {maximum:g}"
+            )
         found[name] = value
     return found

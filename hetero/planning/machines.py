@@ -86,7 +86,7 @@ def menu_of(
             info.instance_type for info in infos if info.hourly_usd is None and info.instance_type not in spot_usd
         ]
         if unpriced:
-            raise ConfigError(f"{unpriced[0]} has no price; {catalogue.explain(unpriced[0])}")
+            raise ConfigError(f"{catalogue.explain(unpriced[0])}, or leave it out of --menu")
     else:
         infos = [
             info

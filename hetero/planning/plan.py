@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -201,6 +202,8 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
             cluster satisfies the limits.
     """
     options = options or PlanOptions()
+    _check_figures(profile)
+    _check_speeds(profile, catalogue, options)
     trainer = _trainer_of(profile, catalogue, options)
     profile = _resized(profile, trainer, options)
     max_step_s = None
@@ -238,6 +241,41 @@ def _sizes(groups: Iterable[PlannedGroup]) -> Counter[tuple[str, str]]:
     for group in groups:
         sizes[group.role, group.instance_type] += group.count
     return sizes
+
+
+def _check_figures(profile: Profile) -> None:
+    """Reject figures that no measurement yields, because the model divides by them."""
+    figures = [("training.step_s.mean", profile.training.step_s.mean)]
+    for index, supply in enumerate(profile.supply):
+        path = f"supply[{index}]"
+        figures.append((f"{path}.sample_cpu_s.mean", supply.sample_cpu_s.mean))
+        for row, point in enumerate(supply.concurrency):
+            name = f"{path}.concurrency[{row}]"
+            figures.append((f"{name}.samples_per_s", point.samples_per_s))
+            figures.append((f"{name}.cpu_s_per_sample", point.cpu_s_per_sample))
+        numbers = [point.num_processes for point in supply.concurrency]
+        if any(after <= before for before, after in itertools.pairwise(numbers)):
+            raise ConfigError(
+                f"the profile's {path}.concurrency has {', '.join(map(str, numbers))} processes; expected more in each "
+                "entry\n  to do: run hetero profile again"
+            )
+    for name, value in figures:
+        if value <= 0:
+            raise ConfigError(
+                f"the profile's {name} is {value:g}; expected a number above 0\n  to do: run hetero profile again"
+            )
+
+
+def _check_speeds(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> None:
+    """Reject a speed that the plan would not use."""
+    reference = profile.supply[0].instance_type or profile.training.instance_type or options.trainer_type
+    for name, ratio in options.vcpu_speeds.items():
+        catalogue.get(name)
+        if name == reference and ratio != 1:
+            raise ConfigError(
+                f"--vcpu-speed {name}={ratio:g}: the profile measured samples on {name}, so its speed is 1\n"
+                f"  to do: leave it out, and give the speeds of other types compared with {name}"
+            )
 
 
 def _trainer_of(profile: Profile, catalogue: Catalogue, options: PlanOptions) -> Machine:

@@ -127,7 +127,24 @@ class Ranking:
                 f"the lowest cost is {min(costs):.4g} USD per 1,000 steps, the limit is "
                 f"{limits.max_usd_per_1k_steps:.4g}"
             )
-        return f"no cluster satisfies the limits: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
+        elif limits.max_usd_per_1k_steps is not None:
+            return (
+                "no cluster satisfies the limit of the cost, because the price of the trainer hosts is not known\n"
+                "  to do: give it with --price TYPE=USD, or leave out --max-usd-per-1k-steps"
+            )
+        both = ", although some satisfy each of them" if self._are_met_apart(entries) else ""
+        return f"no cluster satisfies the limits{both}: {'; '.join(parts)}\n  to do: relax a limit, or extend --menu"
+
+    def _are_met_apart(self, entries: Collection[Entry]) -> bool:
+        """Return whether there are two limits, and a candidate within each of them."""
+        limits = self.constraints
+        if limits.max_step_s is None or limits.max_usd_per_1k_steps is None:
+            return False
+        most_usd = limits.max_usd_per_1k_steps
+        return any(entry.step_s <= limits.max_step_s for entry in entries) and any(
+            entry.hourly_usd is not None and cost_per_1k_steps_usd(entry.hourly_usd, entry.step_s) <= most_usd
+            for entry in entries
+        )
 
     def best_local(self) -> Candidate:
         """Return the fastest cluster without data hosts, of the baseline's trainer machine."""

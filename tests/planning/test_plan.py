@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from planning_profiles import make_profile, measured
 from hetero.errors import ConfigError
 from hetero.planning.plan import Plan, PlanOptions, load_plan, make_plan
 from hetero.planning.plan_text import plan_text
-from hetero.planning.profile import CodecProfile
+from hetero.planning.profile import CodecProfile, ConcurrencyPoint, Spread
 from hetero.planning.reasons import seconds_text, usd_text
 from hetero.pricing.catalog import Catalogue
 
@@ -232,3 +233,49 @@ def test_step_time_has_three_digits_and_no_exponent(seconds: float, text: str) -
 @pytest.mark.parametrize(("usd", "text"), [(0.12345, "0.123"), (99.94, "99.9"), (99.96, "100"), (104_321.0, "104,321")])
 def test_cost_has_three_digits_and_no_exponent(usd: float, text: str) -> None:
     assert usd_text(usd) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "points"),
+    [
+        ("supply[0].concurrency[0].samples_per_s is 0", [(1, 0.0, 0.1)]),
+        ("supply[0].concurrency[0].cpu_s_per_sample is 0", [(1, 10.0, 0.0)]),
+        ("supply[0].concurrency has 2, 1 processes", [(2, 20.0, 0.1), (1, 10.0, 0.1)]),
+        ("supply[0].concurrency has 1, 1 processes", [(1, 10.0, 0.1), (1, 10.0, 0.1)]),
+    ],
+)
+def test_profile_with_an_impossible_contention_curve_is_rejected(
+    catalogue: Catalogue, path: str, points: list[tuple[int, float, float]]
+) -> None:
+    job = make_profile(headspace_s=0.18, cpu_s=0.15)
+    curve = tuple(
+        ConcurrencyPoint(num_processes=number, samples_per_s=rate, cpu_s_per_sample=cpu_s)
+        for number, rate, cpu_s in points
+    )
+    job = replace(job, supply=(replace(job.supply[0], concurrency=curve),))
+    with pytest.raises(ConfigError, match=re.escape(path)):
+        make_plan(job, catalogue)
+
+
+def test_profile_of_steps_or_samples_of_no_time_is_rejected(catalogue: Catalogue) -> None:
+    job = make_profile(headspace_s=0.18, cpu_s=0.15)
+    zero = Spread.of([0.0], "s", "measured")
+    with pytest.raises(ConfigError, match=r"training\.step_s\.mean is 0; expected a number above 0"):
+        make_plan(replace(job, training=replace(job.training, step_s=zero)), catalogue)
+    with pytest.raises(ConfigError, match=r"supply\[0\]\.sample_cpu_s\.mean is 0; expected a number above 0"):
+        make_plan(replace(job, supply=(replace(job.supply[0], sample_cpu_s=zero),)), catalogue)
+
+
+def test_limits_that_only_different_clusters_satisfy_are_named_as_such(catalogue: Catalogue) -> None:
+    job = make_profile(headspace_s=0.18, cpu_s=0.15)
+    cheapest = make_plan(job, catalogue).chosen
+    fastest = make_plan(job, catalogue, PlanOptions(goal="time")).chosen
+    assert cheapest.usd_per_1k_steps is not None
+    assert fastest.step_time.value < cheapest.step_time.value
+    options = PlanOptions(
+        max_usd_per_1k_steps=cheapest.usd_per_1k_steps.value * 1.001,
+        max_hours=fastest.step_time.value * 1.001 / 3.6,
+        num_steps=1000,
+    )
+    with pytest.raises(ConfigError, match="although some satisfy each of them"):
+        make_plan(job, catalogue, options)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,15 @@ def test_plan_command_prints_json(profile: str, capsys: pytest.CaptureFixture[st
         (["--vcpu-speed", "ml.c5.9xlarge=fast"], "--vcpu-speed 'ml.c5.9xlarge=fast': expected TYPE=RATIO"),
         (["--max-hours", "2"], "also give the number of steps of the whole job (--steps N)"),
         (["--menu", "ml.c5.9xlarg"], "did you mean ml.c5.9xlarge"),
+        (
+            ["--menu", "ml.m5.4xlarge"],
+            "error HET-02: no price for ml.m5.4xlarge; pass --price ml.m5.4xlarge=USD, or leave",
+        ),
+        (["--vcpu-speed", "ml.c5.9xlrge=1"], "did you mean ml.c5.9xlarge"),
+        (["--vcpu-speed", "ml.c5.9xlarge=1e-300"], "expected TYPE=RATIO with a number above 0.001 and at most 100"),
+        (["--vcpu-speed", "ml.p3.2xlarge=2"], "the profile measured samples on ml.p3.2xlarge, so its speed is 1"),
+        (["--html", ""], "not a regular file; give another file to --html"),
+        (["--html", "."], "not a regular file; give another file to --html"),
     ],
 )
 def test_plan_command_with_a_wrong_option_says_what_is_expected(
@@ -56,3 +66,29 @@ def test_plan_command_with_a_wrong_option_says_what_is_expected(
 def test_plan_command_without_prices_says_how_to_give_them(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", profile]) == ExitCode.USAGE
     assert "pass --price ml.p3.2xlarge=USD" in capsys.readouterr().err
+
+
+def test_plan_command_does_not_replace_a_pipe(profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "page.html")
+    arguments = ["--price-profile", "seed-2022", "--html", str(tmp_path / "page.html")]
+    assert main(["plan", profile, *arguments]) == ExitCode.USAGE
+    assert "not a regular file" in capsys.readouterr().err
+    assert (tmp_path / "page.html").is_fifo()
+
+
+def test_plan_command_with_a_cost_limit_needs_the_trainers_price(
+    profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--price", "ml.c5.9xlarge=2", "--goal", "time", "--max-usd-per-1k-steps", "1"]
+    assert main(["plan", profile, *arguments]) == ExitCode.USAGE
+    assert "because the price of the trainer hosts is not known" in capsys.readouterr().err
+
+
+def test_profile_command_with_a_file_as_output_folder_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "out").touch()
+    arguments = ["--output-dir", str(tmp_path / "out"), str(tmp_path / "train.py")]
+    assert main(["profile", *arguments]) == ExitCode.USAGE
+    assert "File exists; give another folder to --output-dir" in capsys.readouterr().err
