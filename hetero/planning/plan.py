@@ -18,7 +18,7 @@ from hetero.planning.enumeration import STEPS_OF_SPENDING
 from hetero.planning.machines import Machine, bigger_machines, menu_of
 from hetero.planning.profile import Profile
 from hetero.planning.ranking import GOALS, Constraints
-from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of
+from hetero.planning.reasons import REASONS, answer_of, notes_of, reason_of, rejection_of, resized_note
 from hetero.planning.search import Alternative, Search, search
 from hetero.planning.steps.model import BOTTLENECKS
 from hetero.pricing.catalog import Catalogue
@@ -38,6 +38,8 @@ __all__ = [
 PLAN_SCHEMA_VERSION = 1
 PLAN_FILE_NAME = "plan.json"
 _MAX_FILE_BYTES = 4 << 20
+_MAX_RANKS = 256
+"""Limit of the ranks, because a plan takes about 0.05 s per rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,9 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
     _check_figures(profile)
     _check_speeds(profile, catalogue, options)
     trainer = _trainer_of(profile, catalogue, options)
+    measured = replace(profile.training, instance_type=trainer.instance_type)
     profile = _resized(profile, trainer, options)
+    is_resized = profile.training != measured
     max_step_s = None
     if options.max_hours is not None and options.num_steps is not None:
         max_step_s = options.max_hours * 3600 / options.num_steps
@@ -219,8 +223,9 @@ def make_plan(profile: Profile, catalogue: Catalogue, options: PlanOptions | Non
         ),
         vcpu_speeds=options.vcpu_speeds,
         endpoints_per_host=options.endpoints_per_host,
+        measured=measured if is_resized else None,
     )
-    return _plan_of(profile, found, options)
+    return _plan_of(profile, found, options, resized_note(measured, profile.training) if is_resized else "")
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -311,6 +316,11 @@ def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profil
                 "multiple"
             )
         ranks_per_host = options.num_ranks // num_hosts
+    if num_hosts * ranks_per_host > _MAX_RANKS:
+        raise ConfigError(
+            f"the plan is for {num_hosts} trainer hosts with {ranks_per_host} ranks each; expected at most "
+            f"{_MAX_RANKS} ranks\n  to do: plan for a part of the trainer hosts, because all of them are alike"
+        )
     supply = profile.supply
     if not training.instance_type and not supply[0].instance_type:
         supply = (replace(supply[0], instance_type=trainer.instance_type), *supply[1:])
@@ -326,7 +336,7 @@ def _resized(profile: Profile, trainer: Machine, options: PlanOptions) -> Profil
     )
 
 
-def _plan_of(profile: Profile, found: Search, options: PlanOptions) -> Plan:
+def _plan_of(profile: Profile, found: Search, options: PlanOptions, note: str) -> Plan:
     basis = profile.training.step_s.basis
 
     def cluster(alternative: Alternative) -> PlannedCluster:
@@ -348,7 +358,7 @@ def _plan_of(profile: Profile, found: Search, options: PlanOptions) -> Plan:
         speedup=baseline.step_s / chosen.step_s,
         break_even_speedup=found.break_even,
         chance_to_pay=found.chance_to_pay,
-        notes=notes_of(profile, found, options.vcpu_speeds),
+        notes=(*((note,) if note else ()), *notes_of(profile, found, options.vcpu_speeds)),
     )
 
 

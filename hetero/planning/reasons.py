@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hetero.planning.candidates import AS_IS, UINT8, Candidate
 from hetero.planning.machines import family_of
-from hetero.planning.profile import Profile
+from hetero.planning.profile import Profile, TrainingProfile
 from hetero.planning.search import Alternative, Search
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "notes_of",
     "reason_of",
     "rejection_of",
+    "resized_note",
     "seconds_text",
     "usd_text",
 ]
@@ -207,7 +208,22 @@ def notes_of(profile: Profile, found: Search, vcpu_speeds: Mapping[str, float]) 
     return tuple(notes)
 
 
+def resized_note(measured: TrainingProfile, planned: TrainingProfile) -> str:
+    """Return what the reader must know about a plan for other numbers of hosts or ranks than the profile's."""
+    return (
+        f"The profile has {_count(measured.num_hosts, 'trainer host')} with {_count(measured.ranks_per_host, 'rank')} "
+        f"each, and the plan has {_count(planned.num_hosts, 'trainer host')} with "
+        f"{_count(planned.ranks_per_host, 'rank')} each. So the step time of the baseline is modelled, with "
+        f"{_count(planned.num_local_processes, 'loader process', 'loader processes')} per trainer host and without the "
+        "communication that more ranks add."
+    )
+
+
 # Phrases
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def hosts_text(candidate: Candidate) -> str:

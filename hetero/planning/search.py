@@ -17,7 +17,7 @@ from hetero.planning.enumeration import (
 )
 from hetero.planning.finals import Finals
 from hetero.planning.machines import Machine
-from hetero.planning.profile import Profile
+from hetero.planning.profile import Profile, TrainingProfile
 from hetero.planning.ranking import Constraints, Ranking
 from hetero.planning.steps.model import Prediction, StepModel
 from hetero.planning.steps.timelines import Timelines
@@ -84,6 +84,7 @@ def search(
     constraints: Constraints | None = None,
     vcpu_speeds: Mapping[str, float] | None = None,
     endpoints_per_host: int | None = None,
+    measured: TrainingProfile | None = None,
 ) -> Search:
     """Return the best cluster for a job, and the alternatives to it.
 
@@ -95,6 +96,7 @@ def search(
         constraints: Goal and bounds. None means the lowest cost.
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
+        measured: The training as it was measured, if the profile now has other numbers of hosts or ranks.
 
     Raises:
         ConfigError: If no candidate satisfies the constraints. The message names the closest one.
@@ -106,7 +108,9 @@ def search(
         local_endpoints=profile.training.num_local_processes,
     )
 
-    timelines = Timelines(profile, vcpu_speeds=vcpu_speeds or {}, endpoints_per_host=endpoints_per_host)
+    timelines = Timelines(
+        profile, vcpu_speeds=vcpu_speeds or {}, endpoints_per_host=endpoints_per_host, measured=measured
+    )
 
     def model(*, num_draws: int, ignored: Collection[str] = ()) -> StepModel:
         return StepModel(

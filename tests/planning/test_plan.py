@@ -159,6 +159,7 @@ def test_options_that_contradict_are_rejected(options: dict[str, Any], message: 
         ({"menu": ("ml.m5.4xlarge",)}, r"no price for ml\.m5\.4xlarge; pass --price ml\.m5\.4xlarge=USD"),
         ({"menu": ("ml.c5.9xlrge",)}, r"did you mean ml\.c5\.9xlarge"),
         ({"trainer_type": "ml.p4d.24xlarge"}, r"measured on ml\.p3\.2xlarge, the baseline is ml\.p4d\.24xlarge"),
+        ({"num_trainer_hosts": 257}, "257 trainer hosts with 1 ranks each; expected at most 256 ranks"),
         ({"num_ranks": 3, "num_trainer_hosts": 2}, "the number of ranks is 3, the number of trainer hosts 2"),
     ],
 )
@@ -279,3 +280,17 @@ def test_limits_that_only_different_clusters_satisfy_are_named_as_such(catalogue
     )
     with pytest.raises(ConfigError, match="although some satisfy each of them"):
         make_plan(job, catalogue, options)
+
+
+def test_baseline_with_other_ranks_than_the_profile_is_modelled(catalogue: Catalogue) -> None:
+    # 8 vCPUs make a batch in 1.2 s. For eight ranks they make eight batches.
+    job = make_profile(headspace_s=0.18, cpu_s=0.15)
+    own = make_plan(job, catalogue, PlanOptions(menu=("ml.c5.9xlarge",)))
+    more = make_plan(job, catalogue, PlanOptions(menu=("ml.c5.9xlarge",), num_ranks=8))
+    assert (own.baseline.step_time.basis, more.baseline.step_time.basis) == ("measured", "modelled")
+    assert more.baseline.step_time.value == pytest.approx(8 * own.baseline.step_time.value, rel=0.05)
+    assert more.reason == "data hosts pay"
+    assert (
+        "The profile has 1 trainer host with 1 rank each, and the plan has 1 trainer host with 8 ranks" in more.notes[0]
+    )
+    assert not any("The profile has 1 trainer host" in note for note in own.notes)

@@ -31,7 +31,7 @@ from hetero.planning.machines import Machine
 from hetero.planning.profile import Profile
 from hetero.planning.steps.endpoints import endpoints_on
 from hetero.planning.steps.forms import Forms
-from hetero.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, is_profiled, window_batches
+from hetero.planning.steps.timelines import WINDOW_PER_ENDPOINT, Timelines, window_batches
 from hetero.planning.steps.uncertain import Array, UncertainFigures
 
 __all__ = ["BOTTLENECKS", "Prediction", "StepModel"]
@@ -249,13 +249,13 @@ class StepModel:
                     bottleneck=BOTTLENECKS[int(parts.limits[row])],
                     draws_s=draws[1:],
                     trainer_network_share=float(parts.network_s[row] / draws[0]),
-                    is_measured=is_profiled(self._profile, candidate),
+                    is_measured=self.timelines.is_measured(candidate),
                 )
         return [found[index] for index in range(len(candidates))]
 
     def _ratio(self, candidate: Candidate, parts: _Parts, row: int) -> float:
         """Return the step time of the timeline / the modelled one."""
-        if is_profiled(self._profile, candidate):
+        if self.timelines.is_measured(candidate):
             return 1.0
         simulated_s = self.timelines.step_s(candidate)
         modelled_s = float(parts.step_s[row, 0])
@@ -272,7 +272,7 @@ class StepModel:
 
     def _draws_of(self, candidate: Candidate, modelled_s: Array) -> Array:
         """Return the step times of a candidate: measured if the profile is of this cluster, else modelled."""
-        if is_profiled(self._profile, candidate):
+        if self.timelines.is_measured(candidate):
             return self._figures.measured_step_s
         draws = modelled_s * self._figures.model_error
         return draws if candidate.data else draws + self.timelines.residual_s

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from hetero.metrics.figures import Figure
 from hetero.planning.candidates import AS_IS, Candidate
 from hetero.planning.machines import Machine
-from hetero.planning.profile import Profile
+from hetero.planning.profile import Profile, TrainingProfile
 from hetero.planning.steps.endpoints import endpoints_on
 from hetero.planning.steps.forms import Forms
 from hetero.planning.steps.sharing import pace
@@ -50,9 +51,17 @@ class Timelines:
         profile: The figures of the job.
         vcpu_speeds: Relative speed of a vCPU by instance type, compared with the profile's first supply.
         endpoints_per_host: Endpoints per data host. None means one per vCPU, or more if they wait for storage.
+        measured: The training as it was measured, if the profile now has other numbers of hosts or ranks.
     """
 
-    def __init__(self, profile: Profile, *, vcpu_speeds: Mapping[str, float], endpoints_per_host: int | None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        vcpu_speeds: Mapping[str, float],
+        endpoints_per_host: int | None,
+        measured: TrainingProfile | None = None,
+    ) -> None:
         self._profile = profile
         self._training = profile.training
         self._figures = UncertainFigures(profile, vcpu_speeds=vcpu_speeds, num_draws=0, seed=0)
@@ -64,10 +73,25 @@ class Timelines:
         self.num_batches = 0
         """Batches of all timelines so far. Each takes about 10 us."""
         self._relative_s = self._figures.batch_shape.tolist()
-        self.correction, self.residual_s = self._calibration()
-        """Factor of the costs of samples on the first type, and the seconds of a step that local loading costs besides.
-        The timeline of the profiled cluster then has the measured step time."""
+        self._is_as_measured = measured is None
+        self.correction = 1.0
+        """Factor of the costs of samples on the first type. The timeline of the profiled cluster then has the measured
+        step time."""
+        self.residual_s = 0.0
+        """Seconds of a step that local loading costs besides."""
+        if measured is None:
+            self.correction, self.residual_s = self._calibration()
+        else:  # the measured step time is that of the measured cluster
+            other = Timelines(
+                replace(profile, training=measured), vcpu_speeds=vcpu_speeds, endpoints_per_host=endpoints_per_host
+            )
+            self.correction, self.residual_s = other.correction, other.residual_s
+            self._relative_s = other._relative_s
         self._figures.correct(self.correction)
+
+    def is_measured(self, candidate: Candidate) -> bool:
+        """Return whether the step time of the cluster was measured."""
+        return self._is_as_measured and is_profiled(self._profile, candidate)
 
     def step_s(self, candidate: Candidate, *, is_long: bool = False) -> float | None:
         """Return the step time in seconds with the mean figures, or None if the cluster has no endpoints.
@@ -213,7 +237,7 @@ class Timelines:
 
 
 def is_profiled(profile: Profile, candidate: Candidate) -> bool:
-    """Return whether the profile measured this cluster, in which processes of the ranks make the batches."""
+    """Return whether this is the cluster of the profile, in which processes of the ranks make the batches."""
     training = profile.training
     return (
         not candidate.data
