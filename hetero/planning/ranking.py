@@ -71,6 +71,7 @@ class Ranking:
 
     def add(self, candidates: Iterable[Candidate]) -> list[Entry]:
         """Predict and rank more candidates, and return their entries. The first candidate of all is the baseline."""
+        candidates = map(self._model.settled, candidates)
         # The hash of a candidate takes longer than its prediction, so the machines' identities are the keys.
         new = {key: candidate for candidate in candidates if (key := identity(candidate)) not in self._entries}
         self._base = self._base or next(iter(new.values()))

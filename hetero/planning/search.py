@@ -42,7 +42,7 @@ class Alternative:
     usd_per_1k_steps: float | None
     """None if a price is unknown."""
     endpoints_per_host: int | None = None
-    """Endpoints per data host if it is not one per vCPU. With two types, that of the type with the fewest."""
+    """Endpoints per data host if it is not one per vCPU."""
 
     @property
     def usd_interval(self) -> tuple[float, float] | None:

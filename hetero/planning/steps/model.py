@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,19 @@ class StepModel:
             wanted=self._endpoints_per_host or wanted,
             has_memory="memory" in self._ignored,
         )
+
+    def settled(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with a stated number of endpoints if its data hosts are of two types and wait.
+
+        A job has one number for all data hosts. Each type has its own number only if that is one per vCPU, which is the
+        launcher's default.
+        """
+        if len(candidate.data) < 2 or candidate.endpoints_per_host is not None:
+            return candidate
+        numbers = [self.endpoints_on(group.machine, None)[0] for group in candidate.data]
+        if all(number == group.machine.vcpus for number, group in zip(numbers, candidate.data, strict=True)):
+            return candidate
+        return replace(candidate, endpoints_per_host=min(numbers) or None)
 
     def variable_endpoints_on(self, candidate: Candidate) -> int | None:
         """Return the smallest number of endpoints of a data host if another number may be better, else None.
