@@ -2,8 +2,9 @@
 
 A training script needs three names: `dataset` registers a function that builds a
 data set, `hetero.torch.DataLoader` or `hetero.tf.from_dataset` loads its batches, and
-`on_stop` lets the script save a checkpoint when the platform stops the job. `collate_arrays`
-makes batches without torch. The other names are the types that these functions raise and return.
+`on_stop` lets the script save a checkpoint when the platform stops the job. `log_metric`
+logs the quality of the model. `collate_arrays` makes batches without torch. The other
+names are the types that these functions raise and return.
 
 Each name is imported from its module when it is first used. ``import hetero``
 therefore loads neither NumPy nor gRPC nor a deep learning framework.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetero.batches.collation import collate_arrays
+    from hetero.control.rank.metrics import log_metric
     from hetero.control.rank.session import on_stop
     from hetero.datasets import dataset
     from hetero.errors import (
@@ -62,6 +64,7 @@ __all__ = [
     "__version__",
     "collate_arrays",
     "dataset",
+    "log_metric",
     "on_stop",
 ]
 
@@ -69,6 +72,7 @@ _HOMES = {
     "DatasetSpec": "hetero.spec",
     "collate_arrays": "hetero.batches.collation",
     "dataset": "hetero.datasets",
+    "log_metric": "hetero.control.rank.metrics",
     "on_stop": "hetero.control.rank.session",
 }
 

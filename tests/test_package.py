@@ -33,6 +33,8 @@ LAYERS = (
     {"torch", "tf", "report"},
     {"launch"},
     {"simulate"},
+    {"studies"},
+    {"canary"},
     {"doctor", "sagemaker"},
     {"cli"},
     {"__main__"},

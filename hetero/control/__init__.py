@@ -17,6 +17,7 @@ host_socket.py      launcher and rank: both ends of the socket
 launcher_link.py    rank: the connection to the launcher, over gRPC or the socket
 rank/               rank: the session, and how it ends
 status.py           the records that hosts and ranks send, and their messages (protos/hetero/v1/control.proto)
+metric_series.py    the part of these messages with the values that ranks have logged
 directory.py        the current endpoints, which launchers publish and readers follow
 security.py         the job's token, and the interceptor that checks every call. Endpoints use it too
 health.py           the standard health service of launchers and endpoints

@@ -89,6 +89,7 @@ class Hub:
         session_options: The other options that the hub passes to the ranks.
         heartbeat_s: Heartbeat interval, seconds.
         num_ranks: Ranks of this host.
+        started_s: Monotonic time of this launcher's start. Times of logged values count from it. None: now.
         tls: TLS settings of this host. None for a job in plaintext.
 
     Raises:
@@ -109,9 +110,11 @@ class Hub:
         session_options: SessionOptions,
         heartbeat_s: float,
         num_ranks: int = 0,
+        started_s: float | None = None,
         tls: Tls | None = None,
     ) -> None:
         self._membership = membership
+        self._started_s = time.monotonic() if started_s is None else started_s
         self._token = token
         self._changed = threading.Condition(threading.RLock())
         self._version = 0
@@ -137,6 +140,7 @@ class Hub:
             resolve=resolve,
             news=self._news,
             membership=self.membership,
+            reporter=membership.reporter,
             stopping=self._stopping,
             token=token,
             job_id=job_id,
@@ -273,7 +277,7 @@ class Hub:
         with self.membership() as membership:
             membership.observe(status)
         with self._changed:
-            return status_to_proto(self._membership.own)
+            return status_to_proto(self._membership.own, has_metrics=status.host == self._membership.reporter)
 
     def _on_register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
         with self.membership() as membership:
@@ -291,6 +295,7 @@ class Hub:
             data_service=options.data_service,
             wants_step_times=options.wants_step_times,
             profile=options.profile,
+            elapsed_s=time.monotonic() - self._started_s,
         )
 
     def _on_report(self, request: pb.RankReport, context: _Context) -> pb.RankReportReply:

@@ -23,6 +23,7 @@ from hetero.control.directory import EndpointRecord
 from hetero.control.peers import Member, Peer, differences
 from hetero.control.status import Cause, HostState, HostStatus, RankReport, StopPoint
 from hetero.errors import ExitCode
+from hetero.metrics.logged import MAX_VALUES, LoggedMetric, thinned
 
 __all__ = ["Member", "Membership", "stop_point"]
 
@@ -69,6 +70,8 @@ class Membership:
         self._failures: list[tuple[float, Cause]] = []
         self.past_counters: collections.Counter[str] = collections.Counter()
         """Counters of this host's ranks from earlier generations."""
+        self._past_metrics: dict[int, tuple[LoggedMetric, ...]] = {}
+        """Values that this host's ranks logged in earlier generations, by rank."""
 
     # Inputs
 
@@ -133,8 +136,14 @@ class Membership:
         """Store the latest report of one of this host's ranks. Ignore a rank of an earlier generation."""
         if report.generation != self.own.generation:
             return
-        others = [known for known in self.own.ranks if known.rank != report.rank]
-        ranks = tuple(sorted([*others, report], key=lambda known: known.rank))
+        known = next((known for known in self.own.ranks if known.rank == report.rank), None)
+        past = self._past_metrics.get(report.rank, ())
+        if report.metrics is not None:
+            report = dataclasses.replace(report, metrics=thinned([*past, *report.metrics], MAX_VALUES))
+        else:
+            report = dataclasses.replace(report, metrics=past if known is None else known.metrics)
+        others = [other for other in self.own.ranks if other is not known]
+        ranks = tuple(sorted([*others, report], key=lambda each: each.rank))
         self.update(ranks=ranks)
 
     def unreachable(self, host: str, why: str) -> None:
@@ -220,6 +229,11 @@ class Membership:
     def stop_requested(self) -> bool:
         """Whether any trainer host was asked to stop."""
         return any(status.stop_requested for status in self.statuses(Role.TRAINER))
+
+    @property
+    def reporter(self) -> str:
+        """The first trainer host, which writes the job's report."""
+        return next(iter(self.hosts(Role.TRAINER)), "")
 
     def was_asked_to_stop(self, host: str) -> bool:
         """Return whether a host has reported that it was asked to stop."""
@@ -412,6 +426,7 @@ class Membership:
         if self._members[self.own.host].role is Role.TRAINER:
             for report in self.own.ranks:
                 self.past_counters.update(report.counters)
+                self._past_metrics[report.rank] = report.metrics or ()
             changes |= {"state": HostState.INIT, "ranks": (), "rendezvous_port": 0}
         self.update(**changes)
 

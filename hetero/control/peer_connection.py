@@ -40,6 +40,8 @@ class ConnectionOptions:
     news: Callable[[int, float], tuple[int, HostStatus]]
     """Takes a version and a time limit. Waits for a newer status of this host. Returns the new version and status."""
     membership: Callable[[], AbstractContextManager[Membership]]
+    reporter: str
+    """The host that writes the job's report. Only heartbeats to it carry the values that ranks have logged."""
     stopping: threading.Event
     token: security.Token | None
     job_id: str
@@ -164,7 +166,7 @@ class PeerConnection:
         )
         try:
             reply: pb.HostStatus = call(
-                status_to_proto(own),
+                status_to_proto(own, has_metrics=self._host == options.reporter),
                 timeout=max(1.0, 1.5 * options.heartbeat_s),
                 metadata=security.call_metadata(options.token, options.job_id),
             )

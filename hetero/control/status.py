@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetero.control.directory import BATCHES, KINDS, EndpointRecord
+from hetero.control.metric_series import fit_for_peer, series_from_proto, series_to_proto
 from hetero.errors import ExitCode, ProtocolError
+from hetero.metrics.logged import LoggedMetric
 from hetero.system.text import escape_line, last_bytes, one_line
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
@@ -141,6 +143,8 @@ class RankReport:
     """None if the launcher does not want them. They are not sent to other hosts."""
     profile_json: bytes = b""
     """In a profile run, a `hetero.planning.parts.RankPart`."""
+    metrics: tuple[LoggedMetric, ...] | None = None
+    """Values that the script has logged. None if they are those of the report before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +259,8 @@ def report_to_proto(report: RankReport) -> pb.RankReport:
         finished=report.finished,
         generation=report.generation,
         profile_json=report.profile_json,
+        metrics=series_to_proto(report.metrics or ()),
+        has_metrics=report.metrics is not None,
     )
     if report.failure is not None:
         message.failure.CopyFrom(cause_to_proto(report.failure))
@@ -296,15 +302,20 @@ def report_from_proto(message: pb.RankReport) -> RankReport:
         if message.HasField("step_times")
         else None,
         profile_json=message.profile_json,
+        metrics=series_from_proto(message.metrics, rank=message.rank) if message.has_metrics else None,
     )
 
 
-def status_to_proto(status: HostStatus) -> pb.HostStatus:
+def status_to_proto(status: HostStatus, *, has_metrics: bool = True) -> pb.HostStatus:
     """Return the message for ``status``, small enough for a request.
 
     Details of ranks' failures are left out, because the host sends them with its own failure. Times of single steps
     are left out, because only their own host uses them. Measurements of ranks are
     left out and counted if they make the message too large.
+
+    Args:
+        status: Status of this host.
+        has_metrics: Whether the receiver writes the job's report, and so needs the values that ranks have logged.
     """
     message = pb.HostStatus(
         protocol=CONTROL_PROTOCOL,
@@ -317,7 +328,7 @@ def status_to_proto(status: HostStatus) -> pb.HostStatus:
         stop_requested=status.stop_requested,
         stop_at=stop_to_proto(status.stop_at),
         usage_json=status.usage_json,
-        ranks=[report_to_proto(_for_peers(report)) for report in status.ranks],
+        ranks=[report_to_proto(report) for report in _for_peers(status.ranks, has_metrics)],
         counters=status.counters,
         revision=status.revision,
         rendezvous_port=status.rendezvous_port,
@@ -423,9 +434,12 @@ def endpoint_from_proto(host: str, message: pb.Endpoint) -> EndpointRecord:
     )
 
 
-def _for_peers(report: RankReport) -> RankReport:
-    failure = None if report.failure is None else dataclasses.replace(report.failure, detail="")
-    return dataclasses.replace(report, failure=failure, step_times=None)
+def _for_peers(reports: Sequence[RankReport], has_metrics: bool) -> Iterator[RankReport]:
+    num_ranks = sum(bool(report.metrics) for report in reports)
+    for report in reports:
+        failure = None if report.failure is None else dataclasses.replace(report.failure, detail="")
+        metrics = fit_for_peer(report.metrics, num_ranks=num_ranks) if has_metrics else None
+        yield dataclasses.replace(report, failure=failure, step_times=None, metrics=metrics)
 
 
 def _check(what: str, found: int, bound: int) -> None:

@@ -225,6 +225,7 @@ class LaunchedHost:
             session_options=session_options,
             heartbeat_s=self.timings.heartbeat_s,
             num_ranks=self.placement.num_ranks,
+            started_s=self._started_s,
             tls=tls,
         )
 

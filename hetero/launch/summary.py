@@ -22,11 +22,12 @@ from hetero.launch.data_services import find_service
 from hetero.launch.metric_lines import log_metrics, result_metrics
 from hetero.launch.placement import Placement
 from hetero.metrics.hosts import HostUsage
+from hetero.metrics.logged import LoggedMetric, thinned
 from hetero.metrics.steps import StepSummary
 from hetero.pricing import Catalogue
 from hetero.report.build import COMPUTED_ON_DATA_HOSTS, build_report, idle_data_hosts
 from hetero.report.markdown import render_report
-from hetero.report.model import REPORT_FILE_NAME, Expectation, GroupFacts, RankFacts, RunFacts
+from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, Expectation, GroupFacts, RankFacts, RunFacts
 from hetero.system.documents import write_text
 from hetero.system.text import code_span
 
@@ -164,6 +165,7 @@ def run_facts(
             "emulate_step_s": str(options.emulate_step_s),
         },
         expectation=_expectation(options, cluster),
+        metrics=tuple(_logged_metrics(statuses)),
     )
 
 
@@ -210,6 +212,13 @@ def _rank_facts(statuses: Sequence[HostStatus]) -> list[RankFacts]:
             known = tuple(loader for loader in loaders if loader is not None)
             found.append(RankFacts(rank=report.rank, host=status.host, loaders=known))
     return sorted(found, key=lambda facts: facts.rank)
+
+
+def _logged_metrics(statuses: Sequence[HostStatus]) -> list[LoggedMetric]:
+    reports = sorted((report for status in statuses for report in status.ranks), key=lambda report: report.rank)
+    logged = [report.metrics for report in reports if report.metrics]
+    most = MAX_METRICS // max(1, len(logged))
+    return [value for values in logged for value in thinned(values, most)]
 
 
 def _usages(statuses: Sequence[HostStatus]) -> list[HostUsage]:

@@ -1,16 +1,18 @@
-"""Measurements of a job: steps of its loaders, skipped samples, and resources of its hosts.
+"""Measurements of a job: steps of its loaders, skipped samples, resources of its hosts, and metrics of its script.
 
 steps.py    step time and data wait of one loader, and the bytes of its batches. A rank's session reports the summary
 skips.py    the samples that one loader skipped
 hosts.py    CPU, memory, network and GPU of one host. The host's launcher samples them in a separate thread
 figures.py  a number with its unit and origin
+logged.py   values that the script logs, such as its accuracy
 lines.py    log lines with figures, which the platform reads
 """
 
 from __future__ import annotations
 
 from hetero.metrics.hosts import HostSampler, HostUsage
+from hetero.metrics.logged import LoggedMetric
 from hetero.metrics.skips import SkippedSample
 from hetero.metrics.steps import StepSummary, StepTimer
 
-__all__ = ["HostSampler", "HostUsage", "SkippedSample", "StepSummary", "StepTimer"]
+__all__ = ["HostSampler", "HostUsage", "LoggedMetric", "SkippedSample", "StepSummary", "StepTimer"]

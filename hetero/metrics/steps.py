@@ -19,6 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from hetero.batches.skips import MAX_LISTED
 from hetero.config.options import DEFAULT_WARMUP_STEPS
@@ -26,7 +27,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.skips import SkipLog, SkippedSample
 from hetero.system.records import decode, encode, limits
 
-__all__ = ["RecentSteps", "StepSummary", "StepTimer", "Traffic", "check_name"]
+__all__ = ["RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name"]
 
 MAX_STEP_WAIT_S = 3600.0
 _CAPACITY = 100_000
@@ -149,6 +150,24 @@ class StepSummary:
             ConfigError: If a key is unknown or missing or a value is out of range.
         """
         return decode(cls, value, path=path)
+
+
+class Timer(Protocol):
+    """The part of a `StepTimer` that a rank's session reads."""
+
+    @property
+    def name(self) -> str:
+        """The loader's name. Several loaders may have the same name."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step has begun but its batch has not arrived."""
+
+    def summary(self) -> Any:
+        """Return a record that has a method ``to_json``."""
+
+    def recent(self) -> Any:
+        """Return the latest steps, a `RecentSteps`."""
 
 
 class StepTimer:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hetero.errors import ExitCode
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
+from hetero.metrics.logged import LoggedMetric
 from hetero.pricing.tables import markdown_table
 from hetero.report.build import cost_objection, missing_emulation
 from hetero.report.compare import Comparison
@@ -40,6 +41,7 @@ def render_report(report: Report) -> str:
         sections += ["## Trainer endpoints", _list(run.decisions)]
     sections += _rank_section(report)
     sections += _traffic_section(report)
+    sections += _metric_section(report)
     sections += _skip_section(report)
     sections += ["## Cost", _cost_text(report)]
     if run.expectation is not None:
@@ -260,6 +262,31 @@ def _traffic_section(report: Report) -> Iterator[str]:
     ]
     yield "## Compression"
     yield "\n".join(lines[:_MAX_ROWS]) + _more(len(lines))
+
+
+def _metric_section(report: Report) -> Iterator[str]:
+    """Yield a section with the last value of each metric that the script logged."""
+    series: dict[tuple[int, str], list[LoggedMetric]] = {}
+    for value in report.run.metrics:
+        series.setdefault((value.rank, value.name), []).append(value)
+    if not series:
+        return
+    rows = [
+        (
+            code_span(name),
+            str(rank),
+            str(len(values)),
+            f"{values[-1].value:.6g}",
+            f"{min(each.value for each in values):.6g}",
+            f"{max(each.value for each in values):.6g}",
+            NOT_KNOWN if values[-1].step is None else str(values[-1].step),
+            seconds_text(values[-1].at_s),
+        )
+        for (rank, name), values in list(series.items())[:_MAX_ROWS]
+    ]
+    yield "## Logged metrics"
+    header = ("metric", "rank", "values", "last", "lowest", "highest", "last step", "after")
+    yield markdown_table(header, rows, right=tuple(range(1, 8))) + _more(len(series))
 
 
 def _skip_section(report: Report) -> Iterator[str]:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from hetero.metrics.figures import Figure
 from hetero.metrics.hosts import HostUsage
+from hetero.metrics.logged import LoggedMetric
 from hetero.metrics.steps import StepSummary
 from hetero.system.records import decode, encode, limits, load
 
 __all__ = [
     "BOTTLENECKS",
+    "MAX_METRICS",
     "PLACEMENTS",
     "REPORT_FILE_NAME",
     "ROLES",
@@ -38,6 +40,8 @@ REPORT_FILE_NAME = "report.json"
 PLACEMENTS = ("homogeneous", "heterogeneous", "hybrid")
 ROLES = ("data", "trainer")
 BOTTLENECKS = ("data", "compute", "unknown")
+MAX_METRICS = 100_000
+"""Limit of the logged values in a report."""
 _MAX_FILE_BYTES = 64 << 20
 
 
@@ -113,6 +117,8 @@ class RunFacts:
     options: dict[str, str] = field(default_factory=dict)
     expectation: Expectation | None = None
     """Prediction of the plan that was given with ``--plan``. None without a plan, or if it has no such cluster."""
+    metrics: tuple[LoggedMetric, ...] = field(default=(), metadata=limits(max_items=MAX_METRICS))
+    """Values that the script logged with `hetero.log_metric`, ordered by rank and time."""
 
     @property
     def basis(self) -> str:

@@ -155,11 +155,11 @@ def test_hub_goes_on_telling_its_peer_after_an_error_that_nobody_expected(
     failed: list[str] = []
     is_mended = threading.Event()
 
-    def convert(status: HostStatus) -> pb.HostStatus:
+    def convert(status: HostStatus, *, has_metrics: bool) -> pb.HostStatus:
         if not is_mended.is_set():
             failed.append(status.host)
             raise ZeroDivisionError("on purpose")
-        return status_to_proto(status)
+        return status_to_proto(status, has_metrics=has_metrics)
 
     monkeypatch.setattr(peer_connection, "status_to_proto", convert)
     ports: dict[str, int] = {}

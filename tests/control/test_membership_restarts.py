@@ -14,6 +14,7 @@ from hetero.control.causes import is_restartable
 from hetero.control.membership import Member, Membership
 from hetero.control.status import Cause, HostState, RankReport
 from hetero.errors import ExitCode
+from hetero.metrics import LoggedMetric
 
 MEMBERS = (
     Member(host="algo-2", role=Role.TRAINER),
@@ -62,6 +63,20 @@ def test_killed_rank_begins_a_generation_and_keeps_the_job(clock: Clock) -> None
     assert (own.generation, own.state, own.ranks, own.rendezvous_port) == (1, HostState.INIT, (), 0)
     assert own.restarted_for == killed("algo-3")
     assert arbiter.past_counters == {"retries": 3}
+
+
+def test_values_that_ranks_logged_before_a_restart_stay(clock: Clock) -> None:
+    first, second = (LoggedMetric(name="loss", value=0.5, at_s=at_s) for at_s in (1.0, 9.0))
+    arbiter = view("algo-2", clock)
+    arbiter.store(RankReport(rank=0, metrics=(first,)))
+    arbiter.store(RankReport(rank=0))  # nothing new
+    assert arbiter.own.ranks[0].metrics == (first,)
+    arbiter.observe(status("algo-3", HostState.TRAINING, failure=killed("algo-3"), revision=1))
+    settle(arbiter, clock)
+    arbiter.store(RankReport(rank=0, generation=1))
+    assert arbiter.own.ranks[0].metrics == (first,)
+    arbiter.store(RankReport(rank=0, generation=1, metrics=(second,)))
+    assert arbiter.own.ranks[0].metrics == (first, second)
 
 
 def test_other_hosts_follow_the_arbiter_and_forget_what_ranks_said(clock: Clock) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.control.directory import BATCHES, KINDS, EndpointRecord
+from hetero.control.metric_series import MAX_HOST_VALUES
 from hetero.control.status import (
     Cause,
     HostState,
@@ -22,12 +23,30 @@ from hetero.control.status import (
     status_to_proto,
 )
 from hetero.errors import ExitCode, ProtocolError
+from hetero.metrics import LoggedMetric
 from hetero.wire.channels import MAX_REQUEST_BYTES
 from hetero.wire.proto import control_pb2 as pb
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), max_size=30)
 counts = st.integers(0, 2**31)
 seconds = st.floats(0, 1e9)
+
+
+def logged(values: list[tuple[str, float, int | None]]) -> tuple[LoggedMetric, ...]:
+    """Return what a rank has logged, in the order of times, which the wire keeps."""
+    return tuple(
+        LoggedMetric(name=name, value=value, step=step, at_s=at_s, unix_s=1.7e9 + at_s)
+        for at_s, (name, value, step) in enumerate(values)
+    )
+
+
+def with_its_rank(report: RankReport) -> RankReport:
+    """Return the report with values of its own rank."""
+    if report.metrics is None:
+        return report
+    return replace(report, metrics=tuple(replace(value, rank=report.rank) for value in report.metrics))
+
+
 causes = st.builds(
     Cause,
     host=words,
@@ -50,6 +69,10 @@ reports = st.builds(
     failure=st.none() | causes,
     finished=st.booleans(),
     generation=counts,
+    metrics=st.none()
+    | st.lists(st.tuples(st.sampled_from(["f1", "loss"]), st.floats(-9, 9), st.none() | counts), max_size=4).map(
+        logged
+    ),
     step_times=st.none()
     | st.builds(
         lambda loader, first, times: StepTimes(
@@ -59,7 +82,7 @@ reports = st.builds(
         counts,
         st.lists(st.tuples(seconds, seconds), max_size=3),
     ),
-)
+).map(with_its_rank)
 hosts = st.shared(words)
 endpoints = st.builds(
     EndpointRecord,
@@ -187,6 +210,37 @@ def test_step_times_over_their_bounds_are_refused(num_computes: int, num_waits: 
     times = StepTimes(loader="train", first=0, compute_s=(1.0,) * num_computes, wait_s=(1.0,) * num_waits)
     with pytest.raises(ProtocolError, match="expected at most"):
         report_from_proto(report_to_proto(RankReport(rank=0, step_times=times)))
+
+
+def test_values_of_a_host_fit_into_a_heartbeat_to_the_host_of_the_report_and_are_left_out_of_others() -> None:
+    values = logged([("loss", 0.5, step) for step in range(10_000)])
+    ranks = tuple(
+        RankReport(rank=rank, metrics=tuple(replace(value, rank=rank) for value in values)) for rank in range(8)
+    )
+    status = HostStatus(host="a", incarnation="i", version="1", script_digest="d", ranks=ranks)
+    message = status_to_proto(status, has_metrics=True)
+    assert message.ByteSize() <= 27 * MAX_HOST_VALUES + 10_000
+    for report in status_from_proto(message).ranks:
+        assert report.metrics is not None
+        assert (report.metrics[0].step, report.metrics[-1].step) == (0, 9_999)
+    others = status_from_proto(status_to_proto(status, has_metrics=False)).ranks
+    assert [report.metrics for report in others] == [None] * 8
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        [pb.MetricSeries(name="a b", step=[0], value=[1.0], at_s=[1.0], unix_s=[1.0])],
+        [pb.MetricSeries(name="a", step=[0], value=[1.0, 2.0], at_s=[1.0], unix_s=[1.0])],
+        [pb.MetricSeries(name="a", step=[0], value=[float("nan")], at_s=[1.0], unix_s=[1.0])],
+        [pb.MetricSeries(name="a", step=[0] * 10_001, value=[1.0] * 10_001)],
+        [pb.MetricSeries(name="a")] * 101,
+    ],
+    ids=["name", "lengths", "not finite", "values", "names"],
+)
+def test_malformed_values_are_refused(series: list[pb.MetricSeries]) -> None:
+    with pytest.raises(ProtocolError):
+        report_from_proto(pb.RankReport(metrics=series, has_metrics=True))
 
 
 def test_cause_of_several_lines_becomes_one_line() -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 from hetero.control import security
 from hetero.control.directory import BATCHES, Directory
@@ -36,6 +36,8 @@ from hetero.control.status import (
     stop_from_proto,
 )
 from hetero.errors import ExitCode, HeteroError
+from hetero.metrics.logged import MetricLog
+from hetero.metrics.steps import Timer
 from hetero.system.logs import LoggedErrors
 from hetero.wire.proto import control_pb2 as pb
 from hetero.wire.tls import Tls
@@ -78,24 +80,6 @@ _terminated = threading.Event()
 _callbacks: list[Callable[[], object]] = []
 
 
-class Timer(Protocol):
-    """The part of a loader's step timer (`hetero.metrics.StepTimer`) that a session reads."""
-
-    @property
-    def name(self) -> str:
-        """The loader's name. Several loaders may have the same name."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a step has begun but its batch has not arrived."""
-
-    def summary(self) -> Any:
-        """Return a record that has a method ``to_json``."""
-
-    def recent(self) -> Any:
-        """Return the latest steps, a `hetero.metrics.steps.RecentSteps`."""
-
-
 class RankSession:
     """The connection of one rank to the launcher of its host.
 
@@ -114,6 +98,7 @@ class RankSession:
             or ends with status 30 if the note cannot be written.
         stop_failure: Failure of the first stop callback that failed.
         generation: Restarts of the trainer group before this process.
+        metrics: Values that the script has logged on this rank, see `hetero.log_metric`.
         hidden_error: Latest error that a framework shows to the script only as text in another error.
 
     Raises:
@@ -178,6 +163,9 @@ class RankSession:
             wants_step_times=reply.wants_step_times,
             profile=reply.profile,
         )
+        self.metrics = MetricLog(rank=rank, elapsed_s=reply.elapsed_s)
+        self._metrics_sent = 0
+        """Version of the values that the launcher has."""
         # From now on, follow the launcher's updates and report about once a second, or more often with step times.
         self._interval_s = _STEP_TIMES_INTERVAL_S if self.options.wants_step_times else _REPORT_INTERVAL_S
         self._late_stop = LateStop(self.options.stop_grace_s, self._end_late)
@@ -389,7 +377,10 @@ class RankSession:
             report = dataclasses.replace(report, summaries_json=self._summaries, counters=counters, step_times=times)
             if self._profile is not None:
                 report = dataclasses.replace(report, profile_json=self._profile(finished))
+        version, metrics = self.metrics.since(self._metrics_sent)
+        report = dataclasses.replace(report, metrics=metrics)
         self._link.report(report_to_proto(report))  # may fail, because the launcher notices a rank's end itself
+        self._metrics_sent = version
 
     def _step_times(self, timers: Sequence[Timer]) -> StepTimes | None:
         """Return the latest steps of the loader that has taken the most time. None before its first step."""

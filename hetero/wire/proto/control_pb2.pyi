@@ -140,7 +140,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s", "max_batch_bytes", "data_service", "wants_step_times", "profile")
+    __slots__ = ("remote", "data_timeout_s", "prepare_timeout_s", "emulate_step_s", "purity_checks", "warmup_steps", "stop_grace_s", "max_batch_bytes", "data_service", "wants_step_times", "profile", "elapsed_s")
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     DATA_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PREPARE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class RegisterReply(_message.Message):
     DATA_SERVICE_FIELD_NUMBER: _ClassVar[int]
     WANTS_STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
     remote: bool
     data_timeout_s: float
     prepare_timeout_s: float
@@ -163,7 +164,8 @@ class RegisterReply(_message.Message):
     data_service: str
     wants_step_times: bool
     profile: bool
-    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ..., data_service: _Optional[str] = ..., wants_step_times: bool = ..., profile: bool = ...) -> None: ...
+    elapsed_s: float
+    def __init__(self, remote: bool = ..., data_timeout_s: _Optional[float] = ..., prepare_timeout_s: _Optional[float] = ..., emulate_step_s: _Optional[float] = ..., purity_checks: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., stop_grace_s: _Optional[float] = ..., max_batch_bytes: _Optional[int] = ..., data_service: _Optional[str] = ..., wants_step_times: bool = ..., profile: bool = ..., elapsed_s: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("rank",)
@@ -201,8 +203,22 @@ class StepTimes(_message.Message):
     wait_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, loader: _Optional[str] = ..., first: _Optional[int] = ..., compute_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class MetricSeries(_message.Message):
+    __slots__ = ("name", "step", "value", "at_s", "unix_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    step: _containers.RepeatedScalarFieldContainer[int]
+    value: _containers.RepeatedScalarFieldContainer[float]
+    at_s: _containers.RepeatedScalarFieldContainer[float]
+    unix_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., step: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ..., at_s: _Optional[_Iterable[float]] = ..., unix_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class RankReport(_message.Message):
-    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "waiting", "generation", "step_times", "profile_json")
+    __slots__ = ("rank", "steps_started", "summaries_json", "counters", "stop_vote", "failure", "finished", "loader", "waiting", "generation", "step_times", "profile_json", "metrics", "has_metrics")
     class StepsStartedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +245,8 @@ class RankReport(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    HAS_METRICS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     steps_started: _containers.ScalarMap[str, int]
     summaries_json: _containers.RepeatedScalarFieldContainer[bytes]
@@ -241,7 +259,9 @@ class RankReport(_message.Message):
     generation: int
     step_times: StepTimes
     profile_json: bytes
-    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., profile_json: _Optional[bytes] = ...) -> None: ...
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricSeries]
+    has_metrics: bool
+    def __init__(self, rank: _Optional[int] = ..., steps_started: _Optional[_Mapping[str, int]] = ..., summaries_json: _Optional[_Iterable[bytes]] = ..., counters: _Optional[_Mapping[str, int]] = ..., stop_vote: bool = ..., failure: _Optional[_Union[Cause, _Mapping]] = ..., finished: bool = ..., loader: _Optional[str] = ..., waiting: bool = ..., generation: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., profile_json: _Optional[bytes] = ..., metrics: _Optional[_Iterable[_Union[MetricSeries, _Mapping]]] = ..., has_metrics: bool = ...) -> None: ...
 
 class RankReportReply(_message.Message):
     __slots__ = ()

@@ -75,6 +75,21 @@ def test_session_tells_servers_of_tensorflow_from_endpoints(hubs: tuple[Hub, Hub
         assert session.directory.records() == (RECORD,)
 
 
+def test_values_that_a_rank_logs_reach_the_host_of_the_report(hubs: tuple[Hub, Hub], address: str) -> None:
+    trainer, _ = hubs
+    session = RankSession(address, TOKEN, job_id="job-a", rank=0, world_size=1)
+    with contextlib.closing(session):
+        session.metrics.add("f1", 0.5, 10)
+        wait_for(trainer, lambda membership: bool(membership.own.ranks[0].metrics))
+        session.metrics.add("f1", 0.75, 20)
+    with trainer.membership() as membership:
+        (report,) = membership.own.ranks
+    assert report.finished
+    assert report.metrics is not None
+    assert [(value.name, value.value, value.step) for value in report.metrics] == [("f1", 0.5, 10), ("f1", 0.75, 20)]
+    assert 0 <= report.metrics[0].at_s <= report.metrics[1].at_s
+
+
 class BrokenTimer(StepTimer):
     """Its sums cannot be had."""
 

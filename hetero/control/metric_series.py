@@ -1,0 +1,70 @@
+"""The values that ranks have logged, on the wire: one series per metric.
+
+A rank sends all its values after each new one. A launcher keeps the latest. Only the host that writes the job's report
+needs them, so heartbeats to other hosts leave them out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from hetero.errors import ProtocolError
+from hetero.metrics.logged import MAX_NAMES, MAX_VALUES, LoggedMetric, is_metric_name, thinned
+from hetero.wire.proto import control_pb2 as pb
+
+__all__ = ["MAX_HOST_VALUES", "fit_for_peer", "series_from_proto", "series_to_proto"]
+
+MAX_HOST_VALUES = 8_000
+"""Limit of the values in one heartbeat, for all ranks of its host together. A value takes 27 bytes."""
+
+
+def series_to_proto(values: Iterable[LoggedMetric]) -> list[pb.MetricSeries]:
+    """Return the values as one message per metric."""
+    found: dict[str, list[LoggedMetric]] = {}
+    for value in values:
+        found.setdefault(value.name, []).append(value)
+    return [
+        pb.MetricSeries(
+            name=name,
+            step=[0 if each.step is None else each.step + 1 for each in series],
+            value=[each.value for each in series],
+            at_s=[each.at_s for each in series],
+            unix_s=[each.unix_s for each in series],
+        )
+        for name, series in found.items()
+    ]
+
+
+def series_from_proto(messages: Sequence[pb.MetricSeries], *, rank: int) -> tuple[LoggedMetric, ...]:
+    """Return the values in the messages of one rank, in the order of their times.
+
+    Raises:
+        ProtocolError: If a message is malformed or there are too many values.
+    """
+    if len(messages) > MAX_NAMES or sum(len(each.value) for each in messages) > MAX_VALUES:
+        raise ProtocolError(f"a rank sent more than {MAX_NAMES} metrics or {MAX_VALUES} values")
+    found = []
+    for message in messages:
+        columns = message.step, message.value, message.at_s, message.unix_s
+        if not is_metric_name(message.name) or len({len(column) for column in columns}) > 1:
+            raise ProtocolError(f"a rank sent a malformed metric {message.name[:100]!r}")
+        if not all(math.isfinite(number) for column in columns[1:] for number in column):
+            raise ProtocolError(f"a rank sent a value of metric {message.name!r} that is not finite")
+        found += [
+            LoggedMetric(
+                name=message.name,
+                value=value,
+                step=step - 1 if step else None,
+                at_s=max(0.0, at_s),
+                unix_s=max(0.0, unix_s),
+                rank=rank,
+            )
+            for step, value, at_s, unix_s in zip(*columns, strict=True)
+        ]
+    return tuple(sorted(found, key=lambda value: value.at_s))
+
+
+def fit_for_peer(values: tuple[LoggedMetric, ...] | None, *, num_ranks: int) -> tuple[LoggedMetric, ...] | None:
+    """Return the values of one rank for a heartbeat that carries those of ``num_ranks`` ranks."""
+    return None if values is None else thinned(values, max(1, MAX_HOST_VALUES // max(1, num_ranks)))

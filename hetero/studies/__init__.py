@@ -1,0 +1,1 @@
+"""Studies: runs, planned as a table, executed, measured and compared."""
