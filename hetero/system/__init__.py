@@ -3,8 +3,8 @@
 cgroups.py           CPU and memory limits of this container
 documents.py         bounded reading, and writing, of JSON, YAML and text files
 fault_injection.py   faults that an environment variable enables, for tests and drills
-json_schema.py       the JSON schema of a file that quantities.py        numbers with units, for tables
-records.py reads
+findings.py          what checks found, with what to do
+json_schema.py       the JSON schema of a file that records.py reads
 line_relay.py        copies the output of child processes line by line
 logs.py              log lines with a prefix, each on one line
 memory.py            memory of a process, malloc's thresholds

@@ -5,43 +5,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
-import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hetero.sagemaker.checks import rules, security_groups
 from hetero.sagemaker.recording import is_local, record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
+from hetero.system.findings import ERROR, WARNING, Finding, findings_json, findings_text
 
 __all__ = ["NUMBERS", "Finding", "check", "check_request", "findings_json", "findings_text", "unprepared"]
 
 _FIRST_V3 = (3, 18, 0)
 """First release of version 3 of the SDK that supports channels per group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One mistake in a job, or one fact that the user should know before the job starts."""
-
-    number: str
-    """Number of the check, such as ``SM-03``. Its meaning never changes."""
-    severity: str
-    """``error`` or ``warning``.
-
-    An error means that the service rejects the job, that the job fails, or that it does not do what the user asked for.
-    A warning asks the user to look at the finding.
-    """
-    found: str
-    """Description of the mistake, with the reason why it is a mistake. Never contains a secret."""
-    fix: str
-    """Steps that remove the mistake."""
-
-    def __str__(self) -> str:
-        return f"{self.number} {self.severity}: {self.found}\n  fix: {self.fix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +152,9 @@ def _unprepared_v3(estimator: Any, request: TrainingRequest) -> list[Finding]:
     return [_finding(_UNPREPARED, problem) for problem in rules.another_script(script)]
 
 
-def findings_text(findings: Sequence[Finding]) -> str:
-    """Return the findings as text. The last line contains the numbers of errors and warnings."""
-    counts = [sum(finding.severity == severity for finding in findings) for severity in ("error", "warning")]
-    lines = [*map(str, findings), f"errors: {counts[0]}, warnings: {counts[1]}"]
-    return "\n".join(lines)
-
-
-def findings_json(findings: Sequence[Finding]) -> str:
-    """Return the findings as JSON: an object with the list ``findings``."""
-    return json.dumps({"findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
-
-
 def _finding(number: str, problem: rules.Problem) -> Finding:
     is_error = _RULES[number].is_error if problem.is_error is None else problem.is_error
-    severity = "error" if is_error else "warning"
+    severity = ERROR if is_error else WARNING
     return Finding(number=number, severity=severity, found=problem.found, fix=problem.fix)
 
 
