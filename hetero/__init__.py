@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hetero.errors import (
         AuthenticationError,
         BatchTimeoutError,
+        BudgetError,
         CapacityError,
         ChildFailedError,
         ClusterError,
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AuthenticationError",
     "BatchTimeoutError",
+    "BudgetError",
     "CapacityError",
     "ChildFailedError",
     "ClusterError",

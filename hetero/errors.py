@@ -6,6 +6,7 @@
     |- PortError
     |- ResourcesError
     |- CapacityError
+    |- BudgetError
     |- ChildFailedError
     |- DatasetError
     `- DataPlaneError
@@ -33,6 +34,7 @@ from typing import ClassVar
 __all__ = [
     "AuthenticationError",
     "BatchTimeoutError",
+    "BudgetError",
     "CapacityError",
     "ChildFailedError",
     "ChildFailure",
@@ -75,6 +77,7 @@ class ExitCode(enum.IntEnum):
     PORT = 23, "A port is taken or an address cannot be bound."
     RESOURCES = 24, "There are too few file descriptors, or too little memory or disk space."
     CAPACITY = 25, "The platform has no instances for the job, or the account's quota does not allow it."
+    BUDGET = 26, "The budget of a study does not allow its next run, or was passed by a run."
     SCRIPT_FAILED = 30, "The training script failed."
     DATA_PLANE_LOST = 31, "Every endpoint, or a required part of tf.data.service, was lost for good or for too long."
     ORPHANED = 32, "No heartbeats arrive from the trainer hosts."
@@ -152,6 +155,12 @@ class CapacityError(HeteroError):
     """The platform has no instances for the job, or the account's quota does not allow it."""
 
     exit_code = ExitCode.CAPACITY
+
+
+class BudgetError(HeteroError):
+    """The budget of a study does not allow its next run, or was passed by a run."""
+
+    exit_code = ExitCode.BUDGET
 
 
 class ChildFailedError(HeteroError):

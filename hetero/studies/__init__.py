@@ -1,1 +1,28 @@
-"""Studies: runs, planned as a table, executed, measured and compared."""
+"""Studies: runs, planned as a table, executed, measured and compared.
+
+::
+
+    STUDY.yaml -> Study -> StudyPlan (cells, runs) -> findings
+                                |
+                             conduct, with an Executor and the ledger -> RunResult -> rows, statistics -> CSV, page
+
+study_file.py   reads STUDY.yaml (`Study`)
+constraints.py  derives the quantities of each cell, such as epochs from a fixed number of steps
+designs.py      which combinations of levels run, and the correlations between factors
+plan.py         the runs with their arguments and their order (`StudyPlan`)
+checks.py       mistakes that the plan shows (ST-01 to ST-09)
+runs.py         a run before and after it (`PlannedRun`, `RunResult`), and the interface `Executor`
+executors.py    executes runs as child processes: ``hetero simulate``, ``hetero launch``
+conduct.py      executes the runs that are left, within the budget
+estimates.py    expected durations, from runs that finished
+ledger.py       ``runs.jsonl``, with which a killed study goes on
+statistics.py   intervals, time to quality, quality after time, Pareto fronts
+table.py        results as rows, CSV and Parquet
+plots.py        the plots, drawn by matplotlib
+page.py         the page with plots and tables
+study.py        a study from its file to its results
+
+`hetero.sagemaker.study_executor` executes runs on SageMaker. The main thread plans, decides and writes the ledger.
+A thread ``study-run`` executes each run, and a thread ``study-output`` reads the output of each of its processes.
+Importing this package imports neither NumPy nor matplotlib.
+"""

@@ -63,6 +63,9 @@ class RunResult:
     """Values that the script logged, and those that the study's expressions found in the log."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of the run by its name, in order, for example ``start``, ``training`` and ``end``."""
+    levels: Mapping[str, Level] = field(default_factory=dict)
+    """Levels and derived quantities of the run. `hetero.studies.conduct` fills them in."""
+    replicate: int = 1
     report: Report | None = None
     """The run's ``report.json``. None if the job wrote none."""
 

@@ -1,0 +1,328 @@
+"""Executes the runs of a study that its ledger does not have yet, within its budget.
+
+The main thread decides and writes the ledger. A thread of a pool executes each run. Before a run, its expected duration
+and cost are added to those of the runs so far. If that passes the budget, the run does not start. While runs execute,
+the main thread stops them when the budget is really passed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import BudgetError, ConfigError
+from hetero.studies.estimates import Estimates
+from hetero.studies.ledger import RUNS_FOLDER, Ledger
+from hetero.studies.runs import FAILED, STOPPED, Executor, PlannedRun, RunResult
+from hetero.studies.study_file import Budget
+
+__all__ = ["Progress", "conduct", "read_results"]
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """State of a study after a run began or ended."""
+
+    run: PlannedRun
+    result: RunResult | None
+    """How the run ended. None if it begins."""
+    num_done: int
+    num_total: int
+    num_failed: int
+    spent_s: float
+    """Wall time of all runs that have ended, also of earlier starts of the study."""
+    spent_usd: float | None
+    """None if a price is unknown."""
+    left_s: float | None
+    """Expected wall time of the runs that have not ended. None if no duration is known."""
+    left_usd: float | None
+    num_unknown: int
+    """Runs without an expected duration, which `left_s` and `left_usd` leave out."""
+
+
+@dataclass(slots=True)
+class _Running:
+    run: PlannedRun
+    hourly_usd: float | None
+    started_s: float
+
+
+@dataclass(slots=True)
+class _Session:
+    """The state of one start of a study."""
+
+    runs: Sequence[PlannedRun]
+    executor: Executor
+    folder: Path
+    ledger: Ledger
+    budget: Budget
+    estimates: Estimates
+    on_progress: Callable[[Progress], object] | None
+    clock: Callable[[], float]
+    running: dict[Future[RunResult], _Running] = field(default_factory=dict)
+    stop_reason: str = ""
+
+    def go(self, pending: list[PlannedRun]) -> None:
+        """Execute the pending runs. `stop_reason` says why some did not run."""
+        with ThreadPoolExecutor(self.executor.max_parallel, thread_name_prefix="study-run") as pool:
+            try:
+                while pending or self.running:
+                    refusal = self._start_some(pool, pending)
+                    if not self.running:
+                        self.stop_reason = self.stop_reason or refusal
+                        return
+                    self._await_some(pending)
+            except BaseException:
+                self.executor.stop()
+                self._end_all()
+                raise
+
+    def _start_some(self, pool: ThreadPoolExecutor, pending: list[PlannedRun]) -> str:
+        """Start runs while there is room. Return why the next one may not start, or an empty text."""
+        while pending and len(self.running) < self.executor.max_parallel:
+            run = pending[0]
+            refusal = self._refusal(run)
+            if refusal:
+                return refusal
+            pending.pop(0)
+            folder = self.folder / RUNS_FOLDER / run.run_id
+            folder.mkdir(parents=True, exist_ok=True)
+            hourly_usd = self.executor.hourly_usd(run)
+            self.ledger.start(run, hourly_usd)
+            future = pool.submit(self.executor.execute, run, folder)
+            self.running[future] = _Running(run, hourly_usd, self.clock())
+            self._say(run, None)
+        return ""
+
+    def _await_some(self, pending: list[PlannedRun]) -> None:
+        """Wait until a run ends or the budget is passed."""
+        done, _ = wait(self.running, timeout=self._seconds_left(), return_when=FIRST_COMPLETED)
+        for future in done:
+            self._end(future)
+        if not done and not self.stop_reason and (passed := self._passed()):
+            self.stop_reason = passed
+            logger.warning("%s; stopping %s", passed, ", ".join(each.run.run_id for each in self.running.values()))
+            pending.clear()
+            self.executor.stop()
+
+    def _end(self, future: Future[RunResult], *, why_stopped: str = "") -> None:
+        """Record the result of a run that has ended."""
+        running = self.running.pop(future)
+        result = future.result()
+        why = why_stopped or self.stop_reason
+        if why and result.state == FAILED:
+            result = replace(result, state=STOPPED, cause=why)
+        result = replace(result, levels=running.run.levels, replicate=running.run.replicate)
+        self.ledger.end(running.run, result)
+        if result.state == STOPPED:
+            self.ledger.forget_job(result.run_id)
+        self.estimates.add(running.run, result)
+        self._say(running.run, result)
+
+    def _end_all(self) -> None:
+        """Wait for runs that were asked to stop, and record them."""
+        for future in list(self.running):
+            try:
+                future.exception()
+                self._end(future, why_stopped="the study was interrupted")
+            except Exception as error:  # noqa: BLE001  the ledger keeps the run as interrupted
+                logger.error("a run of the study ended without a result: %s", error)
+                self.running.pop(future, None)
+
+    # The budget
+
+    def _refusal(self, run: PlannedRun) -> str:
+        """Return why a run may not start: its expected cost or time would pass the budget. Empty if it may."""
+        own_s = self.estimates.expected_s(run)
+        others = [self.estimates.expected_s(each.run) or self._elapsed_s(each) for each in self.running.values()]
+        if own_s is None:
+            own_s = 0.0  # unknown: it is stopped when the budget is really passed
+        total_s = self.ledger.spent_s + sum(others) + own_s
+        spent = f"{self.ledger.spent_s / 3600:.2f} h"
+        if self.budget.hours is not None and (total_s > 3600 * self.budget.hours or self._is_spent()):
+            return (
+                f"the budget of {self.budget.hours:g} h does not allow run {run.run_id}: {spent} are spent, and it is "
+                f"expected to take {own_s / 3600:.2f} h"
+            )
+        if self.budget.usd is not None:
+            expected = self._usd(self.executor.hourly_usd(run), own_s)
+            committed = sum(
+                self._usd(each.hourly_usd, each_s) for each, each_s in zip(self.running.values(), others, strict=True)
+            )
+            if self.ledger.spent_usd + committed + expected > self.budget.usd or self._is_spent():
+                return (
+                    f"the budget of USD {self.budget.usd:g} does not allow run {run.run_id}: USD "
+                    f"{self.ledger.spent_usd:.2f} are spent, and it is expected to cost USD {expected:.2f}"
+                )
+        return ""
+
+    def _is_spent(self) -> bool:
+        budget, ledger = self.budget, self.ledger
+        is_late = budget.hours is not None and ledger.spent_s >= 3600 * budget.hours
+        return is_late or (budget.usd is not None and ledger.spent_usd >= budget.usd)
+
+    def _seconds_left(self) -> float | None:
+        """Return the seconds until the running runs pass the budget, or None if they are stopped or nothing limits."""
+        if self.stop_reason or (self.budget.usd is None and self.budget.hours is None):
+            return None
+        found = [_LONGEST_WAIT_S]
+        elapsed = [self._elapsed_s(each) for each in self.running.values()]
+        if self.budget.hours is not None:
+            found.append((3600 * self.budget.hours - self.ledger.spent_s - sum(elapsed)) / len(elapsed))
+        if self.budget.usd is not None:
+            rate = sum(each.hourly_usd or 0.0 for each in self.running.values()) / 3600
+            so_far = sum(
+                self._usd(each.hourly_usd, each_s) for each, each_s in zip(self.running.values(), elapsed, strict=True)
+            )
+            if rate > 0:
+                found.append((self.budget.usd - self.ledger.spent_usd - so_far) / rate)
+        return max(0.0, min(found))
+
+    def _passed(self) -> str:
+        """Return which budget the running runs have passed, or an empty text."""
+        elapsed = sum(self._elapsed_s(each) for each in self.running.values())
+        usd = sum(self._usd(each.hourly_usd, self._elapsed_s(each)) for each in self.running.values())
+        if self.budget.hours is not None and self.ledger.spent_s + elapsed >= 3600 * self.budget.hours:
+            return f"the budget of {self.budget.hours:g} h is spent"
+        if self.budget.usd is not None and self.ledger.spent_usd + usd >= self.budget.usd:
+            return f"the budget of USD {self.budget.usd:g} is spent"
+        return ""
+
+    def _elapsed_s(self, running: _Running) -> float:
+        return self.clock() - running.started_s
+
+    @staticmethod
+    def _usd(hourly_usd: float | None, seconds: float) -> float:
+        return (hourly_usd or 0.0) * seconds / 3600
+
+    # Progress
+
+    def _say(self, run: PlannedRun, result: RunResult | None) -> None:
+        if self.on_progress is None:
+            return
+        ended = self.ledger.results
+        left = [each for each in self.runs if each.run_id not in ended]
+        expected = [(each, self.estimates.expected_s(each)) for each in left]
+        known = [(each, seconds) for each, seconds in expected if seconds is not None]
+        prices = {each.run_id: self.executor.hourly_usd(each) for each in self.runs}
+        is_priced = None not in prices.values()
+        self.on_progress(
+            Progress(
+                run=run,
+                result=result,
+                num_done=len(self.runs) - len(left),
+                num_total=len(self.runs),
+                num_failed=sum(found.state == FAILED for name, (_, found) in ended.items() if name in prices),
+                spent_s=self.ledger.spent_s,
+                spent_usd=self.ledger.spent_usd if is_priced else None,
+                left_s=sum(seconds for _, seconds in known) if known or not left else None,
+                left_usd=sum(self._usd(prices[each.run_id], seconds) for each, seconds in known)
+                if is_priced and (known or not left)
+                else None,
+                num_unknown=len(expected) - len(known),
+            )
+        )
+
+
+def conduct(
+    runs: Sequence[PlannedRun],
+    executor: Executor,
+    folder: Path,
+    *,
+    budget: Budget | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    expected_s: Mapping[str, float] | None = None,
+    identity: Mapping[str, Any] | None = None,
+    retry_failed: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[RunResult]:
+    """Execute the runs that the ledger in ``folder`` does not have yet, in their order, and return all results.
+
+    If the process is killed, another call goes on after the last run that ended. A run that fails is kept with its
+    cause, and the study continues.
+
+    Args:
+        runs: The runs, with distinct ids.
+        executor: Executes the runs, at most ``executor.max_parallel`` at the same time.
+        folder: Folder of the study. Run ``ID`` has the folder ``runs/ID`` in it.
+        budget: Limits. The cost of earlier starts counts.
+        on_progress: Called on this thread when a run begins and when it ends.
+        expected_s: Stated durations by run id, for runs whose cluster no finished run had.
+        identity: What the study is, for comparison with the ledger. None: no comparison.
+        retry_failed: Whether runs that failed run again.
+        clock: Monotonic seconds.
+
+    Raises:
+        BudgetError: If the budget does not allow a run, or a run passed it. `read_results` returns what ended.
+        ConfigError: If the ledger is of another study, ids are not distinct, or a budget in USD has no prices.
+        KeyboardInterrupt: After the runs were stopped and recorded.
+    """
+    if len({run.run_id for run in runs}) < len(runs):
+        raise ConfigError("two runs have the same run_id; expected distinct ones")
+    budget = Budget() if budget is None else budget
+    if budget.usd is not None:
+        _check_prices(runs, executor)
+    with Ledger(folder, identity) as ledger:
+        if retry_failed:
+            ledger.forget_failed()
+        estimates = Estimates(expected_s or {})
+        for run in runs:
+            interrupted = ledger.interrupted(run)
+            if interrupted is not None:
+                logger.warning("run %s was interrupted after %.0f s and runs again", run.run_id, interrupted.wall_s)
+                ledger.end(run, interrupted)
+            known = ledger.result(run)
+            if known is not None:
+                estimates.add(run, known)
+        session = _Session(
+            runs=runs,
+            executor=executor,
+            folder=folder,
+            ledger=ledger,
+            budget=budget,
+            estimates=estimates,
+            on_progress=on_progress,
+            clock=clock,
+        )
+        session.go([run for run in runs if run.run_id not in ledger.results])
+        found = _results(ledger, runs)
+    if session.stop_reason:
+        num_left = len(runs) - len(found)
+        raise BudgetError(
+            f"{session.stop_reason}\n  {num_left} of {len(runs)} runs are left\n"
+            "  to do: raise the budget in the study and start it again, which keeps the runs that ended"
+        )
+    return found
+
+
+def read_results(runs: Iterable[PlannedRun], folder: Path) -> list[RunResult]:
+    """Return the results that the ledger in a folder has, in the order of the runs, with their reports.
+
+    Raises:
+        ConfigError: If the ledger or a report is malformed, or another study writes to the folder.
+    """
+    with Ledger(folder) as ledger:
+        return _results(ledger, runs)
+
+
+def _results(ledger: Ledger, runs: Iterable[PlannedRun]) -> list[RunResult]:
+    return [found for run in runs if (found := ledger.result(run)) is not None]
+
+
+def _check_prices(runs: Sequence[PlannedRun], executor: Executor) -> None:
+    unpriced = next((run for run in runs if executor.hourly_usd(run) is None), None)
+    if unpriced is not None:
+        raise ConfigError(
+            f"a budget in USD needs the prices of all hosts, and run {unpriced.run_id} has none "
+            f"({', '.join(unpriced.groups) or 'no groups'})\n"
+            "  to do: state price_profile, price_file or prices in the study's options; or a budget in hours"
+        )

@@ -1,0 +1,223 @@
+"""Derives the quantities of each run from the factors' levels and from what the study keeps. Exact arithmetic.
+
+======================  =================================================================================
+ranks, hosts            from the trainer groups and ``nproc_per_node``
+global_batch            batch_per_device x ranks, unless it is fixed
+batch_per_device        fixed global batch: global_batch / ranks
+training_samples        samples x train_share
+steps                   steps fixed: at the smallest global batch. With k times the batch, steps / k, rounded
+epochs                  steps x global_batch / training_samples, with steps before rounding
+learning_rate           by the rule, from global_batch / smallest global batch of the study
+======================  =================================================================================
+
+If a stated quantity changes, as the learning rate by its rule, ``base_learning_rate`` is the stated one.
+
+A quantity that should be whole and is not stays as it is, for example 2.5 epochs. `hetero.studies.checks` reports it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from hetero.cluster import Role
+from hetero.cluster.roles import assign_roles
+from hetero.errors import ConfigError
+from hetero.pricing import Catalogue
+from hetero.simulate.simulate import parse_group
+from hetero.studies.runs import Level
+from hetero.studies.study_file import Constraints, Settings, Study
+
+__all__ = ["Cell", "derive", "merged_settings", "num_ranks", "trainer_groups"]
+
+_INPUTS = ("samples", "steps", "epochs", "batch_per_device", "global_batch", "learning_rate", "learning_rate_rule")
+_BASE = "base_"
+_TO_CHECK = ("memory_gb_per_sample", "memory_gb_fixed", "data_gb", "volume_gb")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One combination of levels, with everything that follows from it."""
+
+    levels: Mapping[str, Level]
+    settings: Settings
+    """Settings of the study and of the levels together."""
+    quantities: Mapping[str, Level]
+    """Levels, further values of the settings, and derived quantities."""
+
+
+def merged_settings(study: Study, levels: Mapping[str, Level]) -> Settings:
+    """Return the settings of the study, with those of the levels added. A level's groups replace the study's."""
+    found = study.settings
+    for factor in study.factors:
+        own = factor.settings.get(levels[factor.name])
+        if own is not None:
+            found = Settings(
+                groups=own.groups or found.groups,
+                channels={**found.channels, **own.channels},
+                environment={**found.environment, **own.environment},
+                options={**found.options, **own.options},
+                values={**found.values, **own.values},
+                expected_minutes=found.expected_minutes if own.expected_minutes is None else own.expected_minutes,
+                ranks=found.ranks if own.ranks is None else own.ranks,
+            )
+    return found
+
+
+def trainer_groups(settings: Settings) -> list[tuple[str, int]]:
+    """Return instance type and number of hosts of each group that trains.
+
+    Raises:
+        ClusterError: If the role of a group is unclear.
+    """
+    groups = [parse_group(text) for text in settings.groups]
+    if not groups:
+        return []
+    overrides = settings.options.get("roles", ())
+    flags = [str(each) for each in overrides] if isinstance(overrides, (list, tuple)) else []
+    roles = assign_roles([(group.name, group.instance_type) for group in groups], flags, "groups of the study")
+    return [
+        (group.instance_type, group.count) for group, role in zip(groups, roles, strict=True) if role is Role.TRAINER
+    ]
+
+
+def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
+    """Return the ranks of the job.
+
+    Without ``nproc_per_node``, a host has one rank per accelerator that the catalogue states, otherwise one.
+    """
+    if settings.ranks is not None:
+        return settings.ranks
+    stated = settings.options.get("nproc_per_node")
+    number = 0
+    for instance_type, count in trainer_groups(settings):
+        info = catalogue.find(instance_type)
+        per_host = (info.num_accelerators if info is not None else None) or 1
+        number += count * (stated if isinstance(stated, int) else per_host)
+    return max(1, number)
+
+
+def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
+    """Return the cells of a study, one for each row of levels.
+
+    The smallest global batch is that of these rows.
+
+    Raises:
+        ConfigError: If a quantity is missing or is not a number.
+        ClusterError: If the role of a group is unclear.
+    """
+    cells = []
+    for levels in rows:
+        settings = merged_settings(study, levels)
+        stated = _stated(study.constraints, {**settings.values, **levels})
+        ranks = num_ranks(settings, catalogue)
+        hosts = sum(count for _, count in trainer_groups(settings)) or 1
+        cells.append((levels, settings, stated, {"ranks": ranks, "hosts": hosts}))
+    batches = [_global_batch(study.constraints, stated, own["ranks"]) for _, _, stated, own in cells]
+    smallest = min((batch for batch in batches if batch is not None), default=None)
+    quantities = [
+        _together(levels, settings, stated, {**own, **_derived(study, stated, own, batch, smallest)})
+        for (levels, settings, stated, own), batch in zip(cells, batches, strict=True)
+    ]
+    bases = dict.fromkeys(name for each in quantities for name in each if name.startswith(_BASE))
+    for each in quantities:  # in cells where the quantity does not change too, so that a column has no gaps
+        each.update({name: each[name.removeprefix(_BASE)] for name in bases if name not in each})
+    return [
+        Cell(levels=levels, settings=settings, quantities=each)
+        for (levels, settings, _, _), each in zip(cells, quantities, strict=True)
+    ]
+
+
+def _together(
+    levels: Mapping[str, Level], settings: Settings, stated: Mapping[str, Level], derived: Mapping[str, Level]
+) -> dict[str, Level]:
+    """Return all quantities. Of a stated and a derived one with the same name, the stated one becomes ``base_NAME``."""
+    given = {**settings.values, **_plain(stated), **levels}
+    changed = {f"{_BASE}{name}": given[name] for name in derived if name in given and given[name] != derived[name]}
+    return {**given, **changed, **derived}
+
+
+def _stated(constraints: Constraints, values: Mapping[str, Level]) -> dict[str, Level]:
+    found: dict[str, Level] = {}
+    for name in (*_INPUTS, *_TO_CHECK):
+        value = values.get(name, getattr(constraints, name))
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _plain(stated: Mapping[str, Level]) -> dict[str, Level]:
+    return {name: value for name, value in stated.items() if name not in _TO_CHECK or value}
+
+
+def _global_batch(constraints: Constraints, stated: Mapping[str, Level], ranks: int) -> Fraction | None:
+    if constraints.fix == "global_batch":
+        if "global_batch" not in stated:
+            raise ConfigError("constraints.global_batch: missing, needed by fix: global_batch")
+        return _number("global_batch", stated)
+    if "batch_per_device" in stated:
+        return _number("batch_per_device", stated) * ranks
+    return _number("global_batch", stated) if "global_batch" in stated else None
+
+
+def _derived(
+    study: Study,
+    stated: Mapping[str, Level],
+    own: Mapping[str, int],
+    batch: Fraction | None,
+    smallest: Fraction | None,
+) -> dict[str, Level]:
+    found: dict[str, Level] = {}
+    samples = None
+    if "samples" in stated:
+        # Decimal digits as written: 0.9 is nine tenths here, not the nearest binary number.
+        samples = Fraction(math.floor(_number("samples", stated) * Fraction(str(study.constraints.train_share))))
+        found["training_samples"] = int(samples)
+    if batch is not None and smallest is not None:
+        found["global_batch"] = _level(batch)
+        found["batch_per_device"] = _level(batch / own["ranks"])
+        if "learning_rate" in stated:
+            found["learning_rate"] = _learning_rate(stated, batch / smallest)
+    found |= _duration(study.constraints, stated, samples, batch, smallest)
+    return found
+
+
+def _duration(
+    constraints: Constraints,
+    stated: Mapping[str, Level],
+    samples: Fraction | None,
+    batch: Fraction | None,
+    smallest: Fraction | None,
+) -> dict[str, Level]:
+    """Return steps and epochs, each from the other one."""
+    if constraints.fix == "steps" or (constraints.fix == "global_batch" and "steps" in stated):
+        needed = {"steps": stated.get("steps"), "samples": samples, "batch_per_device": batch}
+        missing = [name for name, value in needed.items() if value is None]
+        if missing or samples is None or batch is None or smallest is None:
+            raise ConfigError(f"constraints.{missing[0]}: missing, needed to fix the number of steps")
+        steps = _number("steps", stated) * smallest / batch
+        return {"steps": math.floor(steps + Fraction(1, 2)), "epochs": _level(steps * batch / samples)}
+    if "epochs" in stated and samples is not None and batch is not None:
+        epochs = _number("epochs", stated)
+        return {"steps": math.floor(epochs * samples / batch + Fraction(1, 2)), "epochs": _level(epochs)}
+    return {}
+
+
+def _learning_rate(stated: Mapping[str, Level], ratio: Fraction) -> float:
+    base = float(_number("learning_rate", stated))
+    rule = stated.get("learning_rate_rule", "kept")
+    factor = {"kept": 1.0, "sqrt": math.sqrt(ratio), "linear": float(ratio)}[str(rule)]
+    return base * factor
+
+
+def _number(name: str, stated: Mapping[str, Level]) -> Fraction:
+    value = stated[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ConfigError(f"{name}: found {value!r}, expected a number above 0")
+    return Fraction(str(value))
+
+
+def _level(value: Fraction) -> Level:
+    return int(value) if value.denominator == 1 else float(value)

@@ -1,0 +1,420 @@
+"""Executes runs as child processes of this one: on simulated hosts, or on the hosts of a cluster file.
+
+The output of a run goes to ``log.txt`` in its folder. Each line gets the time of its arrival, so that a metric that an
+expression finds has a time too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from hetero.cluster import ClusterSpec, find_platform
+from hetero.config import stated_flags
+from hetero.errors import ConfigError
+from hetero.launch.failure import stated_code
+from hetero.metrics.logged import LoggedMetric, MetricPattern, read_metric_line
+from hetero.pricing import Catalogue
+from hetero.report.model import REPORT_FILE_NAME, Report, load_report
+from hetero.simulate.simulate import parse_group
+from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
+from hetero.system.process import PARENT_VARIABLE, describe_exit_status, start_child
+from hetero.system.scripts import find_script
+from hetero.system.text import escape_line, shortened
+
+__all__ = ["LOG_FILE_NAME", "LaunchExecutor", "SimulateExecutor", "phases_of", "result_of"]
+
+LOG_FILE_NAME = "log.txt"
+_STOP_S = 90.0
+"""Seconds from the request to stop until a run is killed. Ranks have 50 s to save a checkpoint."""
+_MAX_LINE_BYTES = 64 * 1024
+_TAIL_LINES = 200
+_CAUSE = re.compile(r"\bHET-\d\d .*")
+_RANK = re.compile(r"\brank (\d{1,6}): ")
+_MAX_CAUSE_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    text: str
+    at_s: float
+    unix_s: float
+
+
+class _Job:
+    """The processes of one run and their output."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], log: IO[str]) -> None:
+        self._log = log
+        self._started_s = time.monotonic()
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stop_s: float | None = None
+        self._lock = threading.Lock()
+        try:
+            for command in commands:
+                self._start(command, environment)
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"cannot start {shortened(shlex.join(commands[0]), 200)}: {error.strerror or error}"
+            ) from error
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        process = start_child(
+            command,
+            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": _python_path()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches only the study, which then asks the run to stop
+        )
+        assert process.stdout is not None
+        self._processes.append(process)
+        threading.Thread(target=self._read, args=(process.stdout,), name="study-output", daemon=True).start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError), stream:
+            while line := stream.readline(_MAX_LINE_BYTES):
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def lines(self) -> Iterator[_Line]:
+        """Yield the lines of all processes as they arrive, until all outputs are closed."""
+        num_open = len(self._processes)
+        while num_open:
+            try:
+                line = self._lines.get(timeout=1.0)
+            except queue.Empty:
+                self._kill_if_late()
+                continue
+            self._kill_if_late()
+            if line is None:
+                num_open -= 1
+                continue
+            text = escape_line(line.decode("utf-8", "replace").rstrip("\r\n"))
+            self._log.write(text + "\n")
+            self._log.flush()
+            yield _Line(text, time.monotonic() - self._started_s, time.time())
+
+    def wait(self) -> list[int]:
+        """Return the exit status of each process. Call this after `lines` has ended."""
+        return [process.wait() for process in self._processes]
+
+    def stop(self) -> None:
+        """Ask all processes to stop, as a platform does. Idempotent."""
+        with self._lock:
+            if self._stop_s is None:
+                self._stop_s = time.monotonic()
+                for process in self._processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGTERM)
+
+    def _kill_if_late(self) -> None:
+        if self._stop_s is not None and time.monotonic() - self._stop_s > _STOP_S:
+            self.close()
+
+    def close(self) -> None:
+        """Kill the processes that still run."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+class _ChildExecutor:
+    """What both executors share: one run at a time, as child processes."""
+
+    max_parallel = 1
+
+    def __init__(self, *, catalogue: Catalogue, patterns: Sequence[MetricPattern]) -> None:
+        self._catalogue = catalogue
+        self._patterns = tuple(patterns)
+        self._lock = threading.Lock()
+        self._job: _Job | None = None
+        self._is_stopped = False
+
+    def hourly_usd(self, run: PlannedRun) -> float | None:
+        """Return the price of all hosts of the run per hour, or None if a price is unknown."""
+        total = 0.0
+        for instance_type, count in self._types(run):
+            info = self._catalogue.find(instance_type)
+            if info is None or info.hourly_usd is None:
+                return None
+            total += count * info.hourly_usd
+        return total
+
+    def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+        """Run the job, see `hetero.studies.runs.Executor.execute`."""
+        commands = self._commands(run, folder)
+        for name in (REPORT_FILE_NAME, "report.md"):
+            (folder / name).unlink(missing_ok=True)
+        started_at = dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
+        started_s = time.monotonic()
+        logged = _Logged(self._patterns)
+        with (folder / LOG_FILE_NAME).open("w", encoding="utf-8") as log:
+            log.write("".join(f"$ {shlex.join(command)}\n" for command in commands))
+            job = _Job(commands, run.environment, log)
+            with self._lock:
+                self._job = job
+                if self._is_stopped:
+                    job.stop()
+            try:
+                for line in job.lines():
+                    logged.read(line)
+                statuses = job.wait()
+            finally:
+                job.close()
+                with self._lock:
+                    self._job = None
+        return result_of(
+            run,
+            folder,
+            status=next((status for status in statuses if status), 0),
+            started_at=started_at,
+            wall_s=time.monotonic() - started_s,
+            hourly_usd=self.hourly_usd(run),
+            logged=logged,
+        )
+
+    def stop(self) -> None:
+        """Ask the run that is being executed, and later ones, to stop. Thread-safe, idempotent."""
+        with self._lock:
+            self._is_stopped = True
+            if self._job is not None:
+                self._job.stop()
+
+    def _types(self, run: PlannedRun) -> list[tuple[str, int]]:
+        raise NotImplementedError
+
+    def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        raise NotImplementedError
+
+
+class SimulateExecutor(_ChildExecutor):
+    """Executes runs with ``hetero simulate``, one at a time.
+
+    Args:
+        catalogue: Prices of the instance types.
+        patterns: Expressions that find metrics in the log.
+    """
+
+    def __init__(self, *, catalogue: Catalogue, patterns: Sequence[MetricPattern] = ()) -> None:
+        super().__init__(catalogue=catalogue, patterns=patterns)
+
+    def _types(self, run: PlannedRun) -> list[tuple[str, int]]:
+        groups = [parse_group(text) for text in run.groups]
+        return [(group.instance_type, group.count) for group in groups]
+
+    def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        if not run.groups:
+            raise ConfigError(
+                f'run {run.run_id} has no groups; expected for example groups: ["trainer=ml.m5.xlarge:1"] in the '
+                "study or in the levels of a factor"
+            )
+        find_script(run.script, is_module=bool(run.options.get("module")))
+        command = [*_HETERO, "simulate", *(f"--group={group}" for group in run.groups)]
+        command += [f"--channel={name}={path}" for name, path in run.channels.items()]
+        command += [f"--output-dir={folder}", *_flags(run)]
+        return [_with_script(command, run)]
+
+
+class LaunchExecutor(_ChildExecutor):
+    """Executes runs with ``hetero launch`` on the hosts of a cluster file, one at a time.
+
+    This process starts the launcher of its own host. The others are started by the command ``start``, for example
+    ``["ssh", "{host}"]``, which gets the launcher's command line as one more argument. The folder of the study, and the
+    script, must have the same path on all hosts.
+
+    Args:
+        cluster_file: The file. A launch option ``cluster_file`` of a run overrides it.
+        start: Command that runs a command line on another host, with ``{host}`` for its name. Empty if the file has
+            only this host.
+        host: Name of this host in the file. Empty: the machine's own name.
+        catalogue: Prices of the instance types.
+        patterns: Expressions that find metrics in the log.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster_file: Path,
+        start: Sequence[str] = (),
+        host: str = "",
+        catalogue: Catalogue,
+        patterns: Sequence[MetricPattern] = (),
+    ) -> None:
+        super().__init__(catalogue=catalogue, patterns=patterns)
+        self._cluster_file = cluster_file
+        self._start = tuple(start)
+        self._host = host or None
+
+    def _types(self, run: PlannedRun) -> list[tuple[str, int]]:
+        cluster = self._cluster(run)
+        return [(group.instance_type, len(group.hosts)) for group in cluster.groups]
+
+    def _cluster(self, run: PlannedRun) -> ClusterSpec:
+        path = str(run.options.get("cluster_file") or self._cluster_file)
+        roles = run.options.get("roles", ())
+        platform = find_platform(os.environ, cluster_file=path)
+        return platform.read_cluster(host=self._host, roles=tuple(roles) if isinstance(roles, (list, tuple)) else ())
+
+    def _commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
+        cluster = self._cluster(run)
+        path = Path(str(run.options.get("cluster_file") or self._cluster_file)).resolve()
+        hosts = [host.name for host in cluster.hosts]
+        others = [host for host in hosts if host != cluster.current_host]
+        if others and not self._start:
+            raise ConfigError(
+                f"{path} has the hosts {', '.join(hosts)}, and this is {cluster.current_host}\n"
+                "  to do: state how a command runs on another host, for example executor: {launch: {cluster_file: "
+                f'{path.name}, start: ["ssh", "{{host}}"]}}}}'
+            )
+        reporter = cluster.trainer_hosts[0].name
+        find_script(run.script, is_module=bool(run.options.get("module")))
+        commands = []
+        for host in hosts:
+            # The first trainer host writes the report into the folder of the run, the others write beside it.
+            output = folder if host == reporter else folder / "hosts" / host
+            command = [
+                *_HETERO,
+                "launch",
+                f"--cluster-file={path}",
+                f"--host={host}",
+                f"--output-dir={output.resolve()}",
+            ]
+            command = _with_script([*command, *_flags(run, without=("cluster_file", "host"))], run)
+            if host != cluster.current_host:
+                variables = [f"{name}={value}" for name, value in run.environment.items()]
+                line = shlex.join(["cd", str(Path.cwd())]) + " && " + shlex.join(["env", *variables, *command])
+                command = [*(word.replace("{host}", host) for word in self._start), line]
+            commands.append(command)
+        return commands
+
+
+class _Logged:
+    """The metrics in the lines of a run, and its last lines."""
+
+    def __init__(self, patterns: Sequence[MetricPattern]) -> None:
+        self._patterns = patterns
+        self.found: list[LoggedMetric] = []
+        """Values that the study's expressions found."""
+        self.lines: list[LoggedMetric] = []
+        """Values of lines that `hetero.log_metric` wrote, in case that no report has them."""
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    def read(self, line: _Line) -> None:
+        """Read one line."""
+        self.tail.append(line.text)
+        match = _RANK.search(line.text[:200])
+        rank = 0 if match is None else int(match[1])
+        for pattern in self._patterns:
+            value = pattern.read(line.text)
+            if value is not None:
+                self.found.append(
+                    LoggedMetric(name=pattern.name, value=value, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
+                )
+        logged = read_metric_line(line.text)
+        if logged is not None:
+            name, value, step = logged
+            self.lines.append(
+                LoggedMetric(name=name, value=value, step=step, at_s=line.at_s, unix_s=line.unix_s, rank=rank)
+            )
+
+
+def result_of(
+    run: PlannedRun,
+    folder: Path,
+    *,
+    status: int,
+    started_at: str,
+    wall_s: float,
+    hourly_usd: float | None,
+    logged: _Logged,
+) -> RunResult:
+    """Return the result of a job that has ended, from its report if it wrote one.
+
+    Args:
+        run: The run.
+        folder: Its folder.
+        status: Exit status of its first process that failed, as `subprocess` returns it.
+        started_at: ISO 8601.
+        wall_s: Seconds from the start of the processes to their end.
+        hourly_usd: Price of all hosts.
+        logged: What the lines of its log had.
+    """
+    report = load_report(folder) if (folder / REPORT_FILE_NAME).is_file() else None
+    billed_s = wall_s if report is None else report.run.wall_s
+    metrics = [*(logged.lines if report is None else report.run.metrics), *logged.found]
+    exit_code = status if status >= 0 else 128 - status
+    return RunResult(
+        run_id=run.run_id,
+        state=FINISHED if exit_code == 0 else FAILED,
+        exit_code=min(exit_code, 255),
+        cause="" if exit_code == 0 else _cause(status, logged.tail),
+        started_at=started_at,
+        wall_s=billed_s,
+        usd=None if hourly_usd is None else hourly_usd * billed_s / 3600,
+        metrics=tuple(sorted(metrics, key=lambda value: value.at_s)),
+        phases={} if report is None else phases_of(report),
+        report=report,
+    )
+
+
+def phases_of(report: Report) -> dict[str, float]:
+    """Return the parts of a run's wall time in seconds: compute and data wait of its steps, and the rest.
+
+    The steps are those of the loader that takes the most time, on the rank where it takes the most. Steps of the
+    warm-up count as rest.
+    """
+    loaders = [loader for rank in report.run.ranks for loader in rank.loaders if loader.num_steps_measured]
+    longest = max(loaders, key=lambda loader: loader.total_s, default=None)
+    if longest is None:
+        return {"other": report.run.wall_s}
+    return {
+        "compute": longest.compute_total_s,
+        "data wait": longest.data_wait_total_s,
+        "other": max(0.0, report.run.wall_s - longest.total_s),
+    }
+
+
+def _cause(status: int, tail: Sequence[str]) -> str:
+    """Return why a run failed: hetero's own words, or the end of the output."""
+    own = [match.group() for line in tail if (match := _CAUSE.search(line))]
+    coded = [text for text in own if stated_code(text) is not None]
+    last = next((line for line in reversed(tail) if line.strip()), "")
+    text = coded[0] if coded else last or describe_exit_status(status)
+    return shortened(text, _MAX_CAUSE_CHARS)
+
+
+_HETERO = (sys.executable, "-m", "hetero.cli")
+
+
+def _flags(run: PlannedRun, *, without: Sequence[str] = ()) -> list[str]:
+    return stated_flags({name: value for name, value in run.options.items() if name not in ("output_dir", *without)})
+
+
+def _with_script(command: Sequence[str], run: PlannedRun) -> list[str]:
+    return [*command, run.script, "--", *run.script_args]
+
+
+def _python_path() -> str:
+    """Return the PYTHONPATH of a child: this process's, and hetero's source tree unless it is installed."""
+    parts = [os.environ.get("PYTHONPATH", "")]
+    own = Path(__file__).resolve().parents[2]
+    if own.name not in ("site-packages", "dist-packages"):
+        parts.append(str(own))
+    return os.pathsep.join(dict.fromkeys(part for text in parts for part in text.split(os.pathsep) if part))

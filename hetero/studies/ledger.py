@@ -1,0 +1,301 @@
+"""The ledger of a study: one line of JSON for each run that began or ended, so a killed study can go on.
+
+``runs.jsonl`` has three kinds of lines. The first line states what the study is (`Identity`). A ``started`` line is
+written before a run and an ``ended`` line after it. Every line is on the disk before the study continues. A line that
+is incomplete, because the study was killed while it wrote, is ignored and overwritten.
+
+A run that has a ``started`` line and no ``ended`` line was interrupted. What it cost until then counts, see
+`Ledger.interrupted`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import ConfigError
+from hetero.metrics.logged import LoggedMetric
+from hetero.report.model import MAX_METRICS, REPORT_FILE_NAME, load_report
+from hetero.studies.runs import FINISHED, STATES, STOPPED, Level, PlannedRun, RunResult
+from hetero.system.documents import read_bounded
+from hetero.system.records import decode, encode, limits
+
+__all__ = ["JOB_FILE_NAME", "LEDGER_FILE_NAME", "RUNS_FOLDER", "Ledger", "differences", "digest_of"]
+
+logger = logging.getLogger(__name__)
+
+LEDGER_FILE_NAME = "runs.jsonl"
+RUNS_FOLDER = "runs"
+JOB_FILE_NAME = "job.json"
+"""File in a run's folder with which an executor finds the job that it started before the study was killed."""
+_VERSION = 1
+_MAX_BYTES = 1 << 30
+_MAX_CAUSE_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """An ``ended`` line: a result without its report, which is in the run's folder."""
+
+    run_id: str
+    digest: str
+    state: str = field(metadata=limits(choices=STATES))
+    exit_code: int = field(metadata=limits(minimum=-255, maximum=255))
+    cause: str
+    started_at: str
+    wall_s: float
+    usd: float | None
+    phases: dict[str, float] = field(default_factory=dict)
+    metrics: tuple[LoggedMetric, ...] = field(default=(), metadata=limits(max_items=MAX_METRICS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A ``started`` line."""
+
+    run_id: str
+    digest: str
+    started_at: str
+    hourly_usd: float | None
+
+
+def digest_of(run: PlannedRun) -> str:
+    """Return a digest of everything that a run is made of."""
+    content = {each.name: getattr(run, each.name) for each in fields(run)}
+    text = json.dumps(content, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def differences(before: object, now: object, path: str = "") -> Iterator[str]:
+    """Yield one line for each value that differs between two documents, with the path of the value."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*before, *now]):
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif before != now:
+        yield f"{path}: was {_short(before)}, is now {_short(now)}"
+
+
+def _short(value: object) -> str:
+    text = "not stated" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+class Ledger:
+    """The ledger in a folder. A context manager: the folder is locked until its end. Use it on one thread at a time.
+
+    Args:
+        folder: Folder of the study. It is created if it does not exist.
+        identity: What the study is. A ledger of a study that differs is rejected. None: any ledger is accepted.
+
+    Raises:
+        ConfigError: If the ledger belongs to another study or is malformed, or another study writes to the folder.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
+        self._path = folder / LEDGER_FILE_NAME
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_locked(folder))
+            self.results: dict[str, tuple[str, RunResult]] = {}
+            """Last result of each run, with the digest of the run, without reports."""
+            self.spent_usd = 0.0
+            self.spent_s = 0.0
+            self._open: dict[str, _Started] = {}
+            content = self._read()
+            self._check(content, identity)
+            self._file = stack.enter_context(self._path.open("ab"))
+            if not content:
+                self._append({"kind": "study", "version": _VERSION, "identity": identity})
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def start(self, run: PlannedRun, hourly_usd: float | None) -> None:
+        """Record that a run begins now."""
+        started = _Started(run_id=run.run_id, digest=digest_of(run), started_at=_now(), hourly_usd=hourly_usd)
+        self._open[run.run_id] = started
+        self._append({"kind": "started", **encode(started)})
+
+    def end(self, run: PlannedRun, result: RunResult) -> None:
+        """Record how a run ended."""
+        ended = _Ended(
+            run_id=run.run_id,
+            digest=digest_of(run),
+            state=result.state,
+            exit_code=result.exit_code,
+            cause=result.cause[:_MAX_CAUSE_CHARS],
+            started_at=result.started_at,
+            wall_s=result.wall_s,
+            usd=result.usd,
+            phases=dict(result.phases),
+            # The report has the values that the script logged.
+            metrics=_without(result.metrics, result.report.run.metrics if result.report is not None else ()),
+        )
+        self._add(ended)
+        self._append({"kind": "ended", **encode(ended)})
+
+    def interrupted(self, run: PlannedRun) -> RunResult | None:
+        """Return a result for a run that an earlier start of the study began and did not end, or None.
+
+        Its duration ends with the last change of a file in its folder.
+        """
+        started = self._open.get(run.run_id)
+        if started is None:
+            return None
+        began = dt.datetime.fromisoformat(started.started_at).timestamp()
+        folder = self._path.parent / RUNS_FOLDER / run.run_id
+        changes = [path.lstat().st_mtime for path in folder.glob("*")] if folder.is_dir() else []
+        wall_s = max(0.0, max(changes, default=began) - began)
+        return RunResult(
+            run_id=run.run_id,
+            state=STOPPED,
+            exit_code=-9,
+            cause="the study was interrupted",
+            started_at=started.started_at,
+            wall_s=wall_s,
+            usd=None if started.hourly_usd is None else started.hourly_usd * wall_s / 3600,
+        )
+
+    def result(self, run: PlannedRun, *, levels: Mapping[str, Level] | None = None) -> RunResult | None:
+        """Return the result of a run with its report, or None if it has not ended yet.
+
+        Raises:
+            ConfigError: If the ledger has a run with the same id that was another one, or its report is malformed.
+        """
+        found = self.results.get(run.run_id)
+        if found is None:
+            return None
+        digest, result = found
+        if digest != digest_of(run):
+            raise ConfigError(
+                f"the ledger {self._path} has a run {run.run_id} with other arguments, options or groups\n"
+                "  to do: give another --output-dir, or --fresh to begin again"
+            )
+        folder = self._path.parent / RUNS_FOLDER / run.run_id
+        report = load_report(folder) if (folder / REPORT_FILE_NAME).is_file() else None
+        logged = () if report is None else report.run.metrics
+        metrics = tuple(sorted([*logged, *result.metrics], key=lambda value: value.at_s))
+        stated = run.levels if levels is None else levels
+        return replace(result, report=report, metrics=metrics, levels=stated, replicate=run.replicate)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Return the complete lines, and cut off an incomplete last one."""
+        if not self._path.exists():
+            return []
+        content = read_bounded(self._path, f"the ledger {self._path}", max_bytes=_MAX_BYTES)
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < len(content):
+            logger.warning("the last line of %s is incomplete and is ignored", self._path)
+            os.truncate(self._path, len(complete))
+        found = []
+        for number, line in enumerate(complete.splitlines(), start=1):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{self._path}, line {number}: not valid JSON: {error}; {_TO_DO}") from error
+            if not isinstance(value, dict):
+                raise ConfigError(f"{self._path}, line {number}: expected an object; {_TO_DO}")
+            found.append(value)
+        return found
+
+    def _check(self, lines: Sequence[dict[str, Any]], identity: Mapping[str, Any] | None) -> None:
+        for number, line in enumerate(lines, start=1):
+            kind = line.pop("kind", None)
+            try:
+                if kind == "ended":
+                    self._add(decode(_Ended, line))
+                elif kind == "started":
+                    started = decode(_Started, line)
+                    self._open[started.run_id] = started
+                elif kind != "study" or line.get("version") != _VERSION:
+                    raise ConfigError(f"found kind {kind!r} of version {line.get('version')!r}")
+            except ConfigError as error:
+                raise ConfigError(f"{self._path}, line {number}: {error}; {_TO_DO}") from error
+        if lines and identity is not None:
+            changed = list(differences(lines[0].get("identity"), json.loads(json.dumps(identity, default=str))))
+            if changed:
+                listed = "\n  ".join(changed[:10])
+                raise ConfigError(
+                    f"{self._path} belongs to a study that differs from this one, so its runs cannot be compared\n"
+                    f"  {listed}\n  to do: undo the change, give another --output-dir, or give --fresh to begin again"
+                )
+
+    def _add(self, ended: _Ended) -> None:
+        self._open.pop(ended.run_id, None)
+        self.spent_s += ended.wall_s
+        self.spent_usd += ended.usd or 0.0
+        result = RunResult(
+            run_id=ended.run_id,
+            state=ended.state,
+            exit_code=ended.exit_code,
+            cause=ended.cause,
+            started_at=ended.started_at,
+            wall_s=ended.wall_s,
+            usd=ended.usd,
+            phases=ended.phases,
+            metrics=ended.metrics,
+        )
+        if ended.state != STOPPED:  # a stopped run runs again
+            self.results[ended.run_id] = ended.digest, result
+
+    def forget_failed(self) -> None:
+        """Let failed runs run again. What they cost still counts."""
+        for name, (_, result) in list(self.results.items()):
+            if result.state != FINISHED:
+                self.forget_job(name)
+                del self.results[name]
+
+    def forget_job(self, run_id: str) -> None:
+        """Remove the note about the job of a run that is to run again."""
+        (self._path.parent / RUNS_FOLDER / run_id / JOB_FILE_NAME).unlink(missing_ok=True)
+
+    def _append(self, line: Mapping[str, object]) -> None:
+        self._file.write(json.dumps(line, default=str, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+_TO_DO = "give another --output-dir, or --fresh to begin again"
+
+
+def _without(values: Sequence[LoggedMetric], known: Sequence[LoggedMetric]) -> tuple[LoggedMetric, ...]:
+    seen = set(known)
+    return tuple(value for value in values if value not in seen)[:MAX_METRICS]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Reserve the folder of a study. The kernel releases the lock when the process ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"another study writes to {folder}; wait for it, or give another --output-dir") from None
+    except OSError as error:  # a file system without locks
+        logger.info("cannot lock %s (%s); make sure that no other study writes there", folder, error)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")

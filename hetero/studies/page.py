@@ -1,0 +1,255 @@
+"""Shows a study as one HTML page: plots, a table of cells with intervals, and a table of runs.
+
+The page needs no other file, no network and no script.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from importlib import resources
+
+from hetero.studies.plan import StudyPlan
+from hetero.studies.plots import (
+    Plot,
+    Results,
+    communication_plot,
+    correlation_plot,
+    has_matplotlib,
+    pareto_plot,
+    quality_over_time_plot,
+    quality_plot,
+    scaling_plot,
+)
+from hetero.studies.runs import FAILED, FINISHED, RunResult
+from hetero.studies.statistics import Interval, interval_of, series_of, time_to_quality
+from hetero.studies.study_file import Metric, Study
+from hetero.studies.table import Row, by_levels
+from hetero.system.findings import Finding
+from hetero.system.text import counted, html_text
+
+__all__ = [
+    "PAGE_FILE_NAME",
+    "PLOTS_HINT",
+    "cell_table",
+    "correlation_text",
+    "html_page",
+    "plot_html",
+    "study_page",
+    "table_html",
+]
+
+PAGE_FILE_NAME = "study.html"
+PLOTS_HINT = 'The page has no plots, because matplotlib is not installed: pip install "hetero[plots]"'
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_MAX_ROWS = 1000
+
+
+def html_page(title: str, parts: Sequence[str]) -> str:
+    """Return an HTML page with the style of hetero's pages. A browser loads nothing and runs no script for it.
+
+    Args:
+        title: Title, as plain text.
+        parts: HTML of the page's parts, in order. Texts in it must be escaped, see `hetero.system.text.html_text`.
+    """
+    css = resources.files("hetero.studies").joinpath("data", "study_page.css").read_text(encoding="utf-8")
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{html_text(_POLICY)}"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>{html_text(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n"
+        "</html>\n"
+    )
+
+
+def plot_html(plot: Plot) -> str:
+    """Return the HTML of a plot with its caption. The image is part of the page."""
+    data = base64.b64encode(plot.svg.encode()).decode("ascii")
+    return (
+        f'<figure><h3>{html_text(plot.title)}</h3><img alt="{html_text(plot.title)}" '
+        f'src="data:image/svg+xml;base64,{data}"/><figcaption>{html_text(plot.caption)}</figcaption></figure>'
+    )
+
+
+def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Return an HTML table of texts.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells of each row.
+        right: Columns with numbers, which are aligned to the right.
+    """
+
+    def cells(tag: str, texts: Sequence[str]) -> str:
+        starts = [f'<{tag} class="number">' if at in right else f"<{tag}>" for at in range(len(texts))]
+        return "".join(f"{start}{html_text(text)}</{tag}>" for start, text in zip(starts, texts, strict=True))
+
+    lines = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table>\n<thead><tr>{cells("th", header)}</tr></thead>\n<tbody>\n{lines}\n</tbody>'
+        "\n</table></div>"
+    )
+
+
+def study_page(plan: StudyPlan, results: Sequence[RunResult], table: Sequence[Row], findings: Sequence[Finding]) -> str:
+    """Return the page of a study.
+
+    Args:
+        plan: The study with its runs.
+        results: Results of the runs that ended.
+        table: Rows of these results, see `hetero.studies.table.rows`.
+        findings: What the checks found.
+    """
+    study = plan.study
+    parts = [_headline(plan, results), _plots(plan, results)]
+    header, rows = cell_table(study, results)
+    if rows:
+        parts += [
+            "<h2>Combinations of levels</h2>",
+            table_html(header, rows, right=range(len(study.factors), len(header))),
+            (
+                '<p class="small">Means over replicates, with 95 % intervals in brackets (Student\'s t). Without an '
+                "interval, the combination ran once.</p>"
+            ),
+        ]
+    parts += [_runs(table), _design(plan), _findings(findings), _origin(results)]
+    return html_page(f"Study {study.name}", parts)
+
+
+def cell_table(study: Study, results: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of combinations: runs, time, cost and quality with their intervals."""
+    names = [factor.name for factor in study.factors]
+    metrics = list(study.metrics)
+    header = [*names, "ranks", "runs", "failed", "time [s]", "USD"]
+    header += [column for metric in metrics for column in _metric_columns(metric)]
+    rows = []
+    for levels, members in by_levels(results, names).items():
+        finished = [each for each in members if each.state == FINISHED]
+        row = [*map(str, levels), str(members[0].levels.get("ranks", "")), str(len(members))]
+        row += [
+            str(sum(each.state == FAILED for each in members)),
+            _interval_text(interval_of([each.wall_s for each in finished]), ".4g"),
+            _interval_text(interval_of([each.usd for each in finished if each.usd is not None]), ".4g"),
+        ]
+        for metric in metrics:
+            lasts = [values[-1].value for each in finished if (values := series_of(each.metrics, metric.name))]
+            row.append(_interval_text(interval_of(lasts), ".4g"))
+            if metric.target is not None:
+                reached = [
+                    seconds for each in finished if (seconds := time_to_quality(each.metrics, metric)) is not None
+                ]
+                text = _interval_text(interval_of(reached), ".4g")
+                row.append(text if len(reached) == len(finished) else f"{text} ({len(reached)} of {len(finished)})")
+        rows.append(row)
+    return header, rows
+
+
+def _metric_columns(metric: Metric) -> list[str]:
+    is_target = metric.target is not None
+    return [metric.name, f"time to {metric.name} {metric.target:g} [s]"] if is_target else [metric.name]
+
+
+def _interval_text(found: Interval | None, form: str) -> str:
+    if found is None:
+        return "-"
+    if found.low is None or found.high is None:
+        return format(found.mean, form)
+    return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+
+
+def _headline(plan: StudyPlan, results: Sequence[RunResult]) -> str:
+    states = [result.state for result in results]
+    failed = f", {states.count(FAILED)} failed" if FAILED in states else ""
+    total_s = sum(result.wall_s for result in results)
+    costs = [result.usd for result in results if result.usd is not None]
+    cost = f", USD {sum(costs):,.2f}" if costs and len(costs) == len(results) else ""
+    return (
+        f'<p class="command">Study of <code>{html_text(plan.study.script)}</code></p>\n'
+        f"<h1>{html_text(plan.study.name)}</h1>\n<p>{states.count(FINISHED)} of {counted(len(plan.runs), 'run')} "
+        f"finished{failed}. They took {total_s / 3600:.2f} h{cost}.</p>"
+    )
+
+
+def _plots(plan: StudyPlan, results: Sequence[RunResult]) -> str:
+    if not has_matplotlib():
+        return f'<p class="notice">{html_text(PLOTS_HINT)}</p>'
+    study = plan.study
+    names = [factor.name for factor in study.factors if not factor.settings]
+    found = Results(results=results, factors=names, metric=study.metrics[0] if study.metrics else None)
+    plots = [
+        scaling_plot(found, cost=False),
+        scaling_plot(found, cost=True),
+        quality_plot(found),
+        quality_over_time_plot(found),
+        pareto_plot(found),
+        communication_plot(found),
+        correlation_plot(plan.correlations) if plan.correlations is not None else None,
+    ]
+    drawn = [plot_html(plot) for plot in plots if plot is not None]
+    return f'<div class="plots">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _runs(table: Sequence[Row]) -> str:
+    if not table:
+        return "<p>No run has ended yet.</p>"
+    columns = [name for name in table[0] if any(row[name] not in (None, "") for row in table)]
+    numbers = [
+        at for at, name in enumerate(columns) if all(isinstance(row[name], (int, float, type(None))) for row in table)
+    ]
+    rows = [[_cell(row[name]) for name in columns] for row in table[:_MAX_ROWS]]
+    more = f'<p class="small">{len(table) - _MAX_ROWS} more rows are in runs.csv.</p>' if len(table) > _MAX_ROWS else ""
+    return f"<h2>Runs</h2>\n{table_html(columns, rows, right=numbers)}{more}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def correlation_text(plan: StudyPlan) -> str:
+    """Return a sentence about the largest correlation of the design, or an empty text."""
+    largest = None if plan.correlations is None else plan.correlations.largest
+    if largest is None:
+        return ""
+    value, one, other = largest
+    return f"The largest correlation between two factors of the design is {value:.2f}, of {one} and {other}."
+
+
+def _design(plan: StudyPlan) -> str:
+    study = plan.study
+    kinds = {
+        "full": "all combinations of levels",
+        "fraction": "an orthogonal fraction of all combinations",
+        "table": "the combinations that the file lists",
+    }
+    order = f"in random order with seed {study.seed}" if study.order == "random" else "in the order of the file"
+    factors = "".join(
+        f"<li><code>{html_text(factor.name)}</code>: {html_text(', '.join(map(str, factor.levels)))}</li>"
+        for factor in study.factors
+    )
+    return (
+        f"<h2>Design</h2>\n<p>The study runs {kinds[study.design.kind]}, {counted(len(plan.cells), 'row')} times "
+        f"{counted(study.replicates, 'replicate')}, {order}. {html_text(correlation_text(plan))}</p>\n"
+        f"<ul>{factors}</ul>"
+    )
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    items = "".join(
+        f"<li><strong>{html_text(each.number)} {html_text(each.severity)}</strong>: {html_text(each.found)}. To do: "
+        f"{html_text(each.fix)}</li>\n"
+        for each in findings
+    )
+    return f"<h2>Findings</h2>\n<ul>\n{items}</ul>" if items else ""
+
+
+def _origin(results: Sequence[RunResult]) -> str:
+    simulated = dict.fromkeys(
+        sentence for result in results if result.report is not None for sentence in result.report.run.simulated
+    )
+    if not simulated:
+        return ""
+    items = "".join(f"<li>{html_text(sentence)}</li>" for sentence in list(simulated)[:20])
+    return f"<h2>Simulated</h2>\n<p>Times and costs are not those of the named machines, because:</p><ul>{items}</ul>"

@@ -1,0 +1,433 @@
+"""The plots of a study's page, drawn by matplotlib. Each function returns an SVG document, or None without its data.
+
+matplotlib is imported when a plot is drawn. Nothing here uses pyplot, so no state is shared with a user's own plots.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hetero.errors import ConfigError
+from hetero.studies.designs import Correlations
+from hetero.studies.runs import FINISHED, Level, RunResult
+from hetero.studies.statistics import interval_of, pareto_front, series_of
+from hetero.studies.study_file import Metric
+from hetero.studies.table import communication_ratio
+from hetero.system.text import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator
+
+__all__ = [
+    "Plot",
+    "Results",
+    "communication_plot",
+    "correlation_plot",
+    "has_matplotlib",
+    "new_figure",
+    "pareto_plot",
+    "quality_over_time_plot",
+    "quality_plot",
+    "scaling_plot",
+    "svg_of",
+]
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c510a", "#4d4d4d")
+"""Colours that people with colour blindness can tell apart (Okabe and Ito)."""
+_MARKERS = "osD^vPX*"
+_SIZE = (6.4, 4.2)
+_MAX_SERIES = len(PALETTE)
+_MAX_CURVES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A drawn plot."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What the plots show: finished runs, and the factors that tell their series apart."""
+
+    results: Sequence[RunResult]
+    factors: Sequence[str]
+    """Names of the factors, without those that only choose the cluster."""
+    metric: Metric | None
+    """The first metric of quality."""
+
+    @property
+    def finished(self) -> list[RunResult]:
+        """The runs that finished."""
+        return [result for result in self.results if result.state == FINISHED]
+
+    def series(self, *, without: str = "") -> dict[str, list[RunResult]]:
+        """Return the finished runs by the levels of the factors. If that were too many series, all runs are one."""
+        varied = [
+            name
+            for name in self.factors
+            if name != without and len({result.levels.get(name) for result in self.finished}) > 1
+        ]
+        found: dict[str, list[RunResult]] = {}
+        order = {name: _rank_of(self.finished, name) for name in varied}
+        for result in sorted(self.finished, key=lambda each: [order[name](each) for name in varied]):
+            label = ", ".join(f"{name} {result.levels.get(name)}" for name in varied)
+            found.setdefault(label, []).append(result)
+        return found if len(found) <= _MAX_SERIES else {"": self.finished}
+
+
+def has_matplotlib() -> bool:
+    """Return whether matplotlib is installed."""
+    try:
+        import matplotlib.figure  # noqa: F401  the import is the question
+    except ImportError:
+        return False
+    return True
+
+
+def new_figure(width: float = _SIZE[0], height: float = _SIZE[1]) -> Figure:
+    """Return an empty figure whose size is in inches.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure as MatplotlibFigure
+    except ImportError as error:
+        raise ConfigError('plots need matplotlib; to do: pip install "hetero[plots]"') from error
+    return MatplotlibFigure(figsize=(width, height), layout="constrained")
+
+
+def svg_of(figure: Figure) -> str:
+    """Return a figure as SVG. Equal figures are equal texts."""
+    import matplotlib as mpl
+
+    target = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "hetero", "svg.fonttype": "path"}):
+        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
+    return target.getvalue()
+
+
+def scaling_plot(found: Results, *, cost: bool) -> Plot | None:
+    """Return time, or cost, against ranks on logarithmic axes. None if all runs have equally many ranks."""
+    value_of = _usd if cost else _hours_or_seconds(found)
+    runs = [result for result in found.finished if value_of(result) is not None]
+    if len({_ranks(result) for result in runs}) < 2:
+        return None
+    unit = "USD" if cost else _time_unit(found)
+    figure = new_figure()
+    axes = figure.subplots()
+    for style, (label, members) in zip(_styles(), found.series().items(), strict=False):
+        points = [(_ranks(each), value) for each in members if (value := value_of(each)) is not None]
+        if points:
+            _means_with_points(axes, points, style, label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    _plain_ticks(axes, sorted({_ranks(result) for result in runs}))
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("cost of a run [USD]" if cost else f"time of a run [{unit}]")
+    _legend(axes)
+    what = "Cost" if cost else "Time"
+    rest = "" if cost else " A straight line is a power law: with perfect scaling, twice the ranks take half the time."
+    return Plot(
+        title=f"{what} against ranks",
+        caption=f"{what} of a run against its ranks, both logarithmic. Small marks are runs, lines join their means."
+        + rest,
+        svg=svg_of(figure),
+    )
+
+
+def quality_plot(found: Results) -> Plot | None:
+    """Return quality with 95 % intervals against the global batch, or the ranks. None without quality."""
+    metric = found.metric
+    if metric is None:
+        return None
+    axis = next((name for name in ("global_batch", "ranks") if _varies(found, name)), None)
+    if axis is None or not any(_quality(each, metric) is not None for each in found.finished):
+        return None
+    figure = new_figure()
+    axes = figure.subplots()
+    series = found.series(without=axis)
+    has_intervals = False
+    for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
+        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)  # so that intervals of two series do not hide each other
+        groups: dict[float, list[float]] = {}
+        for each in members:
+            value = _quality(each, metric)
+            if value is not None:
+                groups.setdefault(_number(each.levels.get(axis)), []).append(value)
+        xs = sorted(groups)
+        intervals = [interval_of(groups[x]) for x in xs]
+        known = [(x * shift, each) for x, each in zip(xs, intervals, strict=True) if each is not None]
+        errors = [
+            [each.mean - each.low if each.low is not None else 0.0 for _, each in known],
+            [each.high - each.mean if each.high is not None else 0.0 for _, each in known],
+        ]
+        has_intervals |= any(each.low is not None for _, each in known)
+        axes.errorbar(
+            [x for x, _ in known], [each.mean for _, each in known], yerr=errors, capsize=4, label=label, **style
+        )
+        for x in xs:
+            axes.scatter([x * shift] * len(groups[x]), groups[x], s=10, color=style["color"], alpha=0.5, linewidths=0)
+    if metric.target is not None:
+        axes.axhline(metric.target, color="#666666", linestyle="--", linewidth=1)
+        axes.annotate("target", (0.995, metric.target), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    axes.set_xscale("log", base=2)
+    _plain_ticks(axes, sorted({_number(each.levels.get(axis)) for each in found.finished}), x_only=True)
+    axes.set_xlabel(axis.replace("_", " "))
+    axes.set_ylabel(metric.name)
+    _legend(axes)
+    text = (
+        "Bars are 95 % intervals of the mean over replicates (Student's t)."
+        if has_intervals
+        else "There are no intervals, because no combination of levels ran twice: set replicates to 3 or more."
+    )
+    return Plot(
+        title=f"Quality: {metric.name}",
+        caption=f"Last value of {metric.name} of each run (small marks) and means. {text}",
+        svg=svg_of(figure),
+    )
+
+
+def pareto_plot(found: Results) -> Plot | None:
+    """Return cost against time, with quality as colour and the front marked. None without prices or with one run."""
+    metric = found.metric
+    runs = [each for each in found.finished if each.usd is not None]
+    if len(runs) < 2:
+        return None
+    qualities = [None if metric is None else _quality(each, metric) for each in runs]
+    rated = [value for value in qualities if value is not None]
+    is_rated = metric is not None and len(rated) == len(runs)
+
+    def costs_of(place: int) -> list[float]:
+        run, quality = runs[place], qualities[place]
+        found_costs = [run.wall_s, run.usd or 0.0]
+        if is_rated and metric is not None and quality is not None:
+            found_costs.append(-quality if metric.goal == "max" else quality)
+        return found_costs
+
+    front = pareto_front(range(len(runs)), costs_of)
+    unit_s, unit = _unit(max(each.wall_s for each in runs))
+    xs, ys = [each.wall_s / unit_s for each in runs], [each.usd or 0.0 for each in runs]
+    figure = new_figure(7.2)
+    axes = figure.subplots()
+    rings = axes.scatter([xs[at] for at in front], [ys[at] for at in front], s=150, label="not beaten by any run")
+    rings.set(facecolors="none", edgecolors="black", linewidths=1.4)
+    if is_rated and metric is not None:
+        points = axes.scatter(xs, ys, c=rated, cmap="viridis", s=44)
+        figure.colorbar(points, ax=axes, label=metric.name)
+    else:
+        axes.scatter(xs, ys, color=PALETTE[0], s=44)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    _plain_ticks(axes, [])
+    axes.set_xlabel(f"time of a run [{unit}]")
+    axes.set_ylabel("cost of a run [USD]")
+    _legend(axes)
+    what = f"time, cost and {metric.name}" if is_rated and metric is not None else "time and cost"
+    return Plot(
+        title="Cost, time and quality" if is_rated else "Cost and time",
+        caption=f"Each mark is a run. A ring marks the Pareto front of {what}: no other run is at least as good in all "
+        "of them and better in one.",
+        svg=svg_of(figure),
+    )
+
+
+def communication_plot(found: Results) -> Plot | None:
+    """Return communication over computation against ranks. None if the script did not log both."""
+    runs = [(each, ratio) for each in found.finished if (ratio := communication_ratio(each)) is not None]
+    if not runs:
+        return None
+    figure = new_figure()
+    axes = figure.subplots()
+    ratios = {each.run_id: ratio for each, ratio in runs}
+    for style, (label, members) in zip(_styles(), found.series().items(), strict=False):
+        points = [(_ranks(each), ratios[each.run_id]) for each in members if each.run_id in ratios]
+        if points:
+            _means_with_points(axes, points, style, label)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    _plain_ticks(axes, sorted({_ranks(each) for each, _ in runs}), x_only=True)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("communication / computation")
+    _legend(axes)
+    return Plot(
+        title="Communication over computation",
+        caption="Sum of the metric communication_s over the sum of computation_s, of all ranks of a run.",
+        svg=svg_of(figure),
+    )
+
+
+def quality_over_time_plot(found: Results) -> Plot | None:
+    """Return quality against the time since the start of each run. None if no run logged it twice."""
+    metric = found.metric
+    if metric is None or not any(len(series_of(each.metrics, metric.name)) > 1 for each in found.finished):
+        return None
+    unit_s, unit = _unit(max(each.wall_s for each in found.finished))
+    figure = new_figure(7.2)
+    axes = figure.subplots()
+    groups: dict[str, list[RunResult]] = {}
+    for each in found.finished:
+        groups.setdefault(counted(int(_ranks(each)), "rank"), []).append(each)
+    ordered = sorted(groups.items(), key=lambda item: _ranks(item[1][0]))[:_MAX_SERIES]
+    for style, (label, members) in zip(_styles(), ordered, strict=False):
+        for number, each in enumerate(members[: _MAX_CURVES // max(1, len(ordered))]):
+            series = series_of(each.metrics, metric.name)
+            axes.plot(
+                [value.at_s / unit_s for value in series],
+                [value.value for value in series],
+                color=style["color"],
+                marker=".",
+                linewidth=1,
+                alpha=0.8,
+                label=label if number == 0 else None,
+            )
+    if metric.target is not None:
+        axes.axhline(metric.target, color="#666666", linestyle="--", linewidth=1)
+    axes.set_xlabel(f"time since the start of the run [{unit}]")
+    axes.set_ylabel(metric.name)
+    _legend(axes)
+    return Plot(
+        title=f"{metric.name} over time",
+        caption="One line per run. The dashed line is the target."
+        if metric.target is not None
+        else "One line per run.",
+        svg=svg_of(figure),
+    )
+
+
+def correlation_plot(found: Correlations) -> Plot | None:
+    """Return the map of correlations between the columns of a design. None for one column."""
+    number = len(found.columns)
+    if number < 2:
+        return None
+    size = min(12.0, 2.4 + 0.7 * number)
+    figure = new_figure(size + 1.2, size)
+    axes = figure.subplots()
+    values = [[math.nan if value is None else value for value in row] for row in found.values]
+    image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
+    axes.set_xticks(range(number), found.columns, rotation=45, ha="right")
+    axes.set_yticks(range(number), found.columns)
+    if number <= 12:
+        for row, column in itertools.product(range(number), repeat=2):
+            value = values[row][column]
+            colour = "white" if abs(value) > 0.6 else "black"
+            text = "-" if math.isnan(value) else f"{value:.2f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    figure.colorbar(image, ax=axes, label="Pearson's correlation")
+    return Plot(
+        title="Correlations of the design",
+        caption="A factor with numbers is one column. Of another factor, each level but the first is a column.",
+        svg=svg_of(figure),
+    )
+
+
+# What the plots share
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    for colour, marker in zip(PALETTE, _MARKERS, strict=True):
+        yield {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.4}
+
+
+def _means_with_points(axes: Axes, points: Sequence[tuple[float, float]], style: Mapping[str, Any], label: str) -> None:
+    groups: dict[float, list[float]] = {}
+    for x, y in points:
+        groups.setdefault(x, []).append(y)
+    xs = sorted(groups)
+    axes.plot(xs, [sum(groups[x]) / len(groups[x]) for x in xs], label=label, **style)
+    axes.scatter([x for x, _ in points], [y for _, y in points], s=12, color=style["color"], alpha=0.6, linewidths=0)
+
+
+def _plain_ticks(axes: Axes, xs: Sequence[float], *, x_only: bool = False) -> None:
+    """Label logarithmic axes with plain numbers, and the x axis at these values."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    if xs:
+        axes.set_xticks(list(xs))
+        axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
+    axes.xaxis.set_major_formatter(plain)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(0.08)
+
+    def locator(ends: tuple[float, float]) -> Locator:
+        # Less than a decade has too few of the ticks 1, 2, 5.
+        return (
+            LogLocator(subs=(1, 2, 5))
+            if ends[1] > 10 * ends[0] > 0
+            else MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
+        )
+
+    if not xs:
+        axes.xaxis.set_major_locator(locator(axes.get_xlim()))
+    if not x_only:
+        axes.yaxis.set_major_locator(locator(axes.get_ylim()))
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=True, color="#e3e6ea", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _legend(axes: Axes) -> None:
+    labels = [label for label in axes.get_legend_handles_labels()[1] if label]
+    if labels:
+        axes.legend(frameon=False, fontsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _rank_of(results: Sequence[RunResult], name: str) -> Callable[[RunResult], int]:
+    """Return a function that gives the place of a run's level among the levels of a factor, in ascending order."""
+    levels = {result.levels.get(name) for result in results}
+    places = {level: at for at, level in enumerate(sorted(levels, key=lambda each: (isinstance(each, str), each)))}
+    return lambda result: places[result.levels.get(name)]
+
+
+def _ranks(result: RunResult) -> float:
+    return _number(result.levels.get("ranks", 1))
+
+
+def _number(level: Level | None) -> float:
+    return float(level) if isinstance(level, (int, float)) else math.nan
+
+
+def _varies(found: Results, name: str) -> bool:
+    values = [result.levels.get(name) for result in found.finished]
+    return all(isinstance(value, (int, float)) for value in values) and len(set(values)) > 1
+
+
+def _quality(result: RunResult, metric: Metric) -> float | None:
+    series = series_of(result.metrics, metric.name)
+    return series[-1].value if series else None
+
+
+def _usd(result: RunResult) -> float | None:
+    return result.usd or None  # nothing is free on a logarithmic axis
+
+
+def _hours_or_seconds(found: Results) -> Callable[[RunResult], float | None]:
+    unit_s = _unit(max((each.wall_s for each in found.finished), default=0.0))[0]
+    return lambda result: result.wall_s / unit_s or None
+
+
+def _time_unit(found: Results) -> str:
+    return _unit(max((each.wall_s for each in found.finished), default=0.0))[1]
+
+
+def _unit(longest_s: float) -> tuple[float, str]:
+    """Return seconds of a unit of time, and its name."""
+    for seconds, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if longest_s >= 2 * seconds:
+            return seconds, name
+    return 1.0, "seconds"

@@ -1,0 +1,137 @@
+"""Statistics of a study: means with intervals, time to quality, quality after time, and Pareto fronts. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hetero.errors import ConfigError
+from hetero.metrics.logged import LoggedMetric
+from hetero.studies.study_file import Metric
+
+__all__ = [
+    "Interval",
+    "best_value",
+    "interval_of",
+    "pareto_front",
+    "quality_after",
+    "series_of",
+    "t_quantile",
+    "time_to_quality",
+]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean with its confidence interval."""
+
+    mean: float
+    low: float | None
+    """None with one value, which gives no interval."""
+    high: float | None
+    num_values: int
+    std: float | None
+    """Standard deviation of the values, with n - 1. None with one value."""
+
+
+def interval_of(values: Sequence[float], *, coverage: float = 0.95) -> Interval | None:
+    """Return the mean of independent values with its interval by Student's t distribution. None without values.
+
+    Args:
+        values: Finite numbers, one per replicate.
+        coverage: Share of such intervals that contain the true mean, in (0, 1).
+    """
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return Interval(mean=mean, low=None, high=None, num_values=1, std=None)
+    std = statistics.stdev(values)
+    half = t_quantile(len(values) - 1, coverage) * std / math.sqrt(len(values))
+    return Interval(mean=mean, low=mean - half, high=mean + half, num_values=len(values), std=std)
+
+
+def t_quantile(freedom: int, coverage: float) -> float:
+    """Return t such that Student's distribution has ``coverage`` of its mass between -t and t.
+
+    Args:
+        freedom: Degrees of freedom, at least 1.
+        coverage: In (0, 1), for example 0.95.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+    """
+    if freedom < 1 or not 0 < coverage < 1:
+        raise ConfigError(
+            f"t_quantile: found {freedom} degrees of freedom and coverage {coverage}; expected >= 1, (0, 1)"
+        )
+    low, high = 0.0, 1.0
+    while _central_mass(high, freedom) < coverage:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if _central_mass(middle, freedom) < coverage:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _central_mass(t: float, freedom: int) -> float:
+    """Return the mass between -t and t. Abramowitz and Stegun, 26.7.3 and 26.7.4, which are finite sums."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = freedom % 2 == 1
+    term = cosine if is_odd else 1.0
+    total = 0.0
+    for k in range(1 if is_odd else 0, freedom - 1, 2):
+        total += term
+        term *= cosine * cosine * (k + 1) / (k + 2)
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+
+
+def series_of(metrics: Iterable[LoggedMetric], name: str) -> list[LoggedMetric]:
+    """Return the values of one metric in the order of their times, from the lowest rank that logged it."""
+    found = [value for value in metrics if value.name == name]
+    rank = min((value.rank for value in found), default=0)
+    return sorted((value for value in found if value.rank == rank), key=lambda value: value.at_s)
+
+
+def time_to_quality(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:
+    """Return the seconds from the start of the run until the metric first reached its target. None if it did not."""
+    return next((value.at_s for value in series_of(metrics, metric.name) if metric.reaches(value.value)), None)
+
+
+def quality_after(metrics: Iterable[LoggedMetric], metric: Metric, seconds: float) -> float | None:
+    """Return the best value that was logged at most ``seconds`` after the start of the run. None without a value."""
+    return best_value([value for value in metrics if value.at_s <= seconds], metric)
+
+
+def best_value(metrics: Iterable[LoggedMetric], metric: Metric) -> float | None:
+    """Return the best value of a metric, or None without a value."""
+    values = [value.value for value in series_of(metrics, metric.name)]
+    return (max if metric.goal == "max" else min)(values, default=None)
+
+
+def pareto_front(items: Sequence[_T], costs_of: Callable[[_T], Sequence[float] | None]) -> list[_T]:
+    """Return the items that no other item beats: at most as high in every cost, and lower in one.
+
+    Args:
+        items: The items.
+        costs_of: Returns the costs of an item, the lower the better, or None to leave the item out.
+    """
+    known = [(item, tuple(costs)) for item in items if (costs := costs_of(item)) is not None]
+    return [
+        item
+        for item, costs in known
+        if not any(
+            other != costs and all(one <= two for one, two in zip(other, costs, strict=True)) for _, other in known
+        )
+    ]

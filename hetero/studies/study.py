@@ -1,0 +1,327 @@
+"""Runs a study from its file to its results: plan, checks, runs, table and page."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetero.cluster import slug
+from hetero.errors import ConfigError, ExitCode
+from hetero.pricing import Catalogue
+from hetero.studies.checks import check_study
+from hetero.studies.conduct import Progress, conduct, read_results
+from hetero.studies.executors import LaunchExecutor, SimulateExecutor
+from hetero.studies.ledger import JOB_FILE_NAME, LEDGER_FILE_NAME, RUNS_FOLDER
+from hetero.studies.page import PAGE_FILE_NAME, PLOTS_HINT, cell_table, correlation_text, study_page
+from hetero.studies.plan import StudyPlan, catalogue_of, level_text, only, plan_study
+from hetero.studies.plots import has_matplotlib
+from hetero.studies.runs import FAILED, Executor, PlannedRun, RunResult
+from hetero.studies.study_file import Study, read_study
+from hetero.studies.table import CSV_FILE_NAME, PARQUET_FILE_NAME, rows, write_csv, write_parquet
+from hetero.system.documents import write_text
+from hetero.system.findings import ERROR, Finding
+from hetero.system.text import counted
+
+__all__ = [
+    "Preparation",
+    "default_folder",
+    "exit_code_of",
+    "identity_of",
+    "make_executor",
+    "prepare_study",
+    "preview_text",
+    "progress_text",
+    "results_text",
+    "run_study",
+    "write_results",
+]
+
+logger = logging.getLogger(__name__)
+
+_SAME = ("args", "factors", "design", "order", "constraints", "replicates", "seed", "groups", "channels", "options")
+_MAX_SHOWN = 200
+
+ExecutorFactory = Callable[[Study, Catalogue], Executor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """A study before its first run."""
+
+    plan: StudyPlan
+    catalogue: Catalogue
+    findings: tuple[Finding, ...]
+
+    def check(self, ignored: Sequence[str] = ()) -> None:
+        """Raise `ConfigError` if there is an error that is not ignored.
+
+        Args:
+            ignored: Numbers of checks.
+        """
+        errors = [each for each in self.findings if each.severity == ERROR and each.number not in ignored]
+        if errors:
+            listed = "\n  ".join(str(each) for each in errors)
+            numbers = " ".join(dict.fromkeys(f"--ignore {each.number}" for each in errors))
+            raise ConfigError(
+                f"the study has {counted(len(errors), 'error')}; nothing was run\n  {listed}\n  or: {numbers}"
+            )
+
+
+def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Preparation:
+    """Read, plan and check a study.
+
+    Args:
+        path: STUDY.yaml.
+        levels: Levels of factors. Runs with other levels are left out.
+
+    Raises:
+        ConfigError: If the file is malformed, or a price or an earlier report cannot be read.
+        ClusterError: If the role of a group is unclear.
+    """
+    study = read_study(path)
+    catalogue = catalogue_of(_resolved(study.settings.options, path.parent))
+    plan = plan_study(study, catalogue)
+    findings = tuple(check_study(plan, catalogue))
+    return Preparation(plan=only(plan, levels) if levels else plan, catalogue=catalogue, findings=findings)
+
+
+def _resolved(options: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """Return the options with a price file relative to the study's folder."""
+    stated = options.get("price_file")
+    return {**options, "price_file": str(folder / str(stated))} if stated else dict(options)
+
+
+def default_folder(study: Study) -> Path:
+    """Return the folder of a study without ``--output-dir``."""
+    return Path("studies") / slug(study.name)
+
+
+def make_executor(study: Study, catalogue: Catalogue) -> Executor:
+    """Return the executor that a study states, ``simulate`` or ``launch``.
+
+    Raises:
+        ConfigError: If its settings are malformed, or it is another one.
+    """
+    settings, kind = study.executor.settings, study.executor.kind
+    known = {"simulate": (), "launch": ("cluster_file", "start", "host")}
+    if kind not in known:
+        raise ConfigError(f"executor: {kind} cannot be used here; expected simulate or launch")
+    unknown = next((name for name in settings if name not in known[kind]), None)
+    if unknown is not None:
+        raise ConfigError(f"executor.{kind}.{unknown}: unknown key, expected one of {', '.join(known[kind]) or 'none'}")
+    if kind == "simulate":
+        return SimulateExecutor(catalogue=catalogue, patterns=study.patterns)
+    if not isinstance(settings.get("cluster_file"), str):
+        raise ConfigError("executor.launch.cluster_file: missing, expected the path of a cluster file")
+    start = settings.get("start", [])
+    if not isinstance(start, list) or not all(isinstance(word, str) for word in start):
+        raise ConfigError(f'executor.launch.start: found {start!r}, expected a command such as ["ssh", "{{host}}"]')
+    return LaunchExecutor(
+        cluster_file=study.path.parent / str(settings["cluster_file"]),
+        start=start,
+        host=str(settings.get("host", "")),
+        catalogue=catalogue,
+        patterns=study.patterns,
+    )
+
+
+def identity_of(study: Study) -> dict[str, Any]:
+    """Return what must stay the same for the runs of a study to be comparable.
+
+    The budget, expected durations and targets of metrics may change between two starts.
+    """
+    found: dict[str, Any] = {name: study.document[name] for name in _SAME if name in study.document}
+    found |= {name: study.document[name] for name in ("environment", "values") if name in study.document}
+    if "factors" in found:
+        found["factors"] = {name: _without_expectation(value) for name, value in found["factors"].items()}
+    found["metrics"] = [{"name": metric.name, "regex": metric.regex} for metric in study.metrics]
+    found["executor"] = study.executor.kind
+    try:
+        digest = hashlib.sha256(study.script_path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"script: cannot read {study.script_path}: {error.strerror or error}") from error
+    return {"script": study.script, "content of the script": digest, **found}
+
+
+def _without_expectation(levels: Any) -> Any:
+    if not isinstance(levels, Mapping):
+        return levels
+    return {
+        str(level): {key: value for key, value in (settings or {}).items() if key != "expected_minutes"}
+        for level, settings in levels.items()
+    }
+
+
+def run_study(
+    preparation: Preparation,
+    folder: Path,
+    *,
+    executor: Executor,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    on_progress: Callable[[Progress], object] | None = None,
+) -> list[RunResult]:
+    """Execute the runs that are left, and write the table and the page, also if the study ends early.
+
+    Args:
+        preparation: The study.
+        folder: Its folder.
+        executor: Executes the runs.
+        fresh: Whether to forget the ledger of an earlier start. Folders of runs are replaced as their runs begin.
+        retry_failed: Whether runs that failed run again.
+        on_progress: Called when a run begins and when it ends.
+
+    Raises:
+        BudgetError: If the budget does not allow a run, or a run passed it.
+        ConfigError: If the ledger is of another study, or a run cannot be started.
+    """
+    plan = preparation.plan
+    identity = identity_of(plan.study)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            for path in (folder / LEDGER_FILE_NAME, *folder.glob(f"{RUNS_FOLDER}/*/{JOB_FILE_NAME}")):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; give another --output-dir") from error
+    is_ours = False
+    try:
+        results = conduct(
+            plan.runs,
+            executor,
+            folder,
+            budget=plan.study.budget,
+            on_progress=on_progress,
+            expected_s=plan.expected_s,
+            identity=identity,
+            retry_failed=retry_failed,
+        )
+        is_ours = True
+    except ConfigError:
+        raise
+    except BaseException:
+        is_ours = True
+        raise
+    finally:
+        if is_ours:
+            write_results(preparation, read_results(plan.runs, folder), folder)
+    return results
+
+
+def write_results(preparation: Preparation, results: Sequence[RunResult], folder: Path) -> None:
+    """Write ``runs.csv``, ``runs.parquet`` and ``study.html``.
+
+    Raises:
+        ConfigError: If a file cannot be written.
+    """
+    table = rows(results, metrics=preparation.plan.study.metrics)
+    try:
+        write_csv(folder / CSV_FILE_NAME, table)
+        if not write_parquet(folder / PARQUET_FILE_NAME, table):
+            logger.info("%s is not written, because pyarrow is not installed", PARQUET_FILE_NAME)
+        write_text(folder / PAGE_FILE_NAME, study_page(preparation.plan, results, table, preparation.findings))
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; give another --output-dir") from error
+    if not has_matplotlib():
+        logger.info("%s", PLOTS_HINT)
+
+
+def exit_code_of(results: Sequence[RunResult]) -> int:
+    """Return the exit code of a study whose runs all ended: 0, or that of a failed script if runs failed."""
+    return int(ExitCode.SCRIPT_FAILED if any(result.state == FAILED for result in results) else ExitCode.OK)
+
+
+def results_text(plan: StudyPlan, results: Sequence[RunResult]) -> str:
+    """Return the table of combinations as text, and the causes of runs that failed."""
+    header, cells = cell_table(plan.study, results)
+    lines = _aligned([header, *cells])
+    lines += [f"failed: {result.run_id}: {result.cause}" for result in results if result.state == FAILED]
+    return "\n".join(lines) + "\n"
+
+
+def preview_text(preparation: Preparation, executor: Executor | None) -> str:
+    """Return what a study would do: its runs, its findings, and what it is expected to cost.
+
+    Args:
+        preparation: The study.
+        executor: Knows prices. None if it cannot be made here.
+    """
+    plan = preparation.plan
+    lines = [f"study {plan.study.name}: {counted(len(plan.runs), 'run')} in this order"]
+    lines += _aligned(_run_rows(plan.runs, plan))
+    if correlation_text(plan):
+        lines.append(correlation_text(plan))
+    lines += ["", *(str(each) for each in preparation.findings)]
+    lines.append(_expected_text(plan, executor))
+    return "\n".join(lines) + "\n"
+
+
+def _run_rows(runs: Sequence[PlannedRun], plan: StudyPlan) -> list[list[str]]:
+    names = [factor.name for factor in plan.study.factors]
+    varied = dict.fromkeys(name for run in runs for name in run.levels if name not in names)
+    shown = [name for name in varied if len({run.levels.get(name) for run in runs}) > 1 or name in ("ranks", "epochs")]
+    table = [["run", *names, *shown]]
+    for run in runs[:_MAX_SHOWN]:
+        cell = plan.cell_of[run.run_id]
+        levels = [level_text(cell.levels[name]) for name in names]
+        table.append([run.run_id.partition("-")[0], *levels, *(level_text(run.levels.get(name, "")) for name in shown)])
+    if len(runs) > _MAX_SHOWN:
+        table.append(["...", *[""] * (len(table[0]) - 1)])
+    return table
+
+
+def _expected_text(plan: StudyPlan, executor: Executor | None) -> str:
+    known = [run for run in plan.runs if run.run_id in plan.expected_s]
+    if not known:
+        return "expected time and cost: unknown, because the study states no expected_minutes"
+    total_s = sum(plan.expected_s[run.run_id] for run in known)
+    text = f"expected: {total_s / 3600:.2f} h"
+    prices = [None if executor is None else executor.hourly_usd(run) for run in known]
+    if None not in prices:
+        usd = sum((price or 0.0) * plan.expected_s[run.run_id] / 3600 for run, price in zip(known, prices, strict=True))
+        text += f", USD {usd:,.2f}"
+    else:
+        text += ", cost unknown because a price is missing"
+    if len(known) < len(plan.runs):
+        text += f", without {counted(len(plan.runs) - len(known), 'run')} whose duration is unknown"
+    budget = plan.study.budget
+    limits = [f"USD {budget.usd:g}"] if budget.usd is not None else []
+    limits += [f"{budget.hours:g} h"] if budget.hours is not None else []
+    return f"{text}; budget: {', '.join(limits) or 'none'}"
+
+
+def progress_text(progress: Progress) -> str:
+    """Return one line about the progress of a study."""
+    run, result = progress.run, progress.result
+    if result is None:
+        head = f"run {progress.num_done + 1} of {progress.num_total}: {run.run_id}"
+    else:
+        cost = "" if result.usd is None else f", USD {result.usd:.4f}"
+        head = f"run {progress.num_done} of {progress.num_total} {result.state} after {result.wall_s:.0f} s{cost}"
+        head += f": {result.cause}" if result.cause else ""
+    left = []
+    if progress.left_s is not None:
+        left.append(_duration_text(progress.left_s))
+    if progress.left_usd is not None:
+        left.append(f"USD {progress.left_usd:.2f}")
+    if progress.num_unknown:
+        left.append(f"{counted(progress.num_unknown, 'run')} of unknown duration")
+    if progress.num_done == progress.num_total:
+        left = []
+    failed = f"; {progress.num_failed} failed" if progress.num_failed else ""
+    return f"{head}; left: {', '.join(left) or 'nothing'}{failed}"
+
+
+def _duration_text(seconds: float) -> str:
+    if seconds < 120:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -1,0 +1,428 @@
+"""Reads STUDY.yaml: what a study varies, what it keeps, and how its runs are executed.
+
+The file is data. Everything that needs arithmetic is in constraints.py, and everything about the order of runs is in
+designs.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetero.config import stated_flags
+from hetero.errors import ConfigError
+from hetero.metrics.logged import MetricPattern, is_metric_name
+from hetero.simulate.simulate import parse_group
+from hetero.studies.runs import Level
+from hetero.system.documents import parse_yaml, read_bounded
+from hetero.system.records import decode, limits
+from hetero.system.text import printable
+
+__all__ = [
+    "LEARNING_RATE_RULES",
+    "MAX_RUNS",
+    "Budget",
+    "Constraints",
+    "Design",
+    "ExecutorChoice",
+    "Factor",
+    "Metric",
+    "Settings",
+    "Study",
+    "parse_study",
+    "read_study",
+]
+
+LEARNING_RATE_RULES = ("kept", "sqrt", "linear")
+MAX_RUNS = 10_000
+"""Limit of the runs of a study."""
+_MAX_LEVELS = 1000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_EXECUTORS = ("simulate", "launch", "sagemaker")
+_OF_SETTINGS = ("groups", "channels", "environment", "options", "values", "expected_minutes", "ranks")
+_OF_STUDY = (
+    *("name", "script", "args", "factors", "design", "order", "constraints", "replicates", "seed", "metrics"),
+    *("budget", "executor", *(name for name in _OF_SETTINGS if name != "ranks")),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What the study keeps while its factors vary. A quantity that is a factor or a level's value overrides it."""
+
+    fix: str = field(default="", metadata=limits(choices=("", "steps", "global_batch")))
+    """``steps``: epochs follow from the steps. ``global_batch``: the batch per device follows from it."""
+    train_share: float = field(default=1.0, metadata=limits(minimum=1e-9, maximum=1.0))
+    """Share of the samples that train."""
+    samples: int | None = field(default=None, metadata=limits(minimum=1))
+    steps: int | None = field(default=None, metadata=limits(minimum=1))
+    """Steps of a run with the smallest global batch of the study."""
+    epochs: float | None = field(default=None, metadata=limits(minimum=1e-9))
+    batch_per_device: int | None = field(default=None, metadata=limits(minimum=1))
+    global_batch: int | None = field(default=None, metadata=limits(minimum=1))
+    learning_rate: float | None = None
+    """Learning rate at the smallest global batch of the study."""
+    learning_rate_rule: str = field(default="kept", metadata=limits(choices=LEARNING_RATE_RULES))
+    """``kept``, ``linear`` (times global batch / smallest global batch) or ``sqrt`` (times the root of this ratio)."""
+    memory_gb_per_sample: float | None = None
+    """Memory of a device for each sample of its batch, in 10^9 bytes."""
+    memory_gb_fixed: float = 0.0
+    """Memory of a device that does not depend on the batch, in 10^9 bytes: parameters, gradients, optimizer."""
+    measured: str = ""
+    """Report of an earlier run, or its folder. Its peak of accelerator memory is compared with that of each run."""
+    data_gb: float | None = None
+    """Size of the training data on a host's disk, in 10^9 bytes."""
+    volume_gb: float | None = None
+    """Size of the volume that is attached to each host, in 10^9 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a level, or the whole study, states about runs besides a value."""
+
+    groups: tuple[str, ...] = ()
+    """``NAME=TYPE:COUNT``."""
+    channels: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Launch options by name."""
+    values: Mapping[str, Level] = field(default_factory=dict)
+    """Further quantities for placeholders and checks."""
+    expected_minutes: float | None = None
+    ranks: int | None = None
+    """Ranks of the job, if they do not follow from groups and ``nproc_per_node``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A factor with its levels, in their order."""
+
+    name: str
+    levels: tuple[Level, ...]
+    settings: Mapping[Level, Settings] = field(default_factory=dict)
+    """Settings of each level, if the file states them."""
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether all levels are numbers."""
+        return all(isinstance(level, (int, float)) and not isinstance(level, bool) for level in self.levels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """Which combinations of levels run."""
+
+    kind: str
+    """``full``, ``fraction`` or ``table``."""
+    num_runs: int = 0
+    """Runs of a fraction, without replicates."""
+    table: tuple[Mapping[str, Level], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric of quality."""
+
+    name: str = field(metadata=limits(accepts=is_metric_name, expected="a name without spaces and ="))
+    goal: str = field(default="max", metadata=limits(choices=("max", "min")))
+    """Whether a larger or a smaller value is better."""
+    target: float | None = field(default=None, metadata=limits(minimum=-(2.0**63)))
+    """Value to reach, for the time to quality."""
+    regex: str = ""
+    """Expression with one group that finds the value in a line of the log. Empty if the script calls log_metric."""
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return whether a value is better than another."""
+        return value > other if self.goal == "max" else value < other
+
+    def reaches(self, value: float) -> bool:
+        """Return whether a value has reached the target. False without a target."""
+        return self.target is not None and (value == self.target or self.is_better(value, self.target))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a study may spend. None: no limit."""
+
+    usd: float | None = None
+    hours: float | None = None
+    """Sum of the wall times of all runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorChoice:
+    """Who executes the runs."""
+
+    kind: str
+    """``simulate``, ``launch`` or ``sagemaker``."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A parsed STUDY.yaml."""
+
+    path: Path
+    name: str
+    script: str
+    """Path of the script, relative to the file or absolute."""
+    args: tuple[str, ...]
+    factors: tuple[Factor, ...]
+    design: Design
+    order: str
+    """``random`` or ``given``."""
+    constraints: Constraints
+    replicates: int
+    seed: int
+    settings: Settings
+    metrics: tuple[Metric, ...]
+    budget: Budget
+    executor: ExecutorChoice
+    document: Mapping[str, Any]
+    """The whole file, for comparison with the ledger of an earlier start."""
+
+    @property
+    def script_path(self) -> Path:
+        """The training script."""
+        return (self.path.parent / self.script).resolve()
+
+    @property
+    def patterns(self) -> tuple[MetricPattern, ...]:
+        """Expressions that find metrics in lines of the log."""
+        return tuple(MetricPattern(name=each.name, regex=each.regex) for each in self.metrics if each.regex)
+
+
+def read_study(path: Path) -> Study:
+    """Read a study.
+
+    Raises:
+        ConfigError: If the file cannot be read, or a value is unknown, malformed or out of range. The message names the
+            file and the key.
+    """
+    document = parse_yaml(read_bounded(path, f"the study {path}", to_do="give the path of STUDY.yaml"), str(path))
+    try:
+        return parse_study(document, path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_study(document: object, path: Path) -> Study:
+    """Return the study in a parsed file.
+
+    Args:
+        document: The content.
+        path: The file. Paths in it are relative to its folder.
+
+    Raises:
+        ConfigError: If a value is unknown, malformed or out of range. The message names the key.
+    """
+    found = _mapping(document, "the study")
+    _check_keys(found, _OF_STUDY, "")
+    for name in ("name", "script", "factors"):
+        if name not in found:
+            raise ConfigError(f"{name}: missing, expected {'factors with levels' if name == 'factors' else 'a text'}")
+    factors = tuple(_factor(name, value) for name, value in _mapping(found["factors"], "factors").items())
+    if not factors:
+        raise ConfigError("factors: found none, expected at least one, for example samples: [1000, 2000]")
+    metrics = _sequence(found.get("metrics", []), "metrics")
+    study = Study(
+        path=path,
+        name=_text(found["name"], "name"),
+        script=_text(found["script"], "script"),
+        args=tuple(
+            _scalar_text(each, f"args[{at}]") for at, each in enumerate(_sequence(found.get("args", []), "args"))
+        ),
+        factors=factors,
+        design=_design(found.get("design", "full"), factors),
+        order=_choice(found.get("order", "random"), "order", ("random", "given")),
+        constraints=decode(Constraints, _plain(found.get("constraints", {})), path="constraints"),
+        replicates=_whole(found.get("replicates", 1), "replicates", 1, MAX_RUNS),
+        seed=_whole(found.get("seed", 1), "seed", 0, 2**32 - 1),
+        settings=_settings({key: found[key] for key in _OF_SETTINGS if key in found}, ""),
+        metrics=tuple(decode(Metric, _plain(each), path=f"metrics[{at}]") for at, each in enumerate(metrics)),
+        budget=decode(Budget, _plain(found.get("budget", {})), path="budget"),
+        executor=_executor(found.get("executor", "simulate")),
+        document=found,
+    )
+    _ = study.patterns  # checks the expressions
+    if len({metric.name for metric in study.metrics}) < len(study.metrics):
+        raise ConfigError("metrics: two have the same name, expected distinct names")
+    return study
+
+
+def _factor(name: object, value: object) -> Factor:
+    path = f"factors.{printable(str(name), max_chars=60)}"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{path}: expected a name of letters, digits and _ that does not start with a digit")
+    if isinstance(value, Mapping):
+        levels = tuple(_level(key, f"{path}.{key}") for key in value)
+        settings = {
+            key: _settings(_mapping(each or {}, f"{path}.{key}"), f"{path}.{key}.") for key, each in value.items()
+        }
+    else:
+        levels = tuple(_level(each, f"{path}[{at}]") for at, each in enumerate(_sequence(value, path)))
+        settings = {}
+    if not 1 <= len(levels) <= _MAX_LEVELS:
+        raise ConfigError(f"{path}: found {len(levels)} levels, expected 1 to {_MAX_LEVELS}")
+    if len(set(map(_exact, levels))) < len(levels):
+        raise ConfigError(f"{path}: two levels are equal, expected distinct levels")
+    if name == "learning_rate_rule":
+        for level in levels:
+            _choice(level, path, LEARNING_RATE_RULES)
+    return Factor(name=name, levels=levels, settings=settings)
+
+
+def _exact(level: Level) -> tuple[str, Level]:
+    """Return a key that tells true from 1."""
+    return ("bool" if isinstance(level, bool) else "", level)
+
+
+def _design(value: object, factors: Sequence[Factor]) -> Design:
+    if value == "full":
+        return Design(kind="full")
+    found = _mapping(value, "design", expected="full, {fraction: RUNS} or {table: [...]}")
+    _check_keys(found, ("fraction", "table"), "design.")
+    if len(found) != 1:
+        raise ConfigError("design: expected full, {fraction: RUNS} or {table: [...]}")
+    if "fraction" in found:
+        return Design(kind="fraction", num_runs=_whole(found["fraction"], "design.fraction", 1, MAX_RUNS))
+    rows = _sequence(found["table"], "design.table")
+    if not 1 <= len(rows) <= MAX_RUNS:
+        raise ConfigError(f"design.table: found {len(rows)} rows, expected 1 to {MAX_RUNS}")
+    return Design(kind="table", table=tuple(_row(row, f"design.table[{at}]", factors) for at, row in enumerate(rows)))
+
+
+def _row(value: object, path: str, factors: Sequence[Factor]) -> Mapping[str, Level]:
+    row = _mapping(value, path)
+    _check_keys(row, [factor.name for factor in factors], f"{path}.")
+    for factor in factors:
+        if factor.name not in row:
+            raise ConfigError(f"{path}.{factor.name}: missing, expected a level of the factor")
+        if _exact(row[factor.name]) not in map(_exact, factor.levels):
+            known = ", ".join(map(str, factor.levels))
+            raise ConfigError(f"{path}.{factor.name}: found {row[factor.name]!r}, expected one of {known}")
+    return {factor.name: row[factor.name] for factor in factors}
+
+
+def _settings(found: Mapping[str, Any], path: str) -> Settings:
+    _check_keys(found, _OF_SETTINGS, path)
+    groups = tuple(_text(each, f"{path}groups") for each in _sequence(found.get("groups", []), f"{path}groups"))
+    for group in groups:
+        parse_group(group)
+    options = {
+        str(key).replace("-", "_"): value for key, value in _mapping(found.get("options", {}), "options").items()
+    }
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    try:
+        stated_flags(flags)
+    except ConfigError as error:
+        raise ConfigError(f"{path}options: {error}") from error
+    minutes = found.get("expected_minutes")
+    if minutes is not None and not (isinstance(minutes, (int, float)) and 0 < minutes < math.inf):
+        raise ConfigError(f"{path}expected_minutes: found {minutes!r}, expected a number above 0")
+    ranks = found.get("ranks")
+    return Settings(
+        groups=groups,
+        channels=_texts(found.get("channels", {}), f"{path}channels"),
+        environment=_texts(found.get("environment", {}), f"{path}environment"),
+        options=flags,
+        values={
+            key: _level(value, f"{path}values.{key}")
+            for key, value in _mapping(found.get("values", {}), f"{path}values").items()
+        },
+        expected_minutes=None if minutes is None else float(minutes),
+        ranks=None if ranks is None else _whole(ranks, f"{path}ranks", 1, 1_000_000),
+    )
+
+
+def _executor(value: object) -> ExecutorChoice:
+    if isinstance(value, str):
+        return ExecutorChoice(kind=_choice(value, "executor", _EXECUTORS))
+    found = _mapping(value, "executor", expected=f"one of {', '.join(_EXECUTORS)}, with its settings")
+    _check_keys(found, _EXECUTORS, "executor.")
+    if len(found) != 1:
+        raise ConfigError(f"executor: found {len(found)} entries, expected one of {', '.join(_EXECUTORS)}")
+    ((kind, settings),) = found.items()
+    if kind == "launch" and isinstance(settings, str):
+        settings = {"cluster_file": settings}
+    return ExecutorChoice(kind=kind, settings=_mapping(settings or {}, f"executor.{kind}"))
+
+
+# Values of a parsed file
+
+
+def _mapping(value: object, path: str, *, expected: str = "an object") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected {expected}")
+    return value
+
+
+def _sequence(value: object, path: str) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a list")
+    return value
+
+
+def _check_keys(found: Mapping[str, Any], known: Sequence[str], path: str) -> None:
+    for key in found:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"{path}{printable(str(key), max_chars=60)}: unknown key, expected one of {', '.join(known)}{hint}"
+            )
+
+
+def _level(value: object, path: str) -> Level:
+    value = _number_in(value)
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    if not isinstance(value, (str, int, float, bool)) or not is_finite or value == "":
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text, number or boolean")
+    return value
+
+
+def _text(value: object, path: str) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ConfigError(f"{path}: found {printable(repr(value), max_chars=60)}, expected a text")
+    return value
+
+
+def _scalar_text(value: object, path: str) -> str:
+    level = _level(value, path)
+    return str(level).lower() if isinstance(level, bool) else str(level)
+
+
+def _texts(value: object, path: str) -> Mapping[str, str]:
+    return {str(key): _scalar_text(each, f"{path}.{key}") for key, each in _mapping(value, path).items()}
+
+
+def _choice(value: object, path: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        found = printable(repr(value), max_chars=60)
+        raise ConfigError(f"{path}: found {found}, expected one of {', '.join(choices)}")
+    return str(value)
+
+
+def _whole(value: object, path: str, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        found = printable(repr(value), max_chars=60)
+        raise ConfigError(f"{path}: found {found}, expected a whole number from {least} to {most}")
+    return value
+
+
+def _plain(value: object) -> object:
+    """Return a value of the file for `decode`, which takes texts where YAML reads ``5e-5`` as one."""
+    if isinstance(value, Mapping):
+        return {key: _number_in(each) for key, each in value.items()}
+    return value
+
+
+def _number_in(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+[eE][-+]?[0-9]+", value):
+        return float(value)
+    return value

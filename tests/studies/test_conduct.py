@@ -1,0 +1,242 @@
+"""Runs of a study: what is executed, what is kept, and when the study ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from study_reports import PretendExecutor, report_of, result_of, small_runs
+
+from hetero.errors import BudgetError, ConfigError, ExitCode
+from hetero.metrics.logged import LoggedMetric
+from hetero.studies.conduct import Progress, conduct, read_results
+from hetero.studies.runs import PlannedRun, RunResult
+from hetero.studies.study_file import Budget
+
+
+def fails(run: PlannedRun) -> RunResult | None:
+    """Let the second run fail."""
+    if not run.run_id.startswith("001"):
+        return None
+    return result_of(run, state="failed", exit_code=30, cause="HET-30 algo-1: it raised")
+
+
+def kills_at(run_id: str, error: type[BaseException]):  # type: ignore[no-untyped-def]
+    def before(run: PlannedRun) -> None:
+        if run.run_id.startswith(run_id):
+            raise error
+
+    return before
+
+
+class KilledError(BaseException):
+    """The process of the study is killed here."""
+
+
+def test_failed_run_is_kept_with_its_cause_and_the_study_goes_on(tmp_path: Path) -> None:
+    runs = small_runs(3)
+    results = conduct(runs, PretendExecutor(before=fails), tmp_path)
+    assert [result.state for result in results] == ["finished", "failed", "finished"]
+    assert results[1].cause == "HET-30 algo-1: it raised"
+    again = PretendExecutor()
+    assert [result.state for result in conduct(runs, again, tmp_path)] == ["finished", "failed", "finished"]
+    assert again.executed == []
+    results = conduct(runs, again, tmp_path, retry_failed=True)
+    assert again.executed == [runs[1].run_id]
+    assert [result.state for result in results] == ["finished"] * 3
+
+
+def test_killed_study_goes_on_after_the_last_run_that_ended(tmp_path: Path) -> None:
+    runs = small_runs(4)
+    first = PretendExecutor(before=kills_at("002", KilledError))
+    with pytest.raises(KilledError):
+        conduct(runs, first, tmp_path)
+    second = PretendExecutor()
+    results = conduct(runs, second, tmp_path)
+    assert first.executed == [run.run_id for run in runs[:3]]
+    assert second.executed == [run.run_id for run in runs[2:]]
+    assert [result.run_id for result in results] == [run.run_id for run in runs]
+    assert results == read_results(runs, tmp_path)
+
+
+def test_line_that_was_not_written_completely_is_ignored(tmp_path: Path) -> None:
+    runs = small_runs(2)
+    conduct(runs, PretendExecutor(), tmp_path)
+    ledger = tmp_path / "runs.jsonl"
+    content = ledger.read_bytes()
+    ledger.write_bytes(content[:-20])
+    again = PretendExecutor()
+    conduct(runs, again, tmp_path)
+    assert again.executed == [runs[1].run_id]
+    assert len(read_results(runs, tmp_path)) == 2
+
+
+def test_interrupted_run_counts_with_what_it_cost_until_then(tmp_path: Path) -> None:
+    runs = small_runs(1)
+    with pytest.raises(KilledError):
+        conduct(runs, PretendExecutor(before=kills_at("000", KilledError), hourly_usd=3600.0), tmp_path)
+    folder = tmp_path / "runs" / runs[0].run_id
+    (folder / "log.txt").write_text("it ran\n")
+    states: list[Progress] = []
+    conduct(runs, PretendExecutor(wall_s=1.0, hourly_usd=3600.0), tmp_path, on_progress=states.append)
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["study", "started", "ended", "started", "ended"]
+    assert (lines[2]["state"], lines[2]["cause"]) == ("stopped", "the study was interrupted")
+    assert states[-1].spent_s == pytest.approx(lines[2]["wall_s"] + 1.0)
+
+
+def test_changed_study_is_refused_with_the_difference(tmp_path: Path) -> None:
+    runs = small_runs(1)
+    conduct(runs, PretendExecutor(), tmp_path, identity={"factors": {"samples": [1, 2]}, "seed": 1})
+    with pytest.raises(ConfigError) as caught:
+        conduct(runs, PretendExecutor(), tmp_path, identity={"factors": {"samples": [1, 3]}, "seed": 1})
+    assert "factors.samples: was [1, 2], is now [1, 3]" in str(caught.value)
+    assert "--fresh" in str(caught.value)
+
+
+def test_run_with_the_same_name_that_was_another_is_refused(tmp_path: Path) -> None:
+    (run,) = small_runs(1)
+    conduct([run], PretendExecutor(), tmp_path)
+    with pytest.raises(ConfigError, match="has a run 000-samples=0-r1 with other arguments"):
+        conduct([dataclasses.replace(run, script_args=("--other",))], PretendExecutor(), tmp_path)
+
+
+def test_run_that_would_pass_the_budget_is_not_started(tmp_path: Path) -> None:
+    runs = small_runs(5)  # the first run costs USD 0.01, so each other one is expected to
+    executor = PretendExecutor()
+    with pytest.raises(BudgetError) as caught:
+        conduct(runs, executor, tmp_path, budget=Budget(usd=0.035))
+    assert len(executor.executed) == 3
+    assert caught.value.exit_code is ExitCode.BUDGET
+    assert "the budget of USD 0.035 does not allow run 003-samples=3-r1: USD 0.03 are spent" in str(caught.value)
+    assert "2 of 5 runs are left" in str(caught.value)
+    assert len(conduct(runs, executor, tmp_path, budget=Budget(usd=0.05))) == 5  # what was spent counts
+
+
+def test_first_run_is_refused_if_its_stated_duration_passes_the_budget(tmp_path: Path) -> None:
+    runs = small_runs(1)
+    executor = PretendExecutor()
+    with pytest.raises(BudgetError, match="does not allow run 000.*expected to take 2.00 h"):
+        conduct(runs, executor, tmp_path, budget=Budget(hours=1), expected_s={runs[0].run_id: 7200.0})
+    assert executor.executed == []
+
+
+def test_running_run_is_stopped_when_the_budget_is_passed(tmp_path: Path) -> None:
+    runs = small_runs(2)
+    executor = PretendExecutor(hourly_usd=3600.0, wall_s=0.5)
+
+    def lasts(run: PlannedRun) -> RunResult:
+        assert executor.stopped.wait(60.0)
+        return result_of(run, wall_s=0.5, usd=0.5, state="failed", exit_code=143, cause="stopped")
+
+    executor._before = lasts
+    with pytest.raises(BudgetError, match="the budget of USD 0.3 is spent"):
+        conduct(runs, executor, tmp_path, budget=Budget(usd=0.3))
+    assert executor.executed == [runs[0].run_id]
+    assert read_results(runs, tmp_path) == []
+    again = PretendExecutor(hourly_usd=3600.0, wall_s=0.5)
+    results = conduct(runs, again, tmp_path, budget=Budget(usd=5))  # a stopped run runs again
+    assert [result.state for result in results] == ["finished", "finished"]
+
+
+def test_budget_in_usd_without_prices_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a budget in USD needs the prices of all hosts"):
+        conduct(small_runs(1), PretendExecutor(hourly_usd=None), tmp_path, budget=Budget(usd=1))
+
+
+def test_at_most_so_many_runs_execute_at_once(tmp_path: Path) -> None:
+    lock, both = threading.Lock(), threading.Barrier(2)
+    running: list[int] = []
+    most: list[int] = []
+
+    def before(run: PlannedRun) -> None:
+        with lock:
+            running.append(1)
+            most.append(len(running))
+        both.wait(60.0)  # two runs meet here, so both execute
+        with lock:
+            running.pop()
+
+    results = conduct(small_runs(6), PretendExecutor(max_parallel=2, before=before), tmp_path)
+    assert len(results) == 6
+    assert max(most) == 2
+
+
+def test_parallel_runs_do_not_pass_the_budget_together(tmp_path: Path) -> None:
+    runs = small_runs(4)
+    executor = PretendExecutor(max_parallel=4)
+    stated = {run.run_id: 10.0 for run in runs}
+    with pytest.raises(BudgetError):
+        conduct(runs, executor, tmp_path, budget=Budget(usd=0.025), expected_s=stated)
+    assert len(executor.executed) == 2
+
+
+def test_interrupt_stops_the_run_and_is_recorded(tmp_path: Path) -> None:
+    runs = small_runs(2)
+    executor = PretendExecutor()
+
+    def ends_when_stopped(run: PlannedRun) -> RunResult:
+        assert executor.stopped.wait(60.0)
+        return result_of(run, state="failed", exit_code=143)
+
+    def interrupts(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    executor._before = ends_when_stopped
+    with pytest.raises(KeyboardInterrupt):
+        conduct(runs, executor, tmp_path, on_progress=interrupts)
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert (lines[-1]["state"], lines[-1]["cause"]) == ("stopped", "the study was interrupted")
+
+
+def test_progress_states_what_is_left(tmp_path: Path) -> None:
+    runs = small_runs(3)
+    found: list[Progress] = []
+    conduct(runs, PretendExecutor(), tmp_path, on_progress=found.append, expected_s={runs[0].run_id: 20.0})
+    begun, ended, *_, last = found
+    assert (begun.result, begun.left_s, begun.num_unknown) == (None, 20.0, 2)
+    assert (ended.num_done, ended.num_total, ended.left_s, ended.num_unknown) == (1, 3, 20.0, 0)  # 2 runs of 10 s
+    assert ended.left_usd == pytest.approx(0.02)
+    assert (last.num_done, last.left_s, last.spent_usd) == (3, 0, pytest.approx(0.03))
+
+
+def test_result_is_read_back_with_its_report_and_its_levels(tmp_path: Path) -> None:
+    (run,) = small_runs(1)
+    found = LoggedMetric(name="loss", value=2.0, at_s=50.0)
+    report = report_of(f1=0.5)
+
+    def before(run: PlannedRun) -> RunResult:
+        folder = tmp_path / "runs" / run.run_id
+        (folder / "report.json").write_text(json.dumps(report.to_json()))
+        metrics = (found, *report.run.metrics)
+        return result_of(run, report=report, metrics=metrics, phases={"compute": 3.0}, levels={})
+
+    results = conduct([run], PretendExecutor(before=before), tmp_path)
+    assert results == read_results([run], tmp_path)
+    assert results[0].report == report
+    assert results[0].levels == run.levels
+    assert [value.name for value in results[0].metrics] == ["loss", "f1"]
+    assert "f1" not in (tmp_path / "runs.jsonl").read_text()  # the report has it
+
+
+def test_second_study_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
+    def before(run: PlannedRun) -> None:
+        with pytest.raises(ConfigError, match="another study writes to"):
+            conduct(small_runs(1), PretendExecutor(), tmp_path)
+
+    conduct(small_runs(1), PretendExecutor(before=before), tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[]", "nothing", '{"kind": "ended"}', '{"kind": "other"}', '{"kind": "study"}'])
+def test_malformed_ledger_is_rejected_with_its_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "runs.jsonl").write_text(line + "\n")
+    with pytest.raises(ConfigError, match="runs.jsonl, line 1: "):
+        conduct(small_runs(1), PretendExecutor(), tmp_path)
+
+
+def test_runs_with_the_same_name_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="two runs have the same run_id"):
+        conduct([*small_runs(1), *small_runs(1)], PretendExecutor(), tmp_path)

@@ -1,0 +1,139 @@
+"""The page of a study: what its plots and tables show, and what it must not do."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from study_reports import CLUSTERS, plan_of, result_of
+
+from hetero.metrics.logged import LoggedMetric
+from hetero.studies import page, plots
+from hetero.studies.page import study_page
+from hetero.studies.plan import StudyPlan
+from hetero.studies.plots import Results
+from hetero.studies.runs import PlannedRun, RunResult
+from hetero.studies.study_file import Metric
+from hetero.studies.table import rows
+from hetero.system.findings import Finding
+
+pytest.importorskip("matplotlib")
+
+CHANGES: dict[str, Any] = {
+    "factors": {"cluster": CLUSTERS, "samples": [100_000, 1_000_000]},
+    "replicates": 2,
+    "metrics": [{"name": "f1", "target": 0.92}],
+}
+FINDING = Finding(number="ST-01", severity="warning", found="a <b>batch</b>", fix="keep it")
+
+
+def ended(run: PlannedRun) -> RunResult:
+    """Return a result as the source's Figures 4 to 6 show it."""
+    ranks = float(run.levels["ranks"])
+    wall_s = 65_820 / ranks**0.88
+    f1 = 0.931 - 0.001 * ranks + 0.002 * run.replicate
+    metrics = [LoggedMetric(name="f1", value=f1 - 0.1, at_s=wall_s / 2), LoggedMetric(name="f1", value=f1, at_s=wall_s)]
+    metrics += [LoggedMetric(name="communication_s", value=ranks - 1, at_s=1.0)]
+    metrics += [LoggedMetric(name="computation_s", value=100.0, at_s=1.0)]
+    return result_of(run, wall_s=wall_s, usd=3.8 * ranks * wall_s / 3600, metrics=tuple(metrics))
+
+
+def results_of(plan: StudyPlan, results: Sequence[RunResult]) -> Results:
+    return Results(results=results, factors=["samples"], metric=plan.study.metrics[0])
+
+
+@pytest.fixture(scope="module")
+def plan() -> StudyPlan:
+    return plan_of(CHANGES)
+
+
+@pytest.fixture(scope="module")
+def results(plan: StudyPlan) -> list[RunResult]:
+    failed = result_of(plan.runs[0], state="failed", exit_code=30, cause="<script>alert(1)</script>")
+    return [failed, *(ended(run) for run in plan.runs[1:])]
+
+
+def test_page_is_one_valid_document_that_loads_and_runs_nothing(plan: StudyPlan, results: list[RunResult]) -> None:
+    text = study_page(plan, results, rows(results, metrics=plan.study.metrics), [FINDING])
+    root = ET.fromstring(text)
+    assert {each.tag for each in root.iter()} & {"script", "link", "iframe", "object"} == set()
+    sources = [each.attrib["src"] for each in root.iter("img")]
+    assert len(sources) == 7
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert "default-src 'none'" in text.replace("&#x27;", "'")
+    assert "&lt;script&gt;alert(1)" in text
+    assert "a &lt;b&gt;batch&lt;/b&gt;" in text
+    assert "19 of 20 runs finished, 1 failed" in text
+    assert "The largest correlation between two factors of the design is 0.00" in text
+
+
+def test_table_of_cells_has_means_with_intervals(plan: StudyPlan, results: list[RunResult]) -> None:
+    header, cells = page.cell_table(plan.study, results)
+    assert header == ["cluster", "samples", "ranks", "runs", "failed", "time [s]", "USD", "f1", "time to f1 0.92 [s]"]
+    assert len(cells) == 10
+    assert cells[0][:6] == ["1 GPU", "100000", "1", "2", "1", "6.582e+04"]  # one run failed: no interval
+    assert cells[1][7] == "0.933 [0.9203, 0.9457]"
+    assert cells[8][8] == "- (0 of 2)"  # 32 GPUs never reach the target
+
+
+@pytest.mark.parametrize("cost", [False, True])
+def test_times_and_costs_are_on_logarithmic_axes(plan: StudyPlan, results: list[RunResult], cost: bool) -> None:
+    figures: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        assert plots.scaling_plot(results_of(plan, results), cost=cost) is not None
+    (axes,) = figures[0].axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    lines = [line for line in axes.get_lines() if len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in lines] == [[1, 4, 8, 16, 32]] * 2
+    assert axes.get_ylabel() == ("cost of a run [USD]" if cost else "time of a run [hours]")
+
+
+def test_quality_has_intervals_of_95_percent(plan: StudyPlan, results: list[RunResult]) -> None:
+    figures: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "svg_of", lambda figure: str(figures.append(figure)))
+        found = plots.quality_plot(results_of(plan, results))
+    assert found is not None
+    assert "Bars are 95 % intervals" in found.caption
+    (axes,) = figures[0].axes
+    assert axes.get_xlabel() == "global batch"
+    assert len(axes.containers) == 2  # a series of intervals per number of samples
+
+
+def test_equal_results_give_equal_plots(plan: StudyPlan, results: list[RunResult]) -> None:
+    found = results_of(plan, results)
+    assert plots.scaling_plot(found, cost=False) == plots.scaling_plot(found, cost=False)
+
+
+def test_study_that_varies_nothing_has_no_plots() -> None:
+    plan = plan_of({"factors": {"cluster": {"1 GPU": CLUSTERS["1 GPU"]}}, "constraints": {}, "args": []})
+    found = Results(results=[result_of(plan.runs[0], usd=None)], factors=[], metric=Metric(name="f1"))
+    assert plots.scaling_plot(found, cost=False) is None
+    assert plots.quality_plot(found) is None
+    assert plots.quality_over_time_plot(found) is None
+    assert plots.pareto_plot(found) is None
+    assert plots.communication_plot(found) is None
+    assert plan.correlations is None
+    assert "No run has ended yet" in study_page(plan, [], [], [])
+
+
+def test_page_without_matplotlib_says_what_to_install(
+    plan: StudyPlan, results: list[RunResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = builtins.__import__
+
+    def without(name: str, *arguments: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return imported(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    text = study_page(plan, results, rows(results), [])
+    assert "pip install &quot;hetero[plots]&quot;" in text
+    assert not re.search("<img", text)
+    assert "<h2>Runs</h2>" in text

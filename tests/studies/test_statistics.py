@@ -1,0 +1,113 @@
+"""Means with intervals, time to quality, quality after time, and Pareto fronts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.errors import ConfigError
+from hetero.metrics.logged import LoggedMetric
+from hetero.studies.statistics import (
+    best_value,
+    interval_of,
+    pareto_front,
+    quality_after,
+    t_quantile,
+    time_to_quality,
+)
+from hetero.studies.study_file import Metric
+
+ACCURACY = Metric(name="accuracy", target=0.8)
+LOSS = Metric(name="loss", goal="min", target=0.3)
+
+
+def logged(name: str, *values: float, rank: int = 0) -> list[LoggedMetric]:
+    """Return one value every 10 seconds."""
+    return [LoggedMetric(name=name, value=value, at_s=10.0 * at, rank=rank) for at, value in enumerate(values, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("freedom", "coverage", "expected"),
+    [
+        (1, 0.95, 12.706205),
+        (2, 0.95, 4.302653),
+        (3, 0.90, 2.353363),
+        (4, 0.95, 2.776445),
+        (9, 0.99, 3.249836),
+        (30, 0.95, 2.042272),
+        (10_000, 0.95, 1.960201),
+    ],
+)
+def test_quantile_of_students_distribution_is_that_of_the_tables(
+    freedom: int, coverage: float, expected: float
+) -> None:
+    assert t_quantile(freedom, coverage) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("freedom", "coverage"), [(0, 0.95), (3, 0.0), (3, 1.0)])
+def test_quantile_out_of_range_is_rejected(freedom: int, coverage: float) -> None:
+    with pytest.raises(ConfigError, match="t_quantile"):
+        t_quantile(freedom, coverage)
+
+
+def test_interval_of_three_values() -> None:
+    found = interval_of([1.0, 2.0, 3.0])
+    assert found is not None
+    assert (found.mean, found.std, found.num_values) == (2.0, 1.0, 3)
+    assert (found.low, found.high) == (pytest.approx(-0.484138, rel=1e-5), pytest.approx(4.484138, rel=1e-5))
+
+
+def test_one_value_has_no_interval() -> None:
+    found = interval_of([5.0])
+    assert found is not None
+    assert (found.mean, found.low, found.high, found.std) == (5.0, None, None, None)
+    assert interval_of([]) is None
+
+
+def test_intervals_of_95_percent_contain_the_mean_in_about_95_percent() -> None:
+    generator = random.Random(1)
+    intervals = [interval_of([generator.gauss(7, 2) for _ in range(4)]) for _ in range(4000)]
+    covered = sum(each is not None and each.low is not None and each.low <= 7 <= each.high for each in intervals)
+    assert 0.94 <= covered / 4000 <= 0.96
+
+
+def test_time_to_quality_is_that_of_the_first_value_that_reaches_the_target() -> None:
+    metrics = logged("accuracy", 0.5, 0.8, 0.7, 0.9) + logged("loss", 1.0, 0.2)
+    assert time_to_quality(metrics, ACCURACY) == 20.0
+    assert time_to_quality(metrics, LOSS) == 20.0
+    assert time_to_quality(logged("accuracy", 0.5), ACCURACY) is None
+    assert time_to_quality(metrics, Metric(name="accuracy")) is None
+
+
+def test_values_of_the_lowest_rank_count() -> None:
+    metrics = logged("accuracy", 0.9, rank=1) + logged("accuracy", 0.1, 0.2)
+    assert time_to_quality(metrics, ACCURACY) is None
+    assert best_value(metrics, ACCURACY) == 0.2
+
+
+def test_quality_after_a_time_is_the_best_until_then() -> None:
+    metrics = logged("accuracy", 0.5, 0.8, 0.7) + logged("loss", 1.0, 0.2, 0.4)
+    assert quality_after(metrics, ACCURACY, 25.0) == 0.8
+    assert quality_after(metrics, LOSS, 10.0) == 1.0
+    assert quality_after(metrics, ACCURACY, 5.0) is None
+    assert best_value(metrics, LOSS) == 0.2
+
+
+def test_front_has_the_items_that_no_other_beats() -> None:
+    items = {"fast": (1.0, 9.0), "cheap": (9.0, 1.0), "both": (5.0, 5.0), "beaten": (5.0, 6.0), "unknown": None}
+    assert pareto_front(list(items), lambda item: items[item]) == ["fast", "cheap", "both"]
+
+
+def test_equal_items_are_all_on_the_front() -> None:
+    assert pareto_front([(1, 1), (1, 1)], lambda item: item) == [(1, 1), (1, 1)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_every_item_outside_of_the_front_is_beaten_by_one_on_it(items: list[tuple[int, int, int]]) -> None:
+    front = pareto_front(items, lambda item: item)
+    for item in items:
+        beaten = any(all(a <= b for a, b in zip(other, item, strict=True)) and other != item for other in front)
+        assert beaten != (item in front)

@@ -1,0 +1,84 @@
+"""Results as rows, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from study_reports import report_of, result_of, small_runs
+
+from hetero.metrics.logged import LoggedMetric
+from hetero.studies.runs import RunResult
+from hetero.studies.study_file import Metric
+from hetero.studies.table import csv_text, rows, write_parquet
+
+
+def results() -> list[RunResult]:
+    first, second = small_runs(2)
+    report = report_of(wall_s=100.0, f1=0.75)
+    metrics = (LoggedMetric(name="f1", value=0.8, at_s=50.0), *report.run.metrics)
+    return [
+        result_of(first, wall_s=100.0, report=report, metrics=metrics, phases={"compute": 60.0, "data wait": 1.0}),
+        result_of(second, state="failed", exit_code=30, cause="it raised, a lot"),
+    ]
+
+
+def test_rows_have_levels_times_costs_and_quality() -> None:
+    first, second = rows(results(), metrics=[Metric(name="f1", target=0.8)])
+    assert list(first) == list(second)
+    assert {name: first[name] for name in ("run_id", "samples", "state", "wall_s", "compute_s", "data_wait_s")} == {
+        "run_id": "000-samples=0-r1",
+        "samples": 0,
+        "state": "finished",
+        "wall_s": 100.0,
+        "compute_s": 60.0,
+        "data_wait_s": None,
+    }
+    assert first["usd"] == pytest.approx(0.1)
+    assert (first["f1"], first["f1_best"], first["f1_time_to_target_s"]) == (0.75, 0.8, 50.0)
+    assert (second["cause"], second["f1"], second["step_time_s"]) == ("it raised, a lot", None, None)
+
+
+def test_metric_with_the_name_of_a_column_keeps_both() -> None:
+    (run,) = small_runs(1)
+    (row,) = rows([result_of(run, metrics=(LoggedMetric(name="usd", value=7.0, at_s=1.0),))])
+    assert (row["usd"], row["metric_usd"]) == (pytest.approx(0.01), 7.0)
+
+
+def test_communication_over_computation_is_that_of_all_ranks() -> None:
+    (run,) = small_runs(1)
+    values = {"communication_s": (1.0, 3.0), "computation_s": (4.0, 4.0)}
+    metrics = tuple(
+        LoggedMetric(name=name, value=value, at_s=1.0, rank=rank)
+        for name, each in values.items()
+        for rank, value in enumerate(each)
+    )
+    (row,) = rows([result_of(run, metrics=metrics)])
+    assert row["communication_over_computation"] == 0.5
+
+
+def test_csv_is_read_back() -> None:
+    table = rows(results())
+    found = list(csv.DictReader(io.StringIO(csv_text(table))))
+    assert [row["run_id"] for row in found] == ["000-samples=0-r1", "001-samples=1-r1"]
+    assert (found[0]["wall_s"], found[1]["cause"], found[1]["f1"]) == ("100.0", "it raised, a lot", "")
+
+
+def test_study_without_results_has_a_table_without_rows() -> None:
+    assert rows([]) == []
+    assert csv_text([]) == "run_id\n"
+
+
+def test_parquet_is_read_back_if_pyarrow_is_installed(tmp_path: Path) -> None:
+    table = rows(results())
+    path = tmp_path / "runs.parquet"
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        assert not write_parquet(path, table)
+        assert not path.exists()
+        return
+    assert write_parquet(path, table)
+    assert parquet.read_table(path).to_pylist() == table
