@@ -5,20 +5,22 @@ checks/       `check`: finds mistakes in a request
 rehearsal/    `rehearse`: runs a request on simulated hosts
 submission/   `submit`: starts a job, and starts it again if SageMaker lacks instances
 planning.py   `plan`: returns the instance groups of a plan for an estimator
+study_executor.py  executes the runs of a study as training jobs
+study_executor.py  executes the runs of a study as training jobs
 recording.py  records the request that the SDK would send
 request.py    a request as typed records
 limits.py     the service's limits on a request, from limits.yaml
 
-The four folders import the last three modules. planning.py imports preparation/, and rehearsal/ also imports
-preparation/ and checks/. Version 2 and version 3 of the SageMaker SDK both work. Importing this package imports neither
-boto3 nor the SDK.
+The four folders import the last three modules. planning.py and study_executor.py import preparation/. rehearsal/ also
+imports preparation/ and checks/, and study_executor.py imports submission/. Version 2 and version 3 of the SDK both
+work. Importing this package imports neither boto3 nor the SDK.
 """
 
 from __future__ import annotations
 
 from hetero.sagemaker.checks.check import Finding, check, check_request, findings_json, findings_text
 from hetero.sagemaker.planning import plan
-from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS
+from hetero.sagemaker.preparation.metric_definitions import METRIC_DEFINITIONS, logged_metric
 from hetero.sagemaker.preparation.staging import prepare
 from hetero.sagemaker.recording import Recording, offline_session, record
 from hetero.sagemaker.rehearsal.rehearse import Rehearsal, rehearse
@@ -36,6 +38,7 @@ __all__ = [  # noqa: RUF022  sorted by character codes, as a test checks
     "check_request",
     "findings_json",
     "findings_text",
+    "logged_metric",
     "offline_session",
     "plan",
     "prepare",

@@ -104,6 +104,10 @@ class Adapter(ABC):
             metrics: Metric definitions to add, with Name and Regex. They do not replace definitions of the same name.
         """
 
+    @abstractmethod
+    def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
+        """Add metric definitions with Name and Regex. They do not replace definitions of the same name."""
+
 
 def adapter_of(estimator: Any) -> Adapter:
     """Return the adapter for an estimator.
@@ -178,8 +182,11 @@ class _Estimator(Adapter):
             estimator._hyperparameters.update(parameters)
         else:
             estimator.set_hyperparameters(**parameters)
-        own = list(estimator.metric_definitions or ())
-        estimator.metric_definitions = own + _missing(metrics, [each["Name"] for each in own])
+        self.add_metrics(metrics)
+
+    def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
+        own = list(self._estimator.metric_definitions or ())
+        self._estimator.metric_definitions = own + _missing(metrics, [each["Name"] for each in own])
 
 
 class _Trainer(Adapter):
@@ -246,8 +253,6 @@ class _Trainer(Adapter):
         parameters: Mapping[str, Any],
         metrics: Sequence[Mapping[str, str]],
     ) -> None:
-        from sagemaker.core.shapes import MetricDefinition  # type: ignore[import-untyped,unused-ignore]
-
         trainer = self._trainer
         code = {
             "source_dir": str(folder),
@@ -257,10 +262,15 @@ class _Trainer(Adapter):
         }
         trainer.source_code = code if trainer.source_code is None else trainer.source_code.model_copy(update=code)
         trainer.hyperparameters = {**(trainer.hyperparameters or {}), **parameters}
-        own = list(trainer._metric_definitions or ())
+        self.add_metrics(metrics)
+
+    def add_metrics(self, metrics: Sequence[Mapping[str, str]]) -> None:
+        from sagemaker.core.shapes import MetricDefinition  # type: ignore[import-untyped,unused-ignore]
+
+        own = list(self._trainer._metric_definitions or ())
         more = _missing(metrics, [each.name for each in own])
         added = [MetricDefinition(name=each["Name"], regex=each["Regex"]) for each in more]
-        trainer.with_metric_definitions([*own, *added])
+        self._trainer.with_metric_definitions([*own, *added])
 
 
 def _groups(listed: object, instance_type: object, count: object) -> tuple[RequestGroup, ...]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 
 from hetero.metrics.lines import METRIC_MARK, METRIC_NAMES
+from hetero.metrics.logged import LOG_MARK
 
-__all__ = ["METRIC_DEFINITIONS", "MPIRUN_TAG"]
+__all__ = ["METRIC_DEFINITIONS", "MPIRUN_TAG", "logged_metric"]
 
 MPIRUN_TAG = r"\[[^\]]*\]<std(?:out|err)>: ?"
 """Pattern of the prefix that mpirun or the toolkit adds to each line of a process that mpirun started."""
@@ -27,3 +28,16 @@ METRIC_DEFINITIONS = [_definition(name) for name in METRIC_NAMES]
 
 A job has at most 40 definitions. Each regular expression has at most 500 characters.
 """
+
+
+def logged_metric(name: str, *, rank: int = 0) -> dict[str, str]:
+    """Return the definition of a metric that the script logs with `hetero.log_metric`.
+
+    Add it to an estimator's ``metric_definitions``, and the service shows the metric's values.
+
+    Args:
+        name: Name of the metric.
+        rank: The rank whose values count.
+    """
+    line = rf"{re.escape(LOG_MARK)} {re.escape(name)}=([-+.0-9e]+)"
+    return {"Name": name, "Regex": rf"(?:^|\brank {rank}: ){line}"}

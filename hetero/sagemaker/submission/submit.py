@@ -15,7 +15,7 @@ from hetero.sagemaker.recording import record, sdk_version
 from hetero.sagemaker.request import TrainingRequest
 from hetero.sagemaker.submission.shortages import Shortage, shortage_in
 
-__all__ = ["Submission", "failure_code", "submit"]
+__all__ = ["Submission", "failure_code", "follow", "submit"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ def submit(
     max_attempts: int = 5,
     first_wait_s: float = 60.0,
     sleep: Callable[[float], None] = time.sleep,
+    on_submit: Callable[[str], object] | None = None,
 ) -> Submission:
     """Start the job of an estimator, and start it again if SageMaker lacks instances for it.
 
@@ -78,6 +79,7 @@ def submit(
         max_attempts: Maximum number of attempts, >= 1.
         first_wait_s: Seconds to wait before the second attempt.
         sleep: Function that waits a number of seconds.
+        on_submit: Called with the name of each job that was submitted, before its end is known.
 
     Raises:
         ConfigError: If the object is not an estimator, or ``max_attempts`` is out of range.
@@ -90,7 +92,9 @@ def submit(
     wait_s = first_wait_s
     for attempt in range(1, max_attempts + 1):
         name = job_name if attempt == 1 or job_name is None else _numbered(job_name, attempt)
-        outcome = _attempt(estimator, inputs, name, request=request, number=attempt, wait=wait, sleep=sleep)
+        outcome = _attempt(
+            estimator, inputs, name, request=request, number=attempt, wait=wait, sleep=sleep, on_submit=on_submit
+        )
         if isinstance(outcome, Submission):
             return outcome
         # SageMaker lacks instances. Log this, then wait or raise.
@@ -126,6 +130,7 @@ def _attempt(
     number: int,
     wait: bool,
     sleep: Callable[[float], None],
+    on_submit: Callable[[str], object] | None,
 ) -> Submission | Shortage:
     try:
         name = _start(estimator, inputs, job_name)
@@ -135,7 +140,9 @@ def _attempt(
             raise
         return shortage
     logger.info("submitted %s", name)
-    description = _follow(estimator.sagemaker_session.sagemaker_client, name, wait=wait, sleep=sleep)
+    if on_submit is not None:
+        on_submit(name)
+    description = follow(estimator.sagemaker_session.sagemaker_client, name, wait=wait, sleep=sleep)
     status, failure = description["TrainingJobStatus"], description.get("FailureReason", "")
     shortage = shortage_in(failure, request) if status == "Failed" else None
     return shortage or Submission(job_name=name, status=status, failure=failure, num_attempts=number)
@@ -166,8 +173,20 @@ def _words(error: Exception) -> str:
     return f"{detail['Code']}: {detail.get('Message', '')}" if "Code" in detail else ""
 
 
-def _follow(client: Any, job_name: str, *, wait: bool, sleep: Callable[[float], None]) -> dict[str, Any]:
-    """Wait until a job has ended or, without ``wait``, until it has its instances. Return its description."""
+def follow(
+    client: Any, job_name: str, *, wait: bool = True, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
+    """Wait until a job has ended or, without ``wait``, until it has its instances. Return its description.
+
+    Args:
+        client: boto3's client for ``sagemaker``.
+        job_name: Name of the job.
+        wait: Whether to wait until the job has ended.
+        sleep: Function that waits a number of seconds.
+
+    Raises:
+        Exception: If the service does not answer for ten minutes.
+    """
     said, silent_s = "", 0.0
     while True:
         asked_s = time.monotonic()

@@ -1,0 +1,392 @@
+"""Executes the runs of a study as SageMaker training jobs.
+
+A function of the user makes the estimator of each run. The executor submits the job, follows it, and makes a result
+from the service's description of the job and from the report in its output. The name of a submitted job is in
+``job.json`` in the run's folder. If the study is killed, the job continues, and the next start follows it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import json
+import logging
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+from hetero.cluster import slug
+from hetero.errors import CapacityError, ConfigError, ExitCode, HeteroError, first_line
+from hetero.metrics.logged import LoggedMetric, is_metric_name
+from hetero.pricing import Catalogue
+from hetero.report.model import REPORT_FILE_NAME, load_report
+from hetero.sagemaker.preparation.adapters import adapter_of
+from hetero.sagemaker.preparation.metric_definitions import logged_metric
+from hetero.sagemaker.submission.submit import failure_code, follow, submit
+from hetero.studies.ledger import JOB_FILE_NAME, digest_of
+from hetero.studies.runs import FAILED, FINISHED, PlannedRun, RunResult
+from hetero.studies.study_file import Metric, Study
+from hetero.system.documents import read_bounded, write_text
+from hetero.system.text import one_line
+
+__all__ = ["EstimatorExecutor", "from_study"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_NAME_CHARS = 63
+_FIRST_WAIT_S = 60.0
+"""Seconds before the second attempt to get instances. While a job runs, waits are shorter."""
+_MAX_OUTPUT_BYTES = 4 << 30
+_MAX_REPORT_BYTES = 64 << 20
+_MAX_MEMBERS = 100_000
+_MAX_PARALLEL = 100
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+Download = Callable[[Any, str, Path], bool]
+"""Takes an estimator's session, the S3 URI of an object and a file. Writes the object to the file, and returns False if
+there is no such object."""
+
+
+class _StoppedError(Exception):
+    """The study was asked to stop while a job was waiting for instances."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    estimator: Any
+    inputs: Any
+
+    @property
+    def client(self) -> Any:
+        return self.estimator.sagemaker_session.sagemaker_client
+
+
+class EstimatorExecutor:
+    """Executes runs as jobs of estimators, at most ``at_most`` at once.
+
+    Args:
+        make: Returns the estimator of a run, or the estimator and its inputs. It gets the run, whose ``levels`` and
+            ``script_args`` have everything that varies. SDK 2 and SDK 3 both work.
+        at_most: Number of jobs at the same time, 1 to 100.
+        catalogue: Prices of the instance types.
+        name: Name of the study, with which the names of the jobs begin.
+        metrics: Metrics to add to the metric definitions of each estimator.
+        download: Reads objects from S3. Default: the session's boto3 client.
+        sleep: Function that waits a number of seconds.
+
+    Raises:
+        ConfigError: If ``at_most`` is out of range.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[PlannedRun], Any],
+        *,
+        at_most: int = 1,
+        catalogue: Catalogue,
+        name: str = "study",
+        metrics: Sequence[Metric] = (),
+        download: Download | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not 1 <= at_most <= _MAX_PARALLEL:
+            raise ConfigError(f"at_most is {at_most}; expected 1 to {_MAX_PARALLEL}")
+        self.max_parallel = at_most
+        self._make = make
+        self._catalogue = catalogue
+        self._name = slug(name)
+        self._metrics = tuple(metrics)
+        self._download = _from_s3 if download is None else download
+        self._sleep_s = sleep
+        self._lock = threading.Lock()
+        self._active: dict[str, Any] = {}
+        """Client of each job that was submitted and has not ended."""
+        self._asked: set[str] = set()
+        """Jobs that the service was asked to stop."""
+        self._is_stopped = threading.Event()
+        self._prices: dict[str, float | None] = {}
+
+    def hourly_usd(self, run: PlannedRun) -> float | None:
+        """Return the price of all instances of the run per hour, or None if a price is unknown."""
+        if run.run_id not in self._prices:
+            groups = adapter_of(self._made(run).estimator).groups()
+            prices = [(self._price(group.instance_type), group.count) for group in groups]
+            known = [price * count for price, count in prices if price is not None]
+            self._prices[run.run_id] = sum(known) if len(known) == len(prices) else None
+        return self._prices[run.run_id]
+
+    def _price(self, instance_type: str) -> float | None:
+        info = self._catalogue.find(instance_type)
+        return None if info is None else info.hourly_usd
+
+    def execute(self, run: PlannedRun, folder: Path) -> RunResult:
+        """Submit the job of a run and wait for its end, or follow the job that an earlier start submitted."""
+        hourly_usd = self.hourly_usd(run)
+        started_at = _text(dt.datetime.now(dt.timezone.utc))
+        try:
+            made = self._made(run)
+            job_name = self._submitted(run, folder)
+            if job_name is None:
+                job_name = self._submit(run, made, folder)
+            else:
+                logger.info("following %s, which an earlier start of the study submitted", job_name)
+            self._enter(job_name, made.client)
+            try:
+                description = follow(made.client, job_name, sleep=self._sleep_s)
+            finally:
+                self._leave(job_name)
+        except (ConfigError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  a job that the service rejects is a failed run, not the study's end
+            return _failed(run, error, started_at)
+        report_file = folder / REPORT_FILE_NAME
+        report_file.unlink(missing_ok=True)
+        self._fetch_report(made, description, report_file)
+        return _result(run, description, folder, started_at=started_at, hourly_usd=hourly_usd)
+
+    def stop(self) -> None:
+        """Ask the service to stop all jobs that run. Thread-safe, idempotent."""
+        self._is_stopped.set()
+        with self._lock:
+            active = {name: client for name, client in self._active.items() if name not in self._asked}
+        for job_name, client in active.items():
+            self._stop_job(job_name, client)
+
+    def _stop_job(self, job_name: str, client: Any) -> None:
+        self._asked.add(job_name)
+        try:
+            client.stop_training_job(TrainingJobName=job_name)
+        except Exception as error:  # noqa: BLE001  the job may just have ended
+            logger.warning("cannot stop %s: %s", job_name, error)
+
+    def _enter(self, job_name: str, client: Any) -> None:
+        with self._lock:
+            is_new = job_name not in self._active
+            self._active[job_name] = client
+        if is_new and self._is_stopped.is_set():
+            self._stop_job(job_name, client)
+
+    def _leave(self, job_name: str) -> None:
+        with self._lock:
+            self._active.pop(job_name, None)
+
+    def _made(self, run: PlannedRun) -> _Made:
+        made = self._make(run)
+        estimator, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        adapter_of(estimator).add_metrics(
+            [
+                {"Name": metric.name, "Regex": metric.regex} if metric.regex else logged_metric(metric.name)
+                for metric in self._metrics
+            ]
+        )
+        return _Made(estimator, inputs)
+
+    def _submitted(self, run: PlannedRun, folder: Path) -> str | None:
+        """Return the name of the job that an earlier start of the study submitted for this run, or None."""
+        path = folder / JOB_FILE_NAME
+        if not path.is_file():
+            return None
+        try:
+            note = json.loads(read_bounded(path, str(path)))
+            is_same = isinstance(note, dict) and note.get("digest") == digest_of(run)
+            return str(note["job_name"]) if is_same else None
+        except (ValueError, KeyError) as error:
+            logger.warning("%s is malformed (%s); submitting the job again", path, error)
+            return None
+
+    def _submit(self, run: PlannedRun, made: _Made, folder: Path) -> str:
+        names: list[str] = []
+
+        def note(job_name: str) -> None:
+            for earlier in names:  # it got no instances
+                self._leave(earlier)
+            names.append(job_name)
+            write_text(folder / JOB_FILE_NAME, json.dumps({"job_name": job_name, "digest": digest_of(run)}) + "\n")
+            self._enter(job_name, made.client)
+
+        def wait(seconds: float) -> None:
+            if self._is_stopped.is_set() and (not names or seconds >= _FIRST_WAIT_S):
+                raise _StoppedError("the study was asked to stop before the job had instances")
+            self._sleep_s(seconds)
+
+        number = run.run_id.partition("-")[0]
+        end = f"-{number}-{time.strftime('%m%d-%H%M%S', time.gmtime())}"
+        name = self._name[: _MAX_NAME_CHARS - len(end)].strip("-") + end
+        submission = submit(
+            made.estimator,
+            made.inputs,
+            job_name=name,
+            wait=False,
+            first_wait_s=_FIRST_WAIT_S,
+            sleep=wait,
+            on_submit=note,
+        )
+        return submission.job_name
+
+    def _fetch_report(self, made: _Made, description: Mapping[str, Any], target: Path) -> None:
+        """Write the report from the job's output, if the job wrote one. An error is logged."""
+        uri = str(description.get("OutputDataConfig", {}).get("S3OutputPath", "")).rstrip("/")
+        if not uri:
+            return
+        with tempfile.TemporaryDirectory(prefix="hetero-study-") as folder:
+            archive = Path(folder) / "output.tar.gz"
+            try:
+                uri = f"{uri}/{description['TrainingJobName']}/output/output.tar.gz"
+                if self._download(made.estimator.sagemaker_session, uri, archive):
+                    _extract_report(archive, target)
+            except Exception as error:  # noqa: BLE001  without its report a run still has its time and cost
+                logger.warning("cannot read the report of %s from %s: %s", description["TrainingJobName"], uri, error)
+
+
+def from_study(study: Study, catalogue: Catalogue) -> EstimatorExecutor:
+    """Return the executor of a study with ``executor: {sagemaker: {estimator: "module:function", at_most: N}}``.
+
+    The module is imported from the folder of the study, or from Python's path.
+
+    Raises:
+        ConfigError: If the settings are malformed, or the function cannot be imported.
+    """
+    settings = study.executor.settings
+    unknown = next((name for name in settings if name not in ("estimator", "at_most")), None)
+    if unknown is not None:
+        raise ConfigError(f"executor.sagemaker.{unknown}: unknown key, expected one of estimator, at_most")
+    reference, at_most = settings.get("estimator"), settings.get("at_most", 1)
+    if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
+        raise ConfigError(
+            f"executor.sagemaker.estimator: found {reference!r}, expected MODULE:FUNCTION, which makes the estimator "
+            "of a run"
+        )
+    if not isinstance(at_most, int):
+        raise ConfigError(f"executor.sagemaker.at_most: found {at_most!r}, expected a whole number")
+    folder = str(study.path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module, _, name = reference.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)  # allowed: the user's own function
+    except (ImportError, AttributeError) as error:
+        why = f"cannot import {reference!r} from {folder}: {error}"
+        raise ConfigError(f"executor.sagemaker.estimator: {why}") from error
+    return EstimatorExecutor(make, at_most=at_most, catalogue=catalogue, name=study.name, metrics=study.metrics)
+
+
+def _failed(run: PlannedRun, error: Exception, started_at: str) -> RunResult:
+    """Return the result of a run whose job did not begin."""
+    code = error.exit_code if isinstance(error, HeteroError) else ExitCode.SCRIPT_FAILED
+    text = first_line(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, CapacityError):
+        text = one_line(str(error), 500)
+    return RunResult(
+        run_id=run.run_id,
+        state=FAILED,
+        exit_code=int(code),
+        cause=one_line(text, 500),
+        started_at=started_at,
+        wall_s=0.0,
+        usd=0.0,
+    )
+
+
+def _result(
+    run: PlannedRun, description: Mapping[str, Any], folder: Path, *, started_at: str, hourly_usd: float | None
+) -> RunResult:
+    """Return the result of a job that has ended, from the service's description and the report."""
+    status, failure = description["TrainingJobStatus"], str(description.get("FailureReason", ""))
+    is_good = status == "Completed"
+    began = description.get("TrainingStartTime") or description.get("CreationTime")
+    billed_s = _billed_s(description)
+    report = load_report(folder) if (folder / REPORT_FILE_NAME).is_file() else None
+    logged = () if report is None else report.run.metrics
+    known = {value.name for value in logged}
+    metrics = [*logged, *(value for value in _final_metrics(description, began) if value.name not in known)]
+    exit_code = 0 if is_good else 143 if status == "Stopped" else failure_code(failure)
+    return RunResult(
+        run_id=run.run_id,
+        state=FINISHED if is_good else FAILED,
+        exit_code=exit_code,
+        cause="" if is_good else one_line(failure, 500) or f"the job ended with status {status}",
+        started_at=_text(began) if isinstance(began, dt.datetime) else started_at,
+        wall_s=billed_s,
+        usd=None if hourly_usd is None else hourly_usd * billed_s / 3600,
+        metrics=tuple(metrics),
+        phases=_phases(description),
+        report=report,
+    )
+
+
+def _billed_s(description: Mapping[str, Any]) -> float:
+    """Return the seconds that each instance of the job is billed."""
+    for name in ("BillableTimeInSeconds", "TrainingTimeInSeconds"):
+        if isinstance(description.get(name), (int, float)):
+            return float(description[name])
+    began, ended = description.get("TrainingStartTime"), description.get("TrainingEndTime")
+    if isinstance(began, dt.datetime) and isinstance(ended, dt.datetime):
+        return max(0.0, (ended - began).total_seconds())
+    return 0.0
+
+
+def _phases(description: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of each phase that the service states, such as Starting, Downloading and Training."""
+    found: dict[str, float] = {}
+    for each in description.get("SecondaryStatusTransitions", ()):
+        began, ended = each.get("StartTime"), each.get("EndTime")
+        if isinstance(began, dt.datetime) and isinstance(ended, dt.datetime):
+            name = str(each.get("Status", "")).lower()[:60]
+            found[name] = found.get(name, 0.0) + max(0.0, (ended - began).total_seconds())
+    return {name: seconds for name, seconds in found.items() if name not in ("completed", "failed", "stopped")}
+
+
+def _final_metrics(description: Mapping[str, Any], began: object) -> list[LoggedMetric]:
+    """Return the last value of each metric that the service read from the logs, except hetero's own figures."""
+    found = []
+    for each in description.get("FinalMetricDataList", ()):
+        name, value, at = str(each.get("MetricName", "")), each.get("Value"), each.get("Timestamp")
+        if not is_metric_name(name) or name.startswith("hetero:") or not isinstance(value, (int, float)):
+            continue
+        unix_s = at.timestamp() if isinstance(at, dt.datetime) else 0.0
+        at_s = unix_s - began.timestamp() if isinstance(began, dt.datetime) and unix_s else 0.0
+        found.append(LoggedMetric(name=name, value=float(value), at_s=max(0.0, at_s), unix_s=max(0.0, unix_s)))
+    return found
+
+
+def _from_s3(session: Any, uri: str, target: Path) -> bool:
+    """Write an object of S3 to a file, with the session's account. Return False if there is no such object."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    client = session.boto_session.client("s3")
+    try:
+        size = client.head_object(Bucket=bucket, Key=key)["ContentLength"]
+    except client.exceptions.ClientError as error:
+        if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey", "NotFound"):
+            return False
+        raise
+    if size > _MAX_OUTPUT_BYTES:
+        raise ConfigError(f"the output has {size} bytes; expected at most {_MAX_OUTPUT_BYTES}")
+    client.download_file(bucket, key, str(target))
+    return True
+
+
+def _extract_report(archive: Path, target: Path) -> None:
+    """Write the report in a job's output archive to a file. Do nothing if it has none."""
+    with tarfile.open(archive, mode="r|gz") as content:
+        for number, member in enumerate(content):
+            if number >= _MAX_MEMBERS:
+                return
+            if member.isreg() and PurePosixPath(member.name).name == REPORT_FILE_NAME:
+                if member.size > _MAX_REPORT_BYTES:
+                    raise ConfigError(f"the report has {member.size} bytes; expected at most {_MAX_REPORT_BYTES}")
+                source = cast("IO[bytes]", content.extractfile(member))
+                with target.open("wb") as file:
+                    shutil.copyfileobj(source, file)
+                return
+
+
+def _text(time_of: dt.datetime) -> str:
+    return time_of.astimezone(dt.timezone.utc).isoformat(timespec="milliseconds")
