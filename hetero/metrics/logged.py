@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 LOG_MARK = "hetero.log_metric"
-"""Text with which the line of a logged value begins."""
+"""First word of the line of a logged value."""
 MAX_VALUES = 10_000
 """Limit of the values that one rank keeps."""
 MAX_NAMES = 100

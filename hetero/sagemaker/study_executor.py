@@ -77,7 +77,7 @@ class EstimatorExecutor:
             ``script_args`` have everything that varies. SDK 2 and SDK 3 both work.
         at_most: Number of jobs at the same time, 1 to 100.
         catalogue: Prices of the instance types.
-        name: Name of the study, with which the names of the jobs begin.
+        name: Name of the study. The names of the jobs begin with it.
         metrics: Metrics to add to the metric definitions of each estimator.
         download: Reads objects from S3. Default: the session's boto3 client.
         sleep: Function that waits a number of seconds.

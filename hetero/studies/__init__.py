@@ -15,7 +15,7 @@ runs.py         a run before and after it (`PlannedRun`, `RunResult`), and the i
 executors.py    executes runs as child processes: ``hetero simulate``, ``hetero launch``
 conduct.py      executes the runs that are left, within the budget
 estimates.py    expected durations, from runs that finished
-ledger.py       ``runs.jsonl``, with which a killed study goes on
+ledger.py       ``runs.jsonl``, which lets a killed study go on
 statistics.py   intervals, time to quality, quality after time, Pareto fronts
 table.py        results as rows, CSV and Parquet
 plots.py        the plots, drawn by matplotlib

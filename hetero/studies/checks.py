@@ -200,7 +200,7 @@ def _epochs_are_not_whole(plan: StudyPlan, catalogue: Catalogue) -> _Found:
             f"epochs are not whole: {'; '.join(shown)}{more}. A script that takes whole epochs would reject them, or "
             f"train up to {worst:.1%} more or less"
         ),
-        f"set steps to {suggestion}, with which all epochs are whole, or let the script end after {{steps}} steps"
+        f"set steps to {suggestion}, which makes all epochs whole, or let the script end after {{steps}} steps"
         if suggestion
         else "change the epochs, or let the script end after {steps} steps",
     )

@@ -1,4 +1,4 @@
-"""Derives the quantities of each run from the factors' levels and from what the study keeps. Exact arithmetic.
+"""Derives the quantities of each run from the factors' levels and from the study's constraints. Exact arithmetic.
 
 ======================  =================================================================================
 ranks, hosts            from the trainer groups and ``nproc_per_node``
@@ -86,17 +86,19 @@ def trainer_groups(settings: Settings) -> list[tuple[str, int]]:
 def num_ranks(settings: Settings, catalogue: Catalogue) -> int:
     """Return the ranks of the job.
 
-    Without ``nproc_per_node``, a host has one rank per accelerator that the catalogue states, otherwise one.
+    Without ``nproc_per_node``, a host has one rank per accelerator that the catalogue states. It has one rank if there
+    are none, or if TensorFlow trains. A study without groups has one host.
     """
     if settings.ranks is not None:
         return settings.ranks
     stated = settings.options.get("nproc_per_node")
+    with_tensorflow = settings.options.get("framework") == "tensorflow" or settings.options.get("data_service") == "tf"
     number = 0
-    for instance_type, count in trainer_groups(settings):
+    for instance_type, count in trainer_groups(settings) or [("", 1)]:
         info = catalogue.find(instance_type)
-        per_host = (info.num_accelerators if info is not None else None) or 1
+        per_host = 1 if with_tensorflow or info is None else info.num_accelerators or 1
         number += count * (stated if isinstance(stated, int) else per_host)
-    return max(1, number)
+    return number
 
 
 def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalogue) -> list[Cell]:
@@ -122,7 +124,7 @@ def derive(study: Study, rows: Sequence[Mapping[str, Level]], catalogue: Catalog
         for (levels, settings, stated, own), batch in zip(cells, batches, strict=True)
     ]
     bases = dict.fromkeys(name for each in quantities for name in each if name.startswith(_BASE))
-    for each in quantities:  # in cells where the quantity does not change too, so that a column has no gaps
+    for each in quantities:  # also where the quantity does not change, because a column must not have gaps
         each.update({name: each[name.removeprefix(_BASE)] for name in bases if name not in each})
     return [
         Cell(levels=levels, settings=settings, quantities=each)

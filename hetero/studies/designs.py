@@ -113,7 +113,7 @@ def _fraction(factors: Sequence[Factor], num_runs: int, *, seed: int) -> list[li
 
 
 def _relabelled(rows: list[list[int]], factors: Sequence[Factor]) -> list[list[int]]:
-    """Return the design with its levels exchanged so that the largest correlation is as low as possible.
+    """Return the design with its levels exchanged to lower the largest correlation.
 
     Such an exchange does not change the determinant.
     """

@@ -1,7 +1,7 @@
 """Executes runs as child processes of this one: on simulated hosts, or on the hosts of a cluster file.
 
-The output of a run goes to ``log.txt`` in its folder. Each line gets the time of its arrival, so that a metric that an
-expression finds has a time too.
+The output of a run goes to ``log.txt`` in its folder. Each line gets the time of its arrival. A metric that an
+expression finds in the line gets the same time.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class SimulateExecutor(_ChildExecutor):
 class LaunchExecutor(_ChildExecutor):
     """Executes runs with ``hetero launch`` on the hosts of a cluster file, one at a time.
 
-    This process starts the launcher of its own host. The others are started by the command ``start``, for example
+    This process starts the launcher of this host. The others are started by the command ``start``, for example
     ``["ssh", "{host}"]``, which gets the launcher's command line as one more argument. The folder of the study, and the
     script, must have the same path on all hosts.
 

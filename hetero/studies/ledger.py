@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 LEDGER_FILE_NAME = "runs.jsonl"
 RUNS_FOLDER = "runs"
 JOB_FILE_NAME = "job.json"
-"""File in a run's folder with which an executor finds the job that it started before the study was killed."""
+"""File in a run's folder. It names the job that an executor started, also for the study's next start."""
 _VERSION = 1
 _MAX_BYTES = 1 << 30
 _MAX_CAUSE_CHARS = 2000

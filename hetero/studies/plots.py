@@ -160,7 +160,7 @@ def quality_plot(found: Results) -> Plot | None:
     series = found.series(without=axis)
     has_intervals = False
     for number, (style, (label, members)) in enumerate(zip(_styles(), series.items(), strict=False)):
-        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)  # so that intervals of two series do not hide each other
+        shift = 1.0 + 0.05 * (number - (len(series) - 1) / 2)  # or intervals of two series would hide each other
         groups: dict[float, list[float]] = {}
         for each in members:
             value = _quality(each, metric)

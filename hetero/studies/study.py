@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetero.cluster import slug
+from hetero.cluster import find_platform, slug
 from hetero.errors import ConfigError, ExitCode
 from hetero.pricing import Catalogue
 from hetero.studies.checks import check_study
@@ -82,11 +83,26 @@ def prepare_study(path: Path, *, levels: Mapping[str, str] | None = None) -> Pre
         ConfigError: If the file is malformed, or a price or an earlier report cannot be read.
         ClusterError: If the role of a group is unclear.
     """
-    study = read_study(path)
+    study = _with_cluster(read_study(path))
     catalogue = catalogue_of(_resolved(study.settings.options, path.parent))
     plan = plan_study(study, catalogue)
     findings = tuple(check_study(plan, catalogue))
     return Preparation(plan=only(plan, levels) if levels else plan, catalogue=catalogue, findings=findings)
+
+
+def _with_cluster(study: Study) -> Study:
+    """Return the study with the groups of the cluster file that it launches on, unless it states groups itself."""
+    path = study.executor.settings.get("cluster_file")
+    if study.executor.kind != "launch" or study.settings.groups or not isinstance(path, str):
+        return study
+    platform = find_platform(os.environ, cluster_file=str(study.path.parent / path))
+    host = study.executor.settings.get("host")
+    roles = study.settings.options.get("roles", ())
+    cluster = platform.read_cluster(
+        host=None if host is None else str(host), roles=roles if isinstance(roles, tuple) else ()
+    )
+    groups = tuple(f"{group.name}={group.instance_type}:{len(group.hosts)}" for group in cluster.groups)
+    return replace(study, settings=replace(study.settings, groups=groups))
 
 
 def _resolved(options: Mapping[str, object], folder: Path) -> dict[str, object]:

@@ -111,7 +111,7 @@ def test_epochs_that_are_not_whole_are_found_with_steps_that_make_them_whole() -
     kept = {**SOURCE["constraints"], "steps": 80_000, "learning_rate_rule": "sqrt"}
     text = found({"constraints": kept})["ST-04"]
     assert "80000 steps of 32 samples are 28.4444 epochs of 90000 (cluster 1 GPU, samples 100000)" in text
-    assert "set steps to 84375, with which all epochs are whole" in text  # what the source found by guess and check
+    assert "set steps to 84375, which makes all epochs whole" in text  # what the source found by guess and check
 
 
 def test_batch_per_device_that_is_not_whole_is_an_error() -> None:

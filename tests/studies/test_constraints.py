@@ -82,8 +82,10 @@ def test_ranks_are_stated_ones_before_accelerators() -> None:
         "by value": {"groups": ["trainer=ml.p3.16xlarge:2"], "ranks": 5},
         "data hosts do not count": {"groups": ["trainer=ml.p3.8xlarge:1", "data=ml.c5.9xlarge:4"]},
         "unknown type": {"groups": ["trainer=ml.none.large:2"]},
+        "TensorFlow": {"groups": ["trainer=ml.p3.16xlarge:2"], "options": {"framework": "tensorflow"}},
+        "no groups": {"options": {"nproc_per_node": 3}},
     }
-    assert quantities({"factors": {"cluster": levels}, "constraints": {}, "args": []}, "ranks") == [6, 5, 4, 2]
+    assert quantities({"factors": {"cluster": levels}, "constraints": {}, "args": []}, "ranks") == [6, 5, 4, 2, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`hetero.log_metric`, with which a script logs a metric such as its accuracy."""
+"""`hetero.log_metric`: lets a script log a metric such as its accuracy."""
 
 from __future__ import annotations
 

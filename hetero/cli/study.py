@@ -1,0 +1,84 @@
+"""``hetero study``: execute runs that a file plans as a table, and compare them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hetero.cli.arguments import Subparsers, pairs
+from hetero.cli.output import say
+
+__all__ = ["add"]
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "study", allow_abbrev=False, help="execute runs that vary by a plan, and compare their time, cost and quality"
+    )
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study, see docs/studies.md")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the ledger, the runs and the results. The same folder again continues a study. Default: a "
+        "folder in studies/",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show runs, findings and expected cost, and run nothing")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FACTOR=LEVEL",
+        help="run only the runs with this level. Repeat for several factors",
+    )
+    parser.add_argument("--fresh", action="store_true", help="forget the runs of earlier starts")
+    parser.add_argument("--retry-failed", action="store_true", help="run the runs again that failed")
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="NUMBER",
+        help="go on although this check, such as ST-03, found an error. Repeat for several checks",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    import logging
+
+    from hetero.studies import study as studies
+    from hetero.studies.runs import Executor
+    from hetero.system import logs
+
+    logs.setup_logging(group="study", host="", role="")
+    levels = dict(pairs("--only", namespace.only, "FACTOR=LEVEL"))
+    preparation = studies.prepare_study(namespace.study, levels=levels)
+    study = preparation.plan.study
+    executor: Executor
+    if study.executor.kind == "sagemaker":
+        from hetero.sagemaker.study_executor import from_study
+
+        executor = from_study(study, preparation.catalogue)
+    else:
+        executor = studies.make_executor(study, preparation.catalogue)
+    if namespace.dry_run:
+        say(studies.preview_text(preparation, executor))
+    preparation.check(namespace.ignore)
+    if namespace.dry_run:
+        return 0
+    logger = logging.getLogger(__name__)
+    for finding in preparation.findings:
+        logger.warning("%s", finding)
+    folder = namespace.output_dir or studies.default_folder(study)
+    results = studies.run_study(
+        preparation,
+        folder,
+        executor=executor,
+        fresh=namespace.fresh,
+        retry_failed=namespace.retry_failed,
+        on_progress=lambda progress: logger.info("%s", studies.progress_text(progress)),
+    )
+    say(studies.results_text(preparation.plan, results))
+    logger.info("results: %s", folder / "study.html")
+    return studies.exit_code_of(results)

@@ -1,0 +1,79 @@
+"""A study of real jobs on simulated hosts: killed in the middle, continued, and its results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from harness import CHAIN, Job, Start
+
+from hetero.report import load_report
+
+SCRIPT = CHAIN.with_name("studied.py")
+FILE = """
+name: killed
+script: studied.py
+args: [--epochs, "{epochs}", --samples, "{samples}", --most, "2000"]
+factors:
+  cluster:
+    one: {options: {nproc_per_node: 1}}
+    two: {options: {nproc_per_node: 2}}
+  samples: [1000, 2000, 3000]
+groups: ["trainer=ml.p3.2xlarge:1"]
+constraints: {fix: steps, steps: 750, batch_per_device: 8, learning_rate: 1.0e-3, learning_rate_rule: sqrt}
+options: {price_profile: seed-2022, framework: tensorflow}
+metrics: [{name: accuracy, target: 0.7}, {name: loss, goal: min, regex: "loss: ([0-9.]+)"}]
+budget: {usd: 1}
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_killed_study_goes_on_and_compares_its_runs(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    shutil.copy(SCRIPT, folder)
+    (folder / "STUDY.yaml").write_text(FILE)
+    command = [sys.executable, "-m", "hetero.cli", "study", str(folder / "STUDY.yaml")]
+
+    command += ["--output-dir", str(folder / "out")]
+
+    def begin() -> Job:
+        return start(command, folder, {})
+
+    killed = begin()
+    killed.wait_line("run 3 of 6: ")
+    killed.process.kill()  # the job of the third run dies with it
+    killed.wait()
+    continued = begin()
+    assert continued.wait(200.0) == 30, continued.output  # as runs failed
+    assert "run 3 of 6: " in continued.output
+    assert "run 1 of 6: " not in continued.output
+    assert "interrupted after" in continued.output
+    assert "left: nothing; 2 failed" in continued.output
+
+    with (folder / "out" / "runs.csv").open() as file:
+        rows = {(row["cluster"], row["samples"]): row for row in csv.DictReader(file)}
+    assert len(rows) == 6
+    for cluster, ranks in (("one", 1), ("two", 2)):
+        for samples, epochs in (("1000", 6), ("2000", 3)):
+            row = rows[cluster, samples]
+            assert (row["state"], row["epochs"], row["ranks"]) == ("finished", str(epochs), str(ranks))
+            assert float(row["accuracy"]) == pytest.approx(1 - 0.5**epochs - 0.01 * ranks)
+            assert float(row["loss"]) == 0.5**epochs
+            assert float(row["usd"]) == pytest.approx(3.825 * float(row["wall_s"]) / 3600)
+            assert 0 < float(row["accuracy_time_to_target_s"]) <= float(row["wall_s"])
+        assert rows[cluster, "3000"]["state"] == "failed"
+        assert "3000 samples are too many" in rows[cluster, "3000"]["cause"]
+
+    report = load_report(folder / "out" / "runs" / rows["two", "1000"]["run_id"])
+    assert [value.step for value in report.run.metrics if value.rank == 1] == [1, 2, 3, 4, 5, 6]
+    assert [value.rank for value in report.run.metrics] == [0] * 6 + [1] * 6
+    page = (folder / "out" / "study.html").read_text()
+    assert page.count("<img") >= 5
+    lines = [json.loads(line) for line in (folder / "out" / "runs.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines].count("ended") == 7  # one of them stopped with the study

@@ -1,0 +1,56 @@
+"""docs/studies.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from study_reports import SOURCE
+
+from hetero.control.metric_series import MAX_HOST_VALUES
+from hetero.metrics.logged import MAX_NAMES, MAX_VALUES
+from hetero.studies.checks import CHECKS, check_study
+from hetero.studies.plan import catalogue_of, plan_study
+from hetero.studies.study_file import _OF_SETTINGS, _OF_STUDY, parse_study
+from hetero.studies.table import rows
+
+PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+BLOCKS: list[Any] = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+def test_example_is_a_study_with_the_named_finding() -> None:
+    study = parse_study(BLOCKS[0], Path("STUDY.yaml"))
+    catalogue = catalogue_of(study.settings.options)
+    plan = plan_study(study, catalogue)
+    assert len(plan.runs) == 8
+    assert [finding.number for finding in check_study(plan, catalogue)] == ["ST-01"]
+    assert {cell.quantities["epochs"] for cell in plan.cells} == {4, 8}
+
+
+@pytest.mark.parametrize("block", BLOCKS[1:], ids=lambda block: next(iter(block)))
+def test_part_of_a_file_is_understood(block: dict[str, Any]) -> None:
+    assert parse_study({**SOURCE, **block}, Path("STUDY.yaml"))
+
+
+def test_every_key_and_every_check_is_explained() -> None:
+    keys = set(re.findall(r"`(\w+)`", PAGE))
+    assert set(_OF_STUDY) | set(_OF_SETTINGS) <= keys
+    assert re.findall(r"^\| (ST-\d\d) \|", PAGE, re.MULTILINE) == list(CHECKS)
+
+
+def test_figures_are_those_of_the_code() -> None:
+    text = " ".join(PAGE.split())
+    assert f"A rank keeps {MAX_VALUES:,} values of {MAX_NAMES} names" in text
+    assert f"sends at most {MAX_HOST_VALUES:,} values" in text
+
+
+def test_named_columns_exist() -> None:
+    from study_reports import report_of, result_of, small_runs
+
+    (row,) = rows([result_of(small_runs(1)[0], report=report_of())])
+    named = set(re.findall(r"`(\w+)`", PAGE.partition("| columns | meaning |")[2].partition("\n\n")[0]))
+    phases = {"compute_s", "data_wait_s", "other_s"}
+    assert named - phases - {"finished", "failed", "NAME_best", "NAME_time_to_target_s"} <= set(row)

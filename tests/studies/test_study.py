@@ -1,0 +1,142 @@
+"""A study from its file to its results, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from study_reports import PretendExecutor
+
+from hetero import cli
+from hetero.errors import BudgetError, ConfigError, ExitCode
+from hetero.studies.ledger import LEDGER_FILE_NAME
+from hetero.studies.study import make_executor, prepare_study, preview_text, run_study
+
+FILE = """
+name: small
+script: train.py
+args: [--samples, "{samples}"]
+groups: ["trainer=ml.p3.2xlarge:1"]
+factors: {samples: [1000, 2000]}
+options: {price_profile: seed-2022}
+expected_minutes: 6
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Return the file of a study."""
+    (tmp_path / "train.py").write_text("import hetero\n")
+    path = tmp_path / "STUDY.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_results_are_written_also_if_the_budget_ends_the_study(study: Path, tmp_path: Path) -> None:
+    study.write_text(FILE + "budget: {hours: 0.15}\n")
+    folder = tmp_path / "out"
+    with pytest.raises(BudgetError):
+        run_study(prepare_study(study), folder, executor=PretendExecutor(wall_s=360.0))
+    assert len((folder / "runs.csv").read_text().splitlines()) == 2
+    assert "1 of 2 runs finished" in (folder / "study.html").read_text()
+
+
+def test_changed_study_needs_fresh_and_a_changed_budget_does_not(study: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    run_study(prepare_study(study), folder, executor=PretendExecutor())
+    study.write_text(FILE.replace("expected_minutes: 6", "expected_minutes: 9\nbudget: {usd: 100}"))
+    again = PretendExecutor()
+    run_study(prepare_study(study), folder, executor=again)
+    assert again.executed == []
+    study.write_text(FILE.replace("2000", "3000"))
+    with pytest.raises(ConfigError, match=r"factors.samples: was \[1000, 2000\], is now \[1000, 3000\]"):
+        run_study(prepare_study(study), folder, executor=again)
+    run_study(prepare_study(study), folder, executor=again, fresh=True)
+    assert len(again.executed) == 2
+
+
+def test_changed_script_is_a_changed_study(study: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    run_study(prepare_study(study), folder, executor=PretendExecutor())
+    (tmp_path / "train.py").write_text("import hetero  # changed\n")
+    with pytest.raises(ConfigError, match="content of the script: was"):
+        run_study(prepare_study(study), folder, executor=PretendExecutor())
+
+
+def test_only_runs_part_of_a_study_and_the_rest_later(study: Path, tmp_path: Path) -> None:
+    first, second = PretendExecutor(), PretendExecutor()
+    run_study(prepare_study(study, levels={"samples": "2000"}), tmp_path / "out", executor=first)
+    run_study(prepare_study(study), tmp_path / "out", executor=second)
+    assert (first.executed, second.executed) == (["001-samples=2000-r1"], ["000-samples=1000-r1"])
+
+
+def test_dry_run_shows_runs_findings_and_cost_and_runs_nothing(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = FILE + "constraints: {batch_per_device: 8, epochs: 1.5}\nbudget: {usd: 2}\n"
+    study.write_text(text)
+    assert cli.main(["study", str(study), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "study small: 2 runs in this order" in shown
+    assert "ST-04 warning: epochs are not whole" in shown
+    assert "expected: 0.20 h, USD 0.77; budget: USD 2" in shown  # 2 runs of 6 minutes at USD 3.825
+    assert not (tmp_path / "studies").exists()
+
+
+def test_error_of_a_check_is_refused_unless_it_is_ignored(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study.write_text(FILE + "constraints: {batch_per_device: 64, memory_gb_per_sample: 1}\n")
+    assert cli.main(["study", str(study), "--dry-run"]) == ExitCode.USAGE
+    assert "nothing was run\n  ST-03 error: a batch of 64 per device needs 64.0 GB" in capsys.readouterr().err
+    assert cli.main(["study", str(study), "--dry-run", "--ignore", "ST-03"]) == 0
+
+
+def test_preview_without_durations_says_so(study: Path) -> None:
+    study.write_text(FILE.replace("expected_minutes: 6", ""))
+    assert "unknown, because the study states no expected_minutes" in preview_text(prepare_study(study), None)
+
+
+@pytest.mark.parametrize(
+    ("executor", "message"),
+    [
+        ("{simulate: {at_most: 2}}", "executor.simulate.at_most: unknown key"),
+        ("launch", "executor.launch.cluster_file: missing"),
+        ("{launch: {cluster_file: c.json, start: ssh}}", "executor.launch.start: found 'ssh'"),
+    ],
+)
+def test_malformed_executor_is_rejected(study: Path, executor: str, message: str) -> None:
+    study.write_text(FILE + f"executor: {executor}\n")
+    preparation = prepare_study(study)
+    with pytest.raises(ConfigError, match=message):
+        make_executor(preparation.plan.study, preparation.catalogue)
+
+
+def test_study_on_a_cluster_file_has_its_groups(study: Path, tmp_path: Path) -> None:
+    groups = [{"instance_group_name": "trainer", "instance_type": "ml.p3.8xlarge", "hosts": ["a", "b"]}]
+    (tmp_path / "cluster.json").write_text(json.dumps({"instance_groups": groups}))
+    text = FILE.replace("price_profile: seed-2022", "prices: [ml.p3.8xlarge=14.688]").replace(
+        'groups: ["trainer=ml.p3.2xlarge:1"]', ""
+    )
+    study.write_text(text + 'executor: {launch: {cluster_file: cluster.json, host: a, start: [ssh, "{host}"]}}\n')
+    preparation = prepare_study(study)
+    assert {cell.quantities["ranks"] for cell in preparation.plan.cells} == {8}
+    executor = make_executor(preparation.plan.study, preparation.catalogue)
+    assert executor.hourly_usd(preparation.plan.runs[0]) == pytest.approx(2 * 14.688)
+
+
+def test_ledger_states_what_the_study_is(study: Path, tmp_path: Path) -> None:
+    run_study(prepare_study(study), tmp_path / "out", executor=PretendExecutor())
+    first = json.loads((tmp_path / "out" / LEDGER_FILE_NAME).read_text().splitlines()[0])
+    assert first["identity"]["factors"] == {"samples": [1000, 2000]}
+    assert "budget" not in first["identity"]
+
+
+def test_output_folder_that_is_a_file_is_rejected(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["study", str(study), "--output-dir", str(study)]) == ExitCode.USAGE
+    assert "give another --output-dir" in capsys.readouterr().err
+
+
+def test_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["study", str(tmp_path / "none.yaml")]) == ExitCode.USAGE
+    assert "cannot read the study" in capsys.readouterr().err
