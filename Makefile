@@ -10,6 +10,7 @@
 # make repeat  the tests of faults in whole jobs, N=20 times each: hours
 # make reliability   run the tests and write from what they show docs/reliability.md
 # make bench   short form of the benchmarks against their peers, under ten minutes; see benchmarks/README.md
+# make studies short forms of the studies, each at most five minutes on two idle cores; results in runs/studies/
 # make fuzz    coverage-guided fuzzing of the parsers for DURATION_S=600 seconds; new inputs go into tests/fuzz/corpus.zip
 # make protos  regenerate hetero/wire/proto from protos/
 #
@@ -21,7 +22,7 @@
 #   PYTEST_FLAGS="..."          for example -k cluster
 
 .DELETE_ON_ERROR:
-.PHONY: test check quick test-v3 lint types protos protos-check pytest repeat demo bench bench-env fuzz soak tf-jobs reliability clean
+.PHONY: test check quick test-v3 lint types protos protos-check pytest repeat demo bench bench-env studies fuzz soak tf-jobs reliability clean
 
 # Candidates are run, not just looked up: a version manager's shim may exist without its Python.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.10 python3.13 python3; do \
@@ -102,6 +103,10 @@ bench: $(BENCH)
 	.venv-bench/bin/python benchmarks/plots.py --results benchmarks/results/short
 
 bench-env: $(BENCH)
+
+# One line per study.
+studies: $(DEV)
+	$(ENV)/hetero study examples/text_scaling/studies/short.yaml --fresh --output-dir runs/studies/text_scaling
 
 fuzz: $(FUZZ)
 	mkdir -p build/fuzz
