@@ -107,6 +107,9 @@ bench-env: $(BENCH)
 # One line per study.
 studies: $(DEV)
 	$(ENV)/hetero study examples/text_scaling/studies/short.yaml --fresh --output-dir runs/studies/text_scaling
+	$(ENV)/hetero study benchmarks/mlbench/1a-short.yaml --fresh --output-dir runs/studies/mlbench-1a-short
+	$(ENV)/hetero study benchmarks/mlbench/2a-short.yaml --fresh --output-dir runs/studies/mlbench-2a-short
+	$(ENV)/hetero study benchmarks/mlbench/open-short.yaml --fresh --output-dir runs/studies/mlbench-open-short
 
 fuzz: $(FUZZ)
 	mkdir -p build/fuzz

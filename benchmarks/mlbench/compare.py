@@ -1,0 +1,248 @@
+"""Compare the runs of studies as MLBench does: time to accuracy, accuracy after time, speed-up, communication, cost.
+
+The script of a study logs its accuracy, or the study finds it in the log by an expression. The study's file states the
+target. Everything else is optional. README.md in this folder lists the metrics that are used.
+
+    python benchmarks/mlbench/compare.py benchmarks/mlbench/1a-short.yaml benchmarks/mlbench/2a-short.yaml
+    python benchmarks/mlbench/compare.py benchmarks/mlbench/*-short.yaml --save benchmarks/results/mlbench
+
+Runs with equal levels except the workers are compared. The speed-up of a run is relative to the run with the fewest
+workers among them that reached the target. Costs are modelled: a time of this machine at the document's price of a
+preemptible n1-standard-4 for each worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tasks.figures import (
+    accuracy_after,
+    cost_usd,
+    evaluations,
+    has_training_clock,
+    hourly_usd,
+    speed_up,
+    time_to,
+)
+
+from hetero.errors import ConfigError
+from hetero.metrics.logged import LoggedMetric
+from hetero.studies.conduct import read_results
+from hetero.studies.ledger import LEDGER_FILE_NAME
+from hetero.studies.runs import Level, RunResult
+from hetero.studies.study import default_folder, prepare_study
+from hetero.studies.study_file import read_study
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the harness
+from harness import environment, save
+
+_OF_WORKERS = {"ranks", "hosts", "cluster", "workers"}
+"""Factors that say how many workers a run has."""
+_NETWORK = "network_mbit"
+_DATA = {None: "not stated", 0.0: "published", 1.0: "stand-in"}
+"""What the metric ``stand_in`` says of the data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What one run shows."""
+
+    study: str
+    run_id: str
+    levels: Mapping[str, Level]
+    num_workers: int
+    state: str
+    data: str
+    clock: str
+    """``training``, or ``run`` if the script logs no seconds of training."""
+    target: float
+    time_to_accuracy_s: float | None
+    steps_to_accuracy: int | None
+    last_accuracy: float | None
+    accuracy_after_s: float
+    accuracy_after: float | None
+    speed_up: float | None
+    load: float | None
+    """Load average of the last minute, as rank 0's machine had it before the training."""
+    communication_over_computation: Mapping[int, float]
+    """By worker."""
+    cost_usd: float | None
+    """To the target accuracy, modelled."""
+    losses: Sequence[tuple[float, float]]
+    """Pairs of a time in seconds and the loss on the test set."""
+
+
+def compare_study(path: Path, folder: Path, *, metric: str, after_s: float | None) -> list[Compared]:
+    """Return what each run of one study shows, ordered by the other levels and then by the number of workers.
+
+    Args:
+        path: The study's file.
+        folder: Output folder of the study.
+        metric: Name of the accuracy.
+        after_s: Seconds for the accuracy after time. None for the shortest training among the runs, which all runs
+            have.
+
+    Raises:
+        ConfigError: If a file is malformed, the study has no target or no runs.
+    """
+    plan = prepare_study(path).plan
+    target = next((each.target for each in plan.study.metrics if each.name == metric), None)
+    if target is None:
+        raise ConfigError(
+            f"{path}: metric {metric!r} has no target; expected metrics: [{{name: {metric}, target: 0.8}}]"
+        )
+    if not (folder / LEDGER_FILE_NAME).is_file():
+        raise ConfigError(f"{folder} has no {LEDGER_FILE_NAME}; run hetero study {path} first")
+    results = read_results(plan.runs, folder)
+    factors = [factor.name for factor in plan.study.factors]
+    courses = {result.run_id: evaluations(result.metrics, metric) for result in results}
+    if after_s is None:
+        after_s = min((course[-1].at_s for course in courses.values() if course), default=0.0)
+    times = {result.run_id: time_to(courses[result.run_id], target) for result in results}
+    # Keyed by the other levels. One worker does not use the network, so its time is the baseline on any network.
+    baselines: dict[tuple[Level, ...], float] = {}
+    alone: dict[tuple[Level, ...], float] = {}
+    for result in sorted(results, key=_num_workers, reverse=True):
+        if (reached := times[result.run_id]) is not None:
+            baselines[_others(result, factors)] = reached.at_s
+            if _num_workers(result) == 1:
+                alone[_others(result, factors, {_NETWORK})] = reached.at_s
+    compared = []
+    for result in sorted(results, key=lambda each: (list(map(str, _others(each, factors))), _num_workers(each))):
+        course, reached = courses[result.run_id], times[result.run_id]
+        own = baselines.get(_others(result, factors), 0.0)
+        baseline_s = alone.get(_others(result, factors, {_NETWORK}), own)
+        price_usd = hourly_usd(num_hosts=_num_workers(result))
+        compared.append(
+            Compared(
+                study=plan.study.name,
+                run_id=result.run_id,
+                levels={name: result.levels[name] for name in factors},
+                num_workers=_num_workers(result),
+                state="skipped" if _first(result.metrics, "skipped") else result.state,
+                data=_DATA[_first(result.metrics, "stand_in")],
+                clock="training" if has_training_clock(result.metrics) else "run",
+                target=target,
+                time_to_accuracy_s=reached.at_s if reached else None,
+                steps_to_accuracy=reached.step if reached else None,
+                last_accuracy=course[-1].value if course else None,
+                accuracy_after_s=after_s,
+                accuracy_after=accuracy_after(course, after_s),
+                speed_up=speed_up(baseline_s, reached.at_s) if reached else None,
+                load=_first(result.metrics, "load_average"),
+                communication_over_computation=_ratios(result.metrics),
+                cost_usd=cost_usd(reached.at_s, price_usd) if reached else None,
+                losses=[(each.at_s, each.value) for each in evaluations(result.metrics, "test_loss")],
+            )
+        )
+    return compared
+
+
+def markdown(compared: Sequence[Compared]) -> str:
+    """Return the table of one study, and the loss over time of its runs."""
+    first = compared[0]
+    varied = [name for name in first.levels if name not in _OF_WORKERS and len({c.levels[name] for c in compared}) > 1]
+    head = ["workers", *varied, "data", f"time to {first.target:g}", "steps", "speed-up"]
+    head += [f"accuracy after {first.accuracy_after_s:.1f} s", "last accuracy", "communication / computation"]
+    head += ["USD", "load"]
+    lines = [
+        f"## {first.study}",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|---:|" + "---|" * (len(varied) + 1) + "---:|" * (len(head) - len(varied) - 2),
+    ]
+    for each in compared:
+        ratios = each.communication_over_computation.values()
+        cells = [str(each.num_workers), *(str(each.levels[name]) for name in varied)]
+        cells += [each.data if each.state == "finished" else f"{each.data}, {each.state}"]
+        cells += [_shown(each.time_to_accuracy_s, ".1f", " s"), _shown(each.steps_to_accuracy, "d")]
+        cells += [_shown(each.speed_up, ".2f"), _shown(each.accuracy_after, ".3f"), _shown(each.last_accuracy, ".3f")]
+        cells += [f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-", _shown(each.cost_usd, ".6f")]
+        cells += [_shown(each.load, ".1f")]
+        lines.append("| " + " | ".join(cells) + " |")
+    for each in compared:
+        if each.losses:
+            shown = _thinned(each.losses)
+            label = ", ".join([f"{each.num_workers} workers", *(f"{name} {each.levels[name]}" for name in varied)])
+            lines += [
+                "",
+                f"Loss over time, {label}: " + ", ".join(f"{at:.1f} s {loss:.3f}" for at, loss in shown) + ".",
+            ]
+    if any(each.clock == "run" for each in compared):
+        lines += ["", "Times are those since the start of the run, because the script logs no seconds of training."]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables, save them if asked, and return the exit status."""
+    args = parse_arguments(argv)
+    found = []
+    try:
+        for path in args.studies:
+            folder = args.root / default_folder(read_study(path)).name
+            found.append(compare_study(path, folder, metric=args.metric, after_s=args.after_s))
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    text = "\n".join(markdown(compared) for compared in found if compared)
+    print(text)
+    if args.save is not None:
+        facts = environment()
+        hardware = facts["hardware"]
+        versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
+        footer = f"{facts['date']}, commit {facts['commit']}, {hardware['cpus']} CPUs ({hardware['cpu']}); {versions}. "
+        footer += "Basis: times, accuracies, losses and ratios are measured here. Costs are modelled. The load is the "
+        footer += "number of processes that ran or waited for a CPU, in the minute before the training."
+        runs = [asdict(each) for compared in found for each in compared]
+        save(args.save, {**facts, "runs": runs}, f"# MLBench's tasks\n\n{text}\n{footer}\n")
+    return 0
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Compare the runs of studies as MLBench does.", allow_abbrev=False)
+    parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY.yaml")
+    parser.add_argument(
+        "--root", type=Path, default=Path("runs/studies"), help="folder of the studies' output (%(default)s)"
+    )
+    parser.add_argument("--metric", default="accuracy", help="name of the accuracy (%(default)s)")
+    parser.add_argument("--after-s", type=float, help="default: the shortest training among the runs")
+    parser.add_argument("--save", type=Path, help="path without an ending, for .json and .md")
+    return parser.parse_args(argv)
+
+
+def _num_workers(result: RunResult) -> int:
+    return int(result.levels["ranks"])
+
+
+def _others(result: RunResult, factors: Sequence[str], ignored: Set[str] = frozenset()) -> tuple[Level, ...]:
+    """Return the levels of the factors that do not state the number of workers and are not ignored."""
+    return tuple(result.levels[name] for name in factors if name not in _OF_WORKERS | ignored)
+
+
+def _first(values: Sequence[LoggedMetric], name: str) -> float | None:
+    """Return the first value of a metric, or None."""
+    return next((value.value for value in values if value.name == name), None)
+
+
+def _ratios(values: Sequence[LoggedMetric]) -> dict[int, float]:
+    return {value.rank: value.value for value in values if value.name == "communication_ratio"}
+
+
+def _shown(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _thinned(pairs: Sequence[tuple[float, float]], count: int = 8) -> list[tuple[float, float]]:
+    """Return at most ``count`` pairs, with the first and the last."""
+    if len(pairs) <= count:
+        return list(pairs)
+    return [pairs[round(index * (len(pairs) - 1) / (count - 1))] for index in range(count)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
