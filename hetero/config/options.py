@@ -181,6 +181,8 @@ class LaunchOptions:
     """First batches of each loader that are computed twice and compared, 0 or more."""
     warmup_steps: int = _option(DEFAULT_WARMUP_STEPS, low=0, high=1_000_000, metavar="N")
     """First steps of each loader that measurements leave out, 0 or more."""
+    usage_interval_s: float = _option(1.0, low=0.05, high=600, flag="--usage-interval", metavar="SECONDS")
+    """Seconds between readings of this host's CPU, memory and GPU use, 0.05 to 600. hetero canary reads more often."""
     profile: bool = _option(False, shared=True)
     """Whether the job only measures itself for at most a minute of training and writes profile.json. It repeats batches
     and writes no checkpoint. See hetero profile."""

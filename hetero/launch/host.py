@@ -167,7 +167,9 @@ class LaunchedHost:
         # then. The watchdog still runs, because this process may block while it inspects a stuck process.
         adopt_descendants()
         stack.callback(end_descendants, on_poll=self.watchdog.tick)
-        self._sampler = stack.enter_context(HostSampler(self.name, scope=self.placement.usage_scope))
+        self._sampler = stack.enter_context(
+            HostSampler(self.name, scope=self.placement.usage_scope, interval_s=self.options.usage_interval_s)
+        )
         self.pool = self._make_pool(token_path) if self.placement.num_endpoints else None
         self.trainer_endpoints = self._make_trainer_endpoints()
 

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from hetero.errors import ConfigError
+from hetero.metrics.usage_series import Percentiles, SeriesLog, UsagePoint, UsageSeries
 from hetero.system.records import decode, encode, limits
 
 __all__ = ["SCOPES", "GpuReading", "Gpus", "HostReading", "HostSampler", "HostUsage"]
@@ -65,6 +66,17 @@ class HostUsage:
     gpu_percent_peak: float | None = field(default=None, metadata=limits(maximum=100))
     gpu_memory_peak_bytes: int | None = None
     """Highest sum over the GPUs at one reading."""
+    cpu_percent_p99: float | None = field(default=None, metadata=limits(maximum=_MAX_CPU_PERCENT))
+    """CPU use that 99 % of the intervals between readings do not exceed, within 1 %."""
+    memory_p99_bytes: float | None = None
+    """Memory that 99 % of the readings do not exceed, within 1 %."""
+    gpu_percent_p99: float | None = field(default=None, metadata=limits(maximum=100))
+    gpu_memory_mean_bytes: float | None = None
+    gpu_memory_p99_bytes: float | None = None
+    began_epoch_s: float | None = None
+    """Wall-clock time of the first reading, in seconds since 1970. It relates `series` to other events of the host."""
+    series: UsageSeries = field(default_factory=UsageSeries)
+    """History of the run in at most 120 intervals."""
 
     def to_json(self) -> dict[str, object]:
         """Return the usage as JSON values."""
@@ -111,6 +123,7 @@ class HostSampler:
         interval_s: Seconds between readings, in [0.05, 600].
         read: Takes a reading. Default: psutil and, if `pynvml` is installed, NVML.
         clock: Monotonic clock in seconds.
+        wall_clock: Wall clock in seconds since 1970, for the time of the first reading.
 
     Raises:
         ConfigError: If ``scope`` or ``interval_s`` is out of range.
@@ -125,6 +138,7 @@ class HostSampler:
         interval_s: float = 1.0,
         read: Callable[[], HostReading] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if scope not in SCOPES:
             raise ConfigError(f"scope is {scope!r}; it must be one of {', '.join(SCOPES)}")
@@ -140,6 +154,8 @@ class HostSampler:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._totals = _Totals()
+        self._wall_clock = wall_clock
+        self._began_epoch_s: float | None = None
 
     def start(self) -> HostSampler:
         """Take the first reading and begin sampling. Return self."""
@@ -168,12 +184,14 @@ class HostSampler:
             except (psutil.Error, OSError) as error:  # The tree's root may have ended already.
                 logger.debug("no reading of %s: %s", self.host, error)
                 return
+            if self._began_epoch_s is None:
+                self._began_epoch_s = self._wall_clock()
             self._totals.add(reading, self._clock(), self._interval_s / 4)
 
     def usage(self) -> HostUsage:
         """Return the use so far. Thread-safe."""
         with self._lock:
-            return self._totals.usage(self.host, self.scope)
+            return self._totals.usage(self.host, self.scope, self._began_epoch_s)
 
     def __enter__(self) -> HostSampler:
         return self.start()
@@ -204,6 +222,9 @@ class _Totals:
         self._gpu_readings = 0
         self._gpu_peak: float | None = None
         self._gpu_memory_peak = 0
+        self._gpu_memory_sum = 0
+        self._percentiles = {name: Percentiles() for name in ("cpu", "memory", "gpu", "gpu memory")}
+        self._series = SeriesLog()
 
     def add(self, reading: HostReading, now: float, min_interval_s: float) -> None:
         if self._last is None:
@@ -217,18 +238,37 @@ class _Totals:
             # CPU counters tick every 10 ms, so over a very short last interval the quotient means nothing.
             if interval_s >= min_interval_s > 0:
                 self._cpu_peak = max(self._cpu_peak or 0.0, 100 * used_s / interval_s)
+                self._percentiles["cpu"].add(100 * used_s / interval_s)
+            if interval_s > 0:
+                self._series.add(self._point(reading, used_s, now - interval_s, now))
         self._last, self._last_at = reading, now
         self._num_readings += 1
         self._memory_sum += reading.memory_bytes
         self._memory_peak = max(self._memory_peak, reading.memory_bytes)
+        self._percentiles["memory"].add(reading.memory_bytes)
         if reading.gpus is not None and reading.gpus.percents:
-            percent = min(100.0, sum(reading.gpus.percents) / len(reading.gpus.percents))
+            percent = _mean_percent(reading.gpus)
             self._gpu_sum += percent
             self._gpu_readings += 1
             self._gpu_peak = max(self._gpu_peak or 0.0, percent)
             self._gpu_memory_peak = max(self._gpu_memory_peak, reading.gpus.memory_bytes)
+            self._gpu_memory_sum += reading.gpus.memory_bytes
+            self._percentiles["gpu"].add(percent)
+            self._percentiles["gpu memory"].add(reading.gpus.memory_bytes)
 
-    def usage(self, host: str, scope: str) -> HostUsage:
+    def _point(self, reading: HostReading, used_s: float, begin: float, end: float) -> UsagePoint:
+        has_gpus = reading.gpus is not None and bool(reading.gpus.percents)
+        return UsagePoint(
+            begin_s=begin - self._first_at,
+            end_s=end - self._first_at,
+            cpu_percent=min(_MAX_CPU_PERCENT, 100 * used_s / (end - begin)),
+            memory_mean_bytes=reading.memory_bytes,
+            memory_peak_bytes=reading.memory_bytes,
+            gpu_percent=_mean_percent(reading.gpus) if has_gpus and reading.gpus is not None else None,
+            gpu_memory_bytes=reading.gpus.memory_bytes if has_gpus and reading.gpus is not None else None,
+        )
+
+    def usage(self, host: str, scope: str, began_epoch_s: float | None) -> HostUsage:
         first, last = self._first, self._last
         duration_s = self._last_at - self._first_at
         gpus = last.gpus if last is not None else None
@@ -252,7 +292,18 @@ class _Totals:
             gpu_percent_mean=self._gpu_sum / self._gpu_readings if self._gpu_readings else None,
             gpu_percent_peak=self._gpu_peak,
             gpu_memory_peak_bytes=self._gpu_memory_peak if self._gpu_readings else None,
+            cpu_percent_p99=self._percentiles["cpu"].get(0.99),
+            memory_p99_bytes=self._percentiles["memory"].get(0.99),
+            gpu_percent_p99=self._percentiles["gpu"].get(0.99),
+            gpu_memory_mean_bytes=self._gpu_memory_sum / self._gpu_readings if self._gpu_readings else None,
+            gpu_memory_p99_bytes=self._percentiles["gpu memory"].get(0.99),
+            began_epoch_s=began_epoch_s,
+            series=self._series.series(),
         )
+
+
+def _mean_percent(gpus: GpuReading) -> float:
+    return min(100.0, sum(gpus.percents) / len(gpus.percents))
 
 
 def _growth(first: HostReading | None, last: HostReading | None, name: str) -> int | None:
