@@ -1,6 +1,7 @@
 """The parts of a loader that do not depend on a framework.
 
 sampling.py         the loader's own order: which samples make batch k of an epoch on a rank
+parts.py            the part of a data set that a canary run uses
 state.py            its position: epochs, batches delivered, and both as a checkpoint
 pipeline.py         options of one loader, and its data set, order, position and requests
 timing.py           its step timer

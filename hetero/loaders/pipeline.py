@@ -11,11 +11,12 @@ from hetero.audit.ledger import LoaderFacts
 from hetero.batches.request import BatchRequest, SampleErrorPolicy
 from hetero.control.rank import session as control
 from hetero.errors import ConfigError
+from hetero.loaders.parts import part_of
 from hetero.loaders.sampling import BuiltInOrder, Permute, PlannedBatch, Shard
 from hetero.loaders.state import LoaderState, Progress, Start
 from hetero.loaders.timing import LoaderTiming
 from hetero.metrics.skips import DEFAULT_MAX_SKIPS, SkipLog
-from hetero.metrics.steps import StepTimer, Traffic
+from hetero.metrics.steps import Extent, StepTimer, Traffic
 from hetero.spec import DatasetSpec, set_describer
 from hetero.wire.limits import Limits
 from hetero.wire.requests import too_many_samples
@@ -82,7 +83,8 @@ class LoaderPipeline(LoaderTiming):
         options: The loader's options.
 
     Raises:
-        ConfigError: If batches come from endpoints and have more samples than a request can list.
+        ConfigError: If batches come from endpoints and have more samples than a request can list, or the variables of
+            a canary run are malformed.
     """
 
     def __init__(self, subject: Any, options: LoaderOptions) -> None:
@@ -98,8 +100,12 @@ class LoaderPipeline(LoaderTiming):
         self.progress = Progress()
         self.audited_as: LoaderFacts | None = None
         """Facts that identify this loader in the ledger. Made with the first entry."""
+        self.extent = Extent()
+        """Counts the passes, and says how much of the data set they use."""
+        self._part = part_of()
         self._num_requested = 0
         self._has_reported_empty = False
+        self._has_reported_part = False
 
     @property
     def has_own_order(self) -> bool:
@@ -116,9 +122,18 @@ class LoaderPipeline(LoaderTiming):
         """Whether torch's loader with the same arguments would fetch in worker processes."""
         return False
 
-    def num_samples(self) -> int:
+    def dataset_samples(self) -> int:
         """Return the length of the data set. This may request it from endpoints."""
         raise NotImplementedError
+
+    def num_samples(self) -> int:
+        """Return the samples of an epoch over all ranks: the length of the data set, or less in a canary run."""
+        self.extent.dataset_samples = whole = self.dataset_samples()
+        self.extent.pass_samples = used = whole if self._part is None else self._part.num_samples(whole)
+        if used < whole and not self._has_reported_part:
+            self._has_reported_part = True
+            logger.info("loader %s: this canary run uses %d of %d samples", self.name, used, whole)
+        return used
 
     def fingerprint(self) -> str | None:
         """Return a fingerprint of the data set's content. Return None if this process would have to build it first."""
@@ -151,6 +166,7 @@ class LoaderPipeline(LoaderTiming):
             drop_last=options.drop_last,
             padding=options.padding,
             permute=self.permute,
+            part=None if self._part is None or not num_samples else self._part.indices(self.dataset_samples()),
         )
 
     def _report_empty(self) -> None:
@@ -246,6 +262,7 @@ class LoaderPipeline(LoaderTiming):
         timer = super()._make_timer()
         timer.skips = self.skips
         timer.traffic = self.traffic
+        timer.extent = self.extent
         return timer
 
 

@@ -81,6 +81,8 @@ class BuiltInOrder:
     """Whether all ranks get the same number of samples, with at most world size - 1 repeats."""
     permute: Permute | None = None
     """Function that draws the permutation of an epoch. None for `epoch_permutation`."""
+    part: npt.NDArray[np.int64] | None = None
+    """Indices of the samples that are used, `num_samples` of them. None if all samples of the data set are used."""
 
     def num_global_batches(self, world_size: int) -> int:
         """Return the number of global batches of an epoch, including an incomplete last one unless it is dropped."""
@@ -168,7 +170,10 @@ class BuiltInOrder:
         if places[-1] >= self.num_samples:
             repeats, places = np.divmod(places, self.num_samples)
             occurrences = repeats.astype(np.uint32) if repeats.any() else None
-        return PlannedBatch(position, IndexedWork(places if order is None else order[places], occurrences), rank)
+        indices = places if order is None else order[places]
+        return PlannedBatch(
+            position, IndexedWork(indices if self.part is None else self.part[indices], occurrences), rank
+        )
 
 
 def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:

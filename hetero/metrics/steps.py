@@ -27,7 +27,7 @@ from hetero.errors import ConfigError
 from hetero.metrics.skips import SkipLog, SkippedSample
 from hetero.system.records import decode, encode, limits
 
-__all__ = ["RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name"]
+__all__ = ["Extent", "RecentSteps", "StepSummary", "StepTimer", "Timer", "Traffic", "check_name"]
 
 MAX_STEP_WAIT_S = 3600.0
 _CAPACITY = 100_000
@@ -68,6 +68,20 @@ class Traffic:
         """Count a batch that is about to be delivered."""
         self.batch_bytes += batch_bytes
         self.saved_bytes += saved_bytes
+
+
+@dataclass(slots=True)
+class Extent:
+    """How much of its data set one loader has delivered. One thread changes it, any may read. Picklable."""
+
+    dataset_samples: int | None = None
+    """Length of the data set, None until the first pass."""
+    pass_samples: int | None = None
+    """Samples of a pass over all ranks. It is less than the data set if a canary run uses a part of it."""
+    num_passes: int = 0
+    """Passes that began."""
+    num_complete_passes: int = 0
+    """Passes that delivered all of their batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +145,14 @@ class StepSummary:
     """Bytes of the batches from endpoints, before compression, with headers."""
     saved_bytes: int = field(default=0, metadata=limits(maximum=2**53))
     """How many of `batch_bytes` were not sent, because of compression."""
+    dataset_samples: int | None = field(default=None, metadata=limits(maximum=2**53))
+    """Length of the data set, if the loader knows it."""
+    pass_samples: int | None = field(default=None, metadata=limits(maximum=2**53))
+    """Samples of a pass over all ranks, if the loader knows it. Less than `dataset_samples` in a canary run."""
+    num_passes: int = field(default=0, metadata=limits(maximum=2**53))
+    """Passes that began. 0 if the loader does not count them."""
+    num_complete_passes: int = field(default=0, metadata=limits(maximum=2**53))
+    """Passes that delivered all of their batches."""
 
     @property
     def total_s(self) -> float:
@@ -209,6 +231,8 @@ class StepTimer:
         """Skipped samples of the loader, for the summary."""
         self.traffic = Traffic(None)
         """Network traffic of the loader's batches, for the summary."""
+        self.extent = Extent()
+        """Passes of the loader, for the summary."""
         self.on_step: Callable[[float, float], object] | None = None
         """Called with the compute and the data wait of each complete step, in seconds, also in the warm-up."""
         self._clock = clock
@@ -334,6 +358,10 @@ class StepTimer:
             compression=self.traffic.compression,
             batch_bytes=self.traffic.batch_bytes,
             saved_bytes=self.traffic.saved_bytes,
+            dataset_samples=self.extent.dataset_samples,
+            pass_samples=self.extent.pass_samples,
+            num_passes=self.extent.num_passes,
+            num_complete_passes=self.extent.num_complete_passes,
         )
 
     def _wait_out_step(self, start: float, step_wait_s: float, now: float) -> float:

@@ -101,7 +101,7 @@ class Feed(LoaderPipeline):
 
     # Requests of the script
 
-    def num_samples(self) -> int:
+    def dataset_samples(self) -> int:
         """Return the length of the data set, which an endpoint reports. The first call blocks.
 
         Raises:

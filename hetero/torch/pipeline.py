@@ -52,6 +52,9 @@ class Pipeline(LoaderPipeline):
         sampler_order: The order of the user's sampler. None for the loader's own order.
         local: Answers requests in this process.
         workers: Options of local fetching. For endpoints, only the prefetch factor and memory pinning apply.
+
+    Raises:
+        ConfigError: If a canary run uses a part of the samples, but the user's sampler chooses them.
     """
 
     can_be_profiled = True
@@ -66,6 +69,12 @@ class Pipeline(LoaderPipeline):
         workers: WorkerOptions,
     ) -> None:
         super().__init__(subject, options)
+        if sampler_order is not None and self._part is not None:
+            raise ConfigError(
+                f"loader {self.name} has a sampler of its own, which a canary run with --samples cannot shorten\n"
+                "  to do: leave the sampler out and pass shuffle=True, or give the canary --channel NAME=DIR, or "
+                "{fraction} in the script's arguments"
+            )
         self.sampler_order = sampler_order
         self.local = local
         self.workers = workers
@@ -111,7 +120,7 @@ class Pipeline(LoaderPipeline):
         """Function that draws the permutation of an epoch. None for hetero's own."""
         return torch_permutation if self.options.order == "torch" else None
 
-    def num_samples(self) -> int:
+    def dataset_samples(self) -> int:
         """Return the length of the data set, taken from the built object itself if this process builds it."""
         if is_remote() or not builds_here(self.workers):
             return len(self.subject)
@@ -161,6 +170,7 @@ class Pipeline(LoaderPipeline):
         """Begin a pass. Return its number, its start, and its batches."""
         self.progress.leave()
         self.take_sampler_epoch()
+        self.extent.num_passes += 1
         number, start = self.progress.begin()
         if self.sampler_order is None:
             return number, *self._begin_own_order(start, plan)
@@ -228,6 +238,7 @@ class Pipeline(LoaderPipeline):
 
     def note_completed(self, number: int) -> None:
         """Record that a pass was delivered to its end, also in the user's sampler order."""
+        self.extent.num_complete_passes += 1
         self.progress.complete(number)
         if self.sampler_order is not None and self.progress.is_latest(number):
             self.sampler_order.completed()

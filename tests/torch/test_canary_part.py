@@ -1,0 +1,68 @@
+"""Loaders of a canary run: a part of the samples, and counted passes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.utils.data
+from loaders import indices, loader_test_noisy
+
+from hetero.errors import ConfigError
+from hetero.loaders.parts import FRACTION_VARIABLE, PART_SEED_VARIABLE
+from hetero.torch import DataLoader
+
+
+@pytest.fixture
+def _fifth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FRACTION_VARIABLE, "0.2")
+    monkeypatch.setenv(PART_SEED_VARIABLE, "4")
+
+
+@pytest.mark.usefixtures("_fifth")
+def test_every_pass_has_the_same_part_in_another_order(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    loader = DataLoader(loader_test_noisy(100), batch_size=6, shuffle=True, seed=1)
+    assert len(loader) == 4
+    first, second = ([index for batch in indices(loader) for index in batch] for _ in range(2))
+    assert len(set(first)) == 20
+    assert sorted(first) == sorted(second)
+    assert first != second
+    lines = [record.message for record in caplog.records if "this canary run uses" in record.message]
+    assert lines == ["loader loader_test_noisy: this canary run uses 20 of 100 samples"]
+
+
+@pytest.mark.usefixtures("_fifth")
+def test_summary_counts_passes_and_samples() -> None:
+    loader = DataLoader(loader_test_noisy(100), batch_size=6)
+    list(loader)
+    next(iter(loader))
+    summary = loader.step_timer.summary()
+    assert (summary.dataset_samples, summary.pass_samples) == (100, 20)
+    assert (summary.num_passes, summary.num_complete_passes) == (2, 1)
+
+
+def test_whole_data_set_is_used_outside_of_a_canary_run() -> None:
+    loader = DataLoader(loader_test_noisy(10), batch_size=5)
+    assert len(indices(loader)) == 2
+    summary = loader.step_timer.summary()
+    assert (summary.dataset_samples, summary.pass_samples) == (10, 10)
+
+
+@pytest.mark.usefixtures("_fifth")
+def test_state_continues_within_the_part() -> None:
+    loader = DataLoader(loader_test_noisy(100), batch_size=6, shuffle=True, seed=1)
+    whole = indices(loader)
+    batches = iter(other := DataLoader(loader_test_noisy(100), batch_size=6, shuffle=True, seed=1))
+    next(batches)
+    resumed = DataLoader(loader_test_noisy(100), batch_size=6, shuffle=True, seed=1)
+    resumed.load_state_dict(other.state_dict())
+    assert indices(resumed) == whole[1:]
+
+
+@pytest.mark.usefixtures("_fifth")
+def test_sampler_of_the_script_is_rejected_with_other_ways() -> None:
+    sampler = torch.utils.data.SequentialSampler(range(100))
+    with pytest.raises(ConfigError, match="has a sampler of its own, which a canary run with --samples cannot shorten"):
+        DataLoader(loader_test_noisy(100), sampler=sampler)
