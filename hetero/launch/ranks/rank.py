@@ -23,6 +23,7 @@ from pathlib import Path
 
 from hetero.control.rank.stopping import StopError
 from hetero.errors import ExitCode, HeteroError, first_line
+from hetero.launch.ranks.observed import observer_of
 from hetero.system import logs
 from hetero.system.documents import write_text
 from hetero.system.memory import keep_freed_memory
@@ -111,12 +112,15 @@ def _run(arguments: list[str]) -> _Failure | None:
     script = arguments[1] if is_module else arguments[0]
     sys.argv = arguments[1:] if is_module else arguments
     sys.path[0] = str(Path.cwd() if is_module else Path(script).resolve().parent)
+    observer = observer_of(int(os.environ.get("RANK", "0")))
     try:
-        if is_module:
-            # alter_sys sets sys.argv[0] and sys.modules["__main__"]. torch's workers need both to import the module.
-            runpy.run_module(script, run_name="__main__", alter_sys=True)  # allowed: the user's own script
-        else:
-            runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
+        with contextlib.nullcontext() if observer is None else observer.running(script, is_module=is_module):
+            if is_module:
+                # alter_sys sets sys.argv[0] and sys.modules["__main__"]. torch's workers need both to import the
+                # module.
+                runpy.run_module(script, run_name="__main__", alter_sys=True)  # allowed: the user's own script
+            else:
+                runpy.run_path(script, run_name="__main__")  # allowed: the user's own script
     except SystemExit as error:
         return _exit_failure(error.code)
     except HeteroError as error:
