@@ -1,0 +1,63 @@
+"""Compares the candidates: which is the cheapest, with its probability. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+
+from hetero.canary.forecast import Forecast
+from hetero.canary.model import Decision
+
+__all__ = ["CERTAIN", "decide", "probability_cheaper"]
+
+CERTAIN = 0.9
+"""Probability from which a candidate counts as the cheapest."""
+
+
+def probability_cheaper(first: Forecast, second: Forecast) -> float | None:
+    """Return the probability that the first costs less than the second, or None if a cost is unknown or refused."""
+    if not (_has_cost(first) and _has_cost(second)):
+        return None
+    return float(np.mean(first.usd < second.usd))
+
+
+def decide(forecasts: Sequence[Forecast]) -> Decision | None:
+    """Return which candidate is the cheapest. None for fewer than two candidates.
+
+    Candidates that most probably run out of memory are left out. If the cost of another was refused, nothing is
+    decided.
+    """
+    if len(forecasts) < 2:
+        return None
+    able = [each for each in forecasts if (each.shown.out_of_memory or 0.0) <= 0.5]
+    refused = [each.shown.name for each in able if not _has_cost(each)]
+    if refused or not able:
+        why = f"the cost of {refused[0]} has no forecast" if refused else "none has enough memory"
+        return Decision(cheapest="", probability=0.0, sentence=f"Which cluster is the cheapest is not known: {why}.")
+    usd = np.stack([each.usd for each in able])
+    shares = np.bincount(np.argmin(usd, axis=0), minlength=len(able)) / usd.shape[1]
+    best = int(np.argmax(shares))
+    name, probability = able[best].shown.name, float(shares[best])
+    excluded = [each.shown.name for each in forecasts if (each.shown.out_of_memory or 0.0) > 0.5]
+    rest = f" {', '.join(excluded)} would most probably run out of memory." if excluded else ""
+    if probability < CERTAIN:
+        closest = max(
+            combinations(range(len(able)), 2), key=lambda pair: -abs(float(np.mean(usd[pair[0]] < usd[pair[1]])) - 0.5)
+        )
+        names = " and ".join(able[index].shown.name for index in closest)
+        sentence = (
+            f"Which cluster is the cheapest is not decided: {name} with a probability of {probability:.0%}. "
+            f"The intervals of {names} overlap.{rest}"
+        )
+        return Decision(cheapest="", probability=probability, sentence=sentence)
+    return Decision(
+        cheapest=name,
+        probability=probability,
+        sentence=f"{name} is the cheapest with a probability of {min(probability, 0.999):.1%}.{rest}",
+    )
+
+
+def _has_cost(each: Forecast) -> bool:
+    return len(each.usd) > 0 and not each.shown.refused("time") and not each.shown.refused("cost")

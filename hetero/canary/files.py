@@ -1,0 +1,147 @@
+"""Chooses a fraction of a channel's files, and links them into a folder.
+
+Files stay whole, because only the script knows their format. The choice is a systematic sample of the files in the
+order of their folders and sizes. Each folder (often a class) and each size is therefore in it in proportion. Of several
+such samples the one whose bytes are closest to the fraction is chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.errors import ConfigError
+
+__all__ = ["MAX_FILES", "DataFile", "choose_files", "data_files", "evict", "link_files"]
+
+MAX_FILES = 5_000_000
+_NUM_DRAWS = 40
+_MAX_POOLS = 8
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DataFile:
+    """A file or object of a channel."""
+
+    name: str
+    """Path relative to the channel, or an object's key relative to its prefix, with ``/`` between folders."""
+    num_bytes: int
+
+    @property
+    def folder(self) -> str:
+        """The part of the name before the last ``/``."""
+        return self.name.rpartition("/")[0]
+
+
+def data_files(folder: Path, *, keep: Sequence[str] = ()) -> tuple[list[DataFile], list[DataFile]]:
+    """Return the files of a folder: those to choose from, and those that every run gets.
+
+    Args:
+        folder: The folder. Links to files and folders are followed.
+        keep: Patterns of names of files that every run gets, such as ``labels.csv`` or ``*.json``. A pattern without
+            ``/`` is compared with the last part of a name.
+
+    Raises:
+        ConfigError: If the folder has no files to choose from, or more than `MAX_FILES`.
+    """
+    found: list[DataFile] = []
+    kept: list[DataFile] = []
+    for root, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            path = Path(root, name)
+            with contextlib.suppress(FileNotFoundError):  # a link without a target
+                relative = path.relative_to(folder).as_posix()
+                file = DataFile(relative, path.stat().st_size)
+                (kept if _matches(relative, keep) else found).append(file)
+        if len(found) > MAX_FILES:
+            raise ConfigError(f"{folder} has more than {MAX_FILES:,} files; give a canary fewer, larger files")
+    if not found:
+        raise ConfigError(f"{folder} has no files of which a canary could get a part; give another --channel folder")
+    return sorted(found), sorted(kept)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    last = name.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name if "/" in pattern else last, pattern) for pattern in patterns)
+
+
+def choose_files(
+    files: Sequence[DataFile], fraction: float, *, seed: int, replicate: int = 0, min_files: int = 1
+) -> list[DataFile]:
+    """Return a fraction of the files, at least one.
+
+    Args:
+        files: All files.
+        fraction: Share of the bytes to choose, in (0, 1].
+        seed: Seed of the choice.
+        replicate: Number of this choice, from 0. As long as there are enough files, replicates get different ones.
+        min_files: Fewest files, for example one for each host.
+    """
+    ordered = sorted(files, key=lambda file: (file.folder, file.num_bytes, file.name))
+    num_chosen = min(len(ordered), max(min_files, round(fraction * len(ordered)), 1))
+    if num_chosen == len(ordered):
+        return sorted(ordered)
+    target = fraction * sum(file.num_bytes for file in ordered)
+    pool = _pool(ordered, len(ordered) // num_chosen, seed=seed, replicate=replicate)
+    bounds = [len(pool) * i // num_chosen for i in range(num_chosen + 1)]
+    draw = random.Random(f"{seed}/{replicate}/{fraction}")
+    candidates = (
+        [pool[draw.randrange(begin, end)] for begin, end in itertools.pairwise(bounds)]  # one of each stride
+        for _ in range(_NUM_DRAWS)
+    )
+    return sorted(min(candidates, key=lambda chosen: abs(sum(file.num_bytes for file in chosen) - target)))
+
+
+def _pool(ordered: Sequence[DataFile], num_pools: int, *, seed: int, replicate: int) -> list[DataFile]:
+    """Return the files that a replicate may choose from. Pools are disjoint, and each has all folders and sizes."""
+    num_pools = max(1, min(_MAX_POOLS, num_pools))
+    draw = random.Random(f"{seed}/pools")
+    pool = []
+    for begin in range(0, len(ordered), num_pools):
+        block = list(ordered[begin : begin + num_pools])
+        draw.shuffle(block)
+        if replicate % num_pools < len(block):
+            pool.append(block[replicate % num_pools])
+    return pool
+
+
+def link_files(source: Path, files: Iterable[DataFile], target: Path) -> None:
+    """Make a folder with links to files of another folder, in the same subfolders. An earlier folder is replaced.
+
+    Raises:
+        ConfigError: If the folder cannot be made.
+    """
+    try:
+        if target.exists():
+            shutil.rmtree(target)
+        target.mkdir(parents=True)
+        for file in files:
+            link = target / file.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to((source / file.name).resolve())
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {target}: {error.strerror or error}") from error
+
+
+def evict(paths: Iterable[Path]) -> None:
+    """Ask the kernel to drop files from its page cache, so that the next reader reads them from storage.
+
+    A job on a fresh machine begins with data that is in no cache, but canaries that read the same files would not.
+    Files that a process has mapped, and systems without this call, keep their pages.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in paths:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

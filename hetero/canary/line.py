@@ -1,0 +1,338 @@
+"""Fits a line through canary runs and draws what it predicts for the whole. Pure.
+
+A figure of run i with the fraction x_i of the data is modelled as
+
+    y_i = (a + b x_i^p) (1 + e_i),     e_i ~ N(0, phi (1 + (t / y_i)^2))
+
+* a is the fixed part, b the growing part of the whole, and neither is negative.
+* p is 1 in the best case. What canaries of a few percent cannot see (caches that no longer hold the data, sorting,
+  longer searches) changes it a little. The prior of p is N(1, curvature^2). The canaries correct it as far as they can.
+* The noise has a part that is proportional to the value, and an absolute part t. Its scale phi has an inverse gamma
+  prior, so that three replicates that agree by chance do not give an interval of zero.
+
+a, b and phi have a closed posterior for each p (normal, inverse gamma), and p is on a grid. The forecast is a set of
+draws. Sums, costs and comparisons of candidates are then arithmetic on draws, and a probability is a share of draws.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NUM_DRAWS", "Exponent", "Form", "Line", "Noise", "constant_draws", "fit_line", "fit_ratio", "interval"]
+
+Array = npt.NDArray[np.float64]
+
+NUM_DRAWS = 4000
+_GRID = np.linspace(-3.0, 3.0, 25)
+"""Exponents of the grid, in standard deviations of their prior."""
+_EXPONENTS = np.linspace(0.025, 3.0, 120)
+"""Exponents for the test of linearity, which has no prior. With 0, the growing part would be a second fixed part."""
+_MAX_TRIES = 6
+_TAIL = 4.0
+"""Degrees of freedom of the noise as far as outliers are concerned. Runs within two standard deviations count fully."""
+
+
+class Form(enum.Enum):
+    """What is known of a line's parts."""
+
+    BOTH = "a fixed and a growing part"
+    THROUGH_ORIGIN = "no fixed part"
+    MAYBE_ORIGIN = "a fixed part that is as likely as none"
+    MAYBE_CONSTANT = "a growing part that is as likely as none"
+
+
+class Columns(enum.Enum):
+    """The columns of one model."""
+
+    FIXED = "a"
+    GROWING = "b"
+    BOTH = "a and b"
+
+
+_SIMPLER = {Form.MAYBE_ORIGIN: Columns.GROWING, Form.MAYBE_CONSTANT: Columns.FIXED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What is known of the noise before any run."""
+
+    relative: float
+    """Standard deviation as a share of the value."""
+    absolute: float
+    """Standard deviation that does not depend on the value, in its unit."""
+    degrees: float = 3.0
+    """Weight of this knowledge, in degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exponent:
+    """The exponent p that the runs alone suggest, without a prior."""
+
+    best: float
+    low: float
+    """End of the 90 % interval."""
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A fitted line."""
+
+    expected: Array
+    """Draws of the mean of the whole."""
+    single: Array
+    """Draws of one run of the whole, which has noise of its own."""
+    fixed: Array
+    """Draws of the fixed part a."""
+    growth: float
+    """Growing part of the whole, b, divided by its standard error. Small if the figure does not grow measurably."""
+    exponent: Exponent | None
+    """None if there are too few different fractions."""
+    lack_of_fit: float | None
+    """Probability of replicates that agree at least this much better than the line, if a line is right. None without
+    replicates or with fewer than three different fractions."""
+    noise: float
+    """Standard deviation of a run as a share of its value."""
+
+
+def fit_line(
+    x: Sequence[float],
+    y: Sequence[float],
+    random: np.random.Generator,
+    *,
+    noise: Noise,
+    curvature: float,
+    form: Form = Form.BOTH,
+    num_draws: int = NUM_DRAWS,
+) -> Line:
+    """Fit the model above.
+
+    Args:
+        x: Fractions of the whole, in (0, 1], at least two runs.
+        y: Figures, at least 0.
+        random: Generator of the draws.
+        noise: Prior of the noise.
+        curvature: Standard deviation of the exponent's prior. 0 fixes it to 1.
+        form: Which parts the line has.
+        num_draws: Number of draws.
+    """
+    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    centre = float(np.exp(np.mean(np.log(xs))))
+    unit = noise.absolute / noise.relative
+    columns = Columns.GROWING if form is Form.THROUGH_ORIGIN else Columns.BOTH
+    variances = ys**2 + unit**2
+    for _ in range(5):  # weights from the fitted values, because an outlier must not choose its own weight
+        fitted = _Normal(xs, ys, variances, centre, 1.0, noise, columns).fitted
+        variances = np.maximum(fitted, 0.0) ** 2 + max(unit, 1e-9 * float(np.max(ys, initial=1e-12))) ** 2
+        variances = variances * _doubts(ys - fitted, variances, noise)
+
+    def model_of(exponent: float, columns: Columns) -> _Normal:
+        return _Normal(xs, ys, variances, centre, exponent, noise, columns)
+
+    def draws_of(columns: Columns) -> tuple[Array, ...]:
+        exponents = 1.0 + curvature * _GRID if curvature > 0 else np.ones(1)
+        prior = -(_GRID**2) / 2 if curvature > 0 else np.zeros(1)
+        models = [model_of(float(exponent), columns) for exponent in exponents]
+        shares = _softmax(np.asarray([model.log_evidence for model in models]) + prior)
+        counts = random.multinomial(num_draws, shares)
+        drawn = [model.draw(int(num), random) for model, num in zip(models, counts, strict=True) if num]
+        order = random.permutation(num_draws)
+        return tuple(np.concatenate(column)[order] for column in zip(*drawn, strict=True))
+
+    fixed, growing, phis = draws_of(columns)
+    straight = model_of(1.0, columns)
+    if form in _SIMPLER:
+        other = _SIMPLER[form]
+        # The Bayesian information criterion compares the two forms: a parameter costs log(n) / 2.
+        gap = straight.log_likelihood - model_of(1.0, other).log_likelihood - math.log(len(xs)) / 2
+        is_simple = random.random(num_draws) < 1 / (1 + math.exp(min(50.0, gap)))
+        simple = draws_of(other)
+        fixed, growing, phis = (np.where(is_simple, a, b) for a, b in zip(simple, (fixed, growing, phis), strict=True))
+    expected = fixed + growing
+    spread = np.sqrt(phis * (expected**2 + unit**2))
+    return Line(
+        expected=expected,
+        single=np.maximum(0.0, expected + spread * random.standard_normal(num_draws)),
+        fixed=fixed,
+        growth=straight.growth(),
+        exponent=_exponent(x, model_of, columns),
+        lack_of_fit=_lack_of_fit(xs, ys, variances, straight),
+        noise=math.sqrt(straight.scale),
+    )
+
+
+def fit_ratio(x: Sequence[float], y: Sequence[float], at: Array, random: np.random.Generator, *, noise: Noise) -> Array:
+    """Return draws of y at given x, for a figure that grows with another one: CPU seconds with seconds.
+
+    Args:
+        x: The other figure of each run, above 0.
+        y: The figure of each run.
+        at: Draws of the other figure for the whole.
+        random: Generator of the draws.
+        noise: Prior of the noise.
+    """
+    xs = np.asarray(x, dtype=float)
+    scale = float(np.median(at))
+    line = fit_line([float(value) for value in xs / scale], y, random, noise=noise, curvature=0.0, num_draws=len(at))
+    fixed = line.fixed
+    return np.asarray(fixed + (line.single - fixed) * at / scale)
+
+
+def constant_draws(values: Sequence[float], random: np.random.Generator, *, noise: Noise, num_draws: int) -> Array:
+    """Return draws of one more value of a figure that does not depend on the data."""
+    ys = np.asarray(values, dtype=float)
+    model = _Normal(
+        np.ones(len(ys)),
+        ys,
+        np.full(len(ys), float(np.mean(ys)) ** 2 + (noise.absolute / noise.relative) ** 2),
+        1.0,
+        0.0,
+        noise,
+        Columns.FIXED,
+    )
+    means, _, phis = model.draw(num_draws, random)
+    spread = np.sqrt(phis * float(model.variances[0]))
+    return np.asarray(np.maximum(0.0, means + spread * random.standard_normal(num_draws)))
+
+
+def interval(draws: Array, coverage: float = 0.9) -> tuple[float, float, float]:
+    """Return the median and the ends of the interval that contains this share of the draws."""
+    tail = (1 - coverage) / 2
+    low, middle, high = np.quantile(draws, [tail, 0.5, 1 - tail])
+    return float(middle), float(low), float(high)
+
+
+class _Normal:
+    """The posterior of (a, b, phi) for one exponent. The growing column is 1 at the centre of the fractions."""
+
+    def __init__(
+        self, x: Array, y: Array, variances: Array, centre: float, exponent: float, noise: Noise, columns: Columns
+    ) -> None:
+        self.variances = variances
+        self._at_whole = centre**-exponent
+        self._columns = columns
+        ones, growing = np.ones(len(x)), (x / centre) ** exponent
+        design = np.stack(
+            {Columns.FIXED: [ones], Columns.GROWING: [growing], Columns.BOTH: [ones, growing]}[columns], axis=1
+        )
+        roots = 1 / np.sqrt(variances)
+        weighted, target = design * roots[:, None], y * roots
+        precision = weighted.T @ weighted
+        precision += np.eye(design.shape[1]) * 1e-12 * float(np.trace(precision))
+        self._covariance = np.linalg.inv(precision)
+        self.best = self._covariance @ weighted.T @ target
+        residuals = target - weighted @ self.best
+        self.rest = float(residuals @ residuals)
+        self.degrees = max(0, len(x) - design.shape[1])
+        self.fitted = design @ self.best
+        prior = noise.degrees * noise.relative**2
+        self._shape = (noise.degrees + self.degrees) / 2
+        self._rate = (prior + self.rest) / 2
+        self.scale = self._rate / self._shape
+        _, log_det = np.linalg.slogdet(precision)
+        self.log_evidence = -0.5 * float(log_det) - self._shape * math.log(self._rate)
+        self.log_likelihood = -(noise.degrees + len(x)) / 2 * math.log(prior + self.rest)
+
+    def growth(self) -> float:
+        """Return the growing part divided by its standard error."""
+        error = math.sqrt(self.scale * float(self._covariance[-1, -1]))
+        return float(self.best[-1]) / max(error, 1e-300)
+
+    def draw(self, num: int, random: np.random.Generator) -> tuple[Array, Array, Array]:
+        """Return draws of a, b at the whole, and phi. Draws with a negative part are drawn again."""
+        factor = np.linalg.cholesky(self._covariance)
+        found: list[tuple[Array, Array]] = []
+        left = num
+        for _ in range(_MAX_TRIES):
+            phis = self._rate / random.gamma(self._shape, size=4 * left)
+            normal = random.standard_normal((4 * left, len(self.best)))
+            betas = self.best + np.sqrt(phis)[:, None] * (normal @ factor.T)
+            is_good = (betas >= 0).all(axis=1)
+            found.append((betas[is_good][:left], phis[is_good][:left]))
+            left -= len(found[-1][0])
+            if left <= 0:
+                break
+        if left > 0:  # nearly all draws are negative: the nearest possible values
+            phis = self._rate / random.gamma(self._shape, size=left)
+            found.append((np.maximum(0.0, np.tile(self.best, (left, 1))), phis))
+        betas, phis = (np.concatenate(column) for column in zip(*found, strict=True))
+        if self._columns is Columns.FIXED:
+            return betas[:, 0], np.zeros(num), phis
+        fixed = np.zeros(num) if self._columns is Columns.GROWING else betas[:, 0]
+        return fixed, betas[:, -1] * self._at_whole, phis
+
+
+def _doubts(residuals: Array, variances: Array, noise: Noise) -> Array:
+    """Return factors of the variances, 1 or more: a run far from the line counts less, as with Student's t noise."""
+    scores = np.abs(residuals) / np.sqrt(variances)
+    scale = max(noise.relative, 1.4826 * float(np.median(scores)))
+    return np.maximum(1.0, (_TAIL + (scores / scale) ** 2) / (_TAIL + 4.0))
+
+
+def _softmax(values: Array) -> Array:
+    weights = np.exp(values - np.max(values))
+    return np.asarray(weights / np.sum(weights))
+
+
+def _exponent(x: Sequence[float], model_of: Callable[[float, Columns], _Normal], columns: Columns) -> Exponent | None:
+    """Return the exponent that the runs alone suggest."""
+    if len({round(math.log(value), 1) for value in x}) < (2 if columns is Columns.GROWING else 3):
+        return None
+    models = [model_of(float(exponent), columns) for exponent in _EXPONENTS]
+    # A fixed part is not negative. Where it would be, it is zero.
+    models = [
+        model if model.best[0] >= 0 else model_of(float(exponent), Columns.GROWING)
+        for exponent, model in zip(_EXPONENTS, models, strict=True)
+    ]
+    evidence = np.asarray([model.log_likelihood for model in models])
+    is_possible = np.asarray([bool(model.best[-1] > 0) for model in models])
+    if not is_possible.any():
+        return None
+    shares = _softmax(np.where(is_possible, evidence, -np.inf))
+    total = np.cumsum(shares)
+    low, high = (_EXPONENTS[min(len(total) - 1, int(np.searchsorted(total, tail)))] for tail in (0.05, 0.95))
+    return Exponent(best=float(_EXPONENTS[int(np.argmax(shares))]), low=float(low), high=float(high))
+
+
+def _lack_of_fit(x: Array, y: Array, variances: Array, line: _Normal) -> float | None:
+    """Return the p-value of the classical test: residuals of the line against the pure error of the replicates."""
+    groups: dict[float, list[int]] = defaultdict(list)
+    for index, value in enumerate(x):
+        groups[round(math.log(value), 2)].append(index)
+    num_parameters = len(line.best)
+    degrees_fit, degrees_error = len(groups) - num_parameters, len(x) - len(groups)
+    if degrees_fit < 1 or degrees_error < 2:
+        return None
+    pure = 0.0
+    for members in groups.values():
+        # Replicates have nearly equal fractions. Compare them after removing what the line explains.
+        residuals = (y[members] - line.fitted[members]) / np.sqrt(variances[members])
+        pure += float(np.sum((residuals - np.mean(residuals)) ** 2))
+    if pure <= 0:
+        return None
+    ratio = max(0.0, line.rest - pure) / degrees_fit / (pure / degrees_error)
+    return _f_tail(ratio, degrees_fit, degrees_error)
+
+
+def _f_tail(ratio: float, first: int, second: int) -> float:
+    """Return the probability that an F variable exceeds a ratio, by Simpson's rule on its beta integral."""
+    if ratio <= 0:
+        return 1.0
+    # With t = sin^2(u), the beta integral has no singularity: 2 sin^(2a-1)(u) cos^(2b-1)(u) du.
+    a, b = first / 2, second / 2
+    end = math.asin(math.sqrt(first * ratio / (first * ratio + second)))
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    u = np.linspace(0.0, end, 2001)
+    values = 2 * np.sin(u) ** (2 * a - 1) * np.cos(u) ** (2 * b - 1)
+    step = end / 2000
+    weights = np.ones(2001)
+    weights[1:-1:2], weights[2:-1:2] = 4, 2
+    below = step / 3 * float(weights @ values) / math.exp(log_beta)
+    return min(1.0, max(0.0, 1.0 - below))

@@ -1,0 +1,85 @@
+"""The plots of a canary forecast, drawn by matplotlib: the points with the line, and a comparison of candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetero.canary.model import CanaryReport, CandidateForecast, ForecastFigure
+from hetero.studies.plots import PALETTE, Plot, has_matplotlib, new_figure, svg_of
+
+__all__ = ["comparison_plot", "figure_plot", "plots_of"]
+
+_SHOWN = ("time", "memory peak", "CPU mean", "GPU mean", "GPU memory peak")
+_SCALES = {"bytes": (1e9, "GB")}
+
+
+def plots_of(report: CanaryReport) -> list[Plot]:
+    """Return all plots of a report, or none without matplotlib."""
+    if not has_matplotlib():
+        return []
+    found = [comparison_plot(report.candidates, "time")]
+    if len(report.candidates) > 1:
+        found.append(comparison_plot(report.candidates, "cost"))
+    for candidate in report.candidates:
+        for name in _SHOWN:
+            figure = candidate.figure(name)
+            if figure is not None and figure.points:
+                found.append(figure_plot(candidate, figure))
+    return [plot for plot in found if plot is not None]
+
+
+def figure_plot(candidate: CandidateForecast, figure: ForecastFigure) -> Plot:
+    """Return the canary runs with the line through them, and the forecast of the whole with its interval.
+
+    The left half shows the canaries, the right half the whole, because a few percent and the whole do not fit on one
+    axis.
+    """
+    scale, unit = _SCALES.get(figure.unit, (1.0, figure.unit))
+    points = [point for point in candidate.points if not point.failure]
+    x = [100 * point.fraction for point in points]
+    y = [value / scale for value in figure.points]
+    drawn = new_figure(7.2, 3.6)
+    left, right = drawn.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
+    left.plot(x, y, "o", color=PALETTE[0], label="canary runs", alpha=0.8)
+    refusals = candidate.refused(figure.name)
+    is_straight = figure.name in ("time", "memory peak", "GPU memory peak")
+    if is_straight and figure.fixed is not None and x:
+        ends = [0.0, 1.1 * max(x)]
+        slope = (figure.value - figure.fixed) / 100
+        label = "line (refused)" if refusals else "line"
+        left.plot(ends, [(figure.fixed + slope * end) / scale for end in ends], "-", label=label)
+    left.set_xlim(left=0)
+    left.set_ylim(bottom=0)
+    left.set_xlabel("% of the data")
+    left.set_ylabel(f"{figure.name} [{unit}]")
+    left.legend(fontsize="small")
+    colour = "0.6" if refusals else PALETTE[1]
+    error = [[(figure.value - figure.low) / scale], [(figure.high - figure.value) / scale]]
+    right.bar([0], [figure.value / scale], color=colour, width=0.5)
+    right.errorbar([0], [figure.value / scale], yerr=error, color="black", capsize=6)
+    right.set_xlim(-1, 1)
+    right.set_ylim(bottom=0)
+    right.set_xticks([0], ["the whole\n(refused)" if refusals else "the whole"])
+    caption = refusals[0].reason if refusals else "Bar: forecast of the whole with its 90 % interval."
+    return Plot(title=f"{candidate.name}: {figure.name}", caption=caption, svg=svg_of(drawn))
+
+
+def comparison_plot(candidates: Sequence[CandidateForecast], name: str) -> Plot | None:
+    """Return a figure of all candidates side by side, or None if no candidate has it."""
+    shown = [(each, figure) for each in candidates if (figure := each.figure(name)) is not None]
+    if not shown:
+        return None
+    drawn = new_figure(max(4.0, 1.6 * len(shown) + 2), 3.6)
+    axes = drawn.subplots()
+    for at, (candidate, figure) in enumerate(shown):
+        is_refused = bool(candidate.refused(name))
+        error = [[figure.value - figure.low], [figure.high - figure.value]]
+        axes.bar([at], [figure.value], color="0.8" if is_refused else PALETTE[at % len(PALETTE)], width=0.6)
+        axes.errorbar([at], [figure.value], yerr=error, color="black", capsize=6)
+    labels = [f"{each.name}{chr(10)}(refused)" if each.refused(name) else each.name for each, _ in shown]
+    axes.set_xticks(range(len(shown)), labels, fontsize="small")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"{name} [{shown[0][1].unit}]")
+    return Plot(
+        title=f"Forecast {name} of the whole job", caption="With 90 % intervals. Grey: refused.", svg=svg_of(drawn)
+    )

@@ -1,0 +1,111 @@
+"""One canary run as the forecast sees it: how much data it had, and what it used. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetero.system.records import limits
+
+__all__ = ["CanaryPoint", "LeftLoop", "LoaderWork", "Part", "PeriodicCondition", "Resources"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a run's time."""
+
+    name: str
+    """For example ``start-up``, ``imports``, ``download`` or ``script``."""
+    seconds: float
+    grows: bool
+    """Whether the time may depend on the amount of data. If not, the whole job has the same part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderWork:
+    """What one loader of the script delivered, on the rank that took longest. Counts include the warm-up."""
+
+    name: str
+    num_steps: int
+    num_samples: int
+    batch_samples: int
+    """Samples in the largest batch."""
+    num_steps_measured: int
+    """Steps after the warm-up."""
+    num_samples_measured: int
+    measured_s: float
+    """Time of the measured steps, compute and data wait."""
+    dataset_samples: int | None = None
+    pass_samples: int | None = None
+    """Samples of a pass over all ranks."""
+    num_passes: int = 0
+    num_complete_passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicCondition:
+    """A condition such as ``step % 500 == 0`` in the script."""
+
+    line: int
+    text: str
+    period: int
+    largest: int = field(metadata=limits(minimum=-(2.0**63)))
+    """Largest number that was divided by the period."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftLoop:
+    """A comparison that made the script leave a ``for`` loop before its end."""
+
+    line: int
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Resources of the host that used the most, over the part of the run that grows. None if unknown."""
+
+    cpu_percent_mean: float | None = None
+    """In percent of one logical CPU."""
+    cpu_percents: tuple[float, ...] = ()
+    """CPU use of equal intervals, for percentiles."""
+    memory_base_bytes: float | None = None
+    """Memory before the part that grows: the launcher, the interpreter and the imported libraries."""
+    memory_mean_bytes: float | None = None
+    memory_p99_bytes: float | None = None
+    memory_peak_bytes: float | None = None
+    gpu_percent_mean: float | None = None
+    gpu_percents: tuple[float, ...] = ()
+    gpu_memory_mean_bytes: float | None = None
+    gpu_memory_p99_bytes: float | None = None
+    gpu_memory_peak_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryPoint:
+    """One canary run."""
+
+    run_id: str
+    fraction: float = field(metadata=limits(maximum=1.0))
+    """Share of the whole data that the run really had. Files are whole, so it differs from the share asked for."""
+    replicate: int
+    wall_s: float
+    """Time that is billed."""
+    parts: tuple[Part, ...]
+    """Parts of `wall_s`. Their sum is at most `wall_s`; the rest is a fixed part."""
+    loaders: tuple[LoaderWork, ...] = ()
+    resources: Resources = Resources()
+    periodic: tuple[PeriodicCondition, ...] = ()
+    left_loops: tuple[LeftLoop, ...] = ()
+    failure: str = ""
+    """Why the run failed. Empty if it finished."""
+
+    @property
+    def growing_s(self) -> float:
+        """Time of the parts that may grow with the data."""
+        return sum(part.seconds for part in self.parts if part.grows)
+
+    @property
+    def fixed_s(self) -> float:
+        """Time of everything else."""
+        return max(0.0, self.wall_s - self.growing_s)

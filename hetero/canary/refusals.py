@@ -1,0 +1,226 @@
+"""The reasons to refuse a forecast. Each rule is a function of the canary runs. Pure.
+
+A refusal is an answer: it names what the canaries showed, and the number that shows it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from hetero.canary.line import Line
+from hetero.canary.model import ForecastFigure, Refusal
+from hetero.canary.points import CanaryPoint, LoaderWork
+
+__all__ = ["MAX_HALF_WIDTH", "check_cache", "check_figure", "check_line", "check_script", "is_fixed_loader"]
+
+MAX_HALF_WIDTH = 0.35
+"""Widest interval that is still an answer, as half of its width over the value."""
+MIN_GROWTH = 5.0
+"""Growth over its standard error below which a figure does not grow measurably."""
+MAX_P_VALUE = 0.003
+_BENT = 0.12
+"""Distance of the exponent's whole 90 % interval from 1 that bends the forecast more than its interval allows for."""
+_EQUAL = 0.02
+
+
+def check_script(points: Sequence[CanaryPoint]) -> list[Refusal]:
+    """Return what the script did that a longer run would do otherwise."""
+    found = ((name, rule(points)) for name, rule in _SCRIPT_RULES)
+    return [Refusal(rule=name, figure="", reason=reason) for name, reason in found if reason]
+
+
+def check_line(
+    figure: str, line: Line, points: Sequence[CanaryPoint], *, must_grow: bool, what: str = ""
+) -> list[Refusal]:
+    """Return why a straight line through a figure's points does not hold.
+
+    Args:
+        figure: Name of the figure.
+        line: Its fitted line.
+        points: The finished runs.
+        must_grow: Whether the figure must grow measurably.
+        what: Name of the part of the figure that the line is about. Empty for all of it.
+    """
+    what = what or figure
+    fractions = [point.fraction for point in points]
+    span = f"between {percent(min(fractions))} and {percent(max(fractions))} of the data"
+    exponent = line.exponent
+    if must_grow and line.growth < MIN_GROWTH:
+        reason = (
+            f"the {what} does not grow measurably {span}: its growth is {max(0.0, line.growth):.1f} times its "
+            "standard error. The work is either less than the noise, or does not depend on the data"
+        )
+        return [Refusal(rule="no-growth", figure=figure, reason=reason)]
+    if exponent is not None and (exponent.low > 1 + _BENT or exponent.high < 1 - _BENT):
+        reason = (
+            f"the {what} does not grow in proportion to the data: {span} it grows with the power "
+            f"{exponent.best:.1f} of it ({exponent.low:.1f} to {exponent.high:.1f})"
+        )
+        return [Refusal(rule="curved", figure=figure, reason=reason)]
+    if line.lack_of_fit is not None and line.lack_of_fit < MAX_P_VALUE and _bends_much(line, points):
+        reason = (
+            f"the {what} is not on a line {span}: replicates that agree this much better than the line have a "
+            f"probability of {line.lack_of_fit:.1g}"
+        )
+        return [Refusal(rule="curved", figure=figure, reason=reason)]
+    return []
+
+
+def check_figure(figure: ForecastFigure) -> list[Refusal]:
+    """Return whether the interval of a figure is wider than an answer may be."""
+    if figure.half_width <= MAX_HALF_WIDTH:
+        return []
+    reason = (
+        f"the runs vary too much to forecast the {figure.name}: the 90 % interval is {figure.half_width:.0%} of the "
+        f"value to each side, more than {MAX_HALF_WIDTH:.0%}"
+    )
+    return [Refusal(rule="noise", figure=figure.name, reason=reason)]
+
+
+def check_cache(
+    points: Sequence[CanaryPoint], *, data_bytes: float | None, memory_bytes: float | None
+) -> list[Refusal]:
+    """Return whether later passes of the canaries read from memory what the whole job must read from storage."""
+    passes = max((loader.num_passes for point in points for loader in point.loaders), default=0)
+    if data_bytes is None or memory_bytes is None or passes < 2 or data_bytes < memory_bytes:
+        return []
+    largest = max(point.fraction for point in points) * data_bytes
+    if largest > memory_bytes:
+        return []
+    reason = (
+        f"the script passes over the data {passes} times. The whole data ({data_bytes / 1e9:.1f} GB) does not fit into "
+        f"the memory of a host ({memory_bytes / 1e9:.1f} GB), but that of the canaries does, so only the whole job "
+        "reads from storage in each pass"
+    )
+    return [Refusal(rule="cache", figure="", reason=reason)]
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in percent, for a sentence."""
+    return f"{100 * fraction:.3g} %"
+
+
+def is_fixed_loader(works: Sequence[LoaderWork], fractions: Sequence[float]) -> bool:
+    """Return whether a loader delivers the same samples whatever the fraction, as a validation set that stays whole."""
+    samples = [work.num_samples for work in works]
+    grows = max(fractions) > 1.2 * min(fractions)
+    return grows and max(samples) - min(samples) <= _EQUAL * max(samples)
+
+
+def _bends_much(line: Line, points: Sequence[CanaryPoint]) -> bool:
+    """Return whether the bend is large compared with the noise that the forecast allows for."""
+    exponent = line.exponent
+    return exponent is None or not exponent.low <= 1 <= exponent.high or len(points) < 6
+
+
+def _failed(points: Sequence[CanaryPoint]) -> str:
+    failed = [point for point in points if point.failure]
+    if not failed:
+        return ""
+    return f"{len(failed)} of {len(points)} canary runs failed, the first with: {failed[0].failure}"
+
+
+def _early_stop(points: Sequence[CanaryPoint]) -> str:
+    for point in points:
+        for loop in point.left_loops:
+            return (
+                f"line {loop.line} of the script, `{loop.text}`, ended a loop early in a run with "
+                f"{percent(point.fraction)} of the data, so how long the whole runs depends on its values"
+            )
+    return ""
+
+
+def _unreached(points: Sequence[CanaryPoint]) -> str:
+    """Find conditions such as ``step % 500 == 0`` whose period only the whole job reaches."""
+    reached: dict[tuple[int, int, str], list[tuple[float, int]]] = {}
+    for point in points:
+        for each in point.periodic:
+            reached.setdefault((each.line, each.period, each.text), []).append((point.fraction, each.largest))
+    for (line, period, text), values in sorted(reached.items()):
+        largest = max(value for _, value in values)
+        if largest >= period or not _grows([(fraction, value + 1) for fraction, value in values]):
+            continue
+        whole = statistics.median((value + 1) / fraction for fraction, value in values)
+        if whole > period:
+            return (
+                f"line {line} of the script, `{text}`, counts to {period:,}. No canary counts beyond {largest:,}, but "
+                f"the whole job counts to about {whole:,.0f}, and what it does there is not measured"
+            )
+    return ""
+
+
+def _grows(values: Sequence[tuple[float, int]]) -> bool:
+    """Return whether a count is about proportional to the fraction. A single fraction says nothing."""
+    low, high = min(values), max(values)
+    return high[0] > 1.2 * low[0] and high[1] / max(1, low[1]) > 1 + 0.5 * (high[0] / low[0] - 1)
+
+
+def _passes(points: Sequence[CanaryPoint]) -> str:
+    for name in _names(points):
+        counts = {
+            loader.num_passes: point.fraction
+            for point in points
+            for loader in point.loaders
+            if loader.name == name and loader.num_passes
+        }
+        if len(counts) > 1:
+            texts = " and ".join(f"{count} at {percent(fraction)}" for count, fraction in sorted(counts.items()))
+            return (
+                f"the number of passes over loader {name} differs between runs ({texts}), so the script decides by its "
+                "values when it ends"
+            )
+    return ""
+
+
+def _fixed_steps(points: Sequence[CanaryPoint]) -> str:
+    for name in _names(points):
+        fractions, works = _works(points, name)
+        is_left = any(work.num_passes > work.num_complete_passes for work in works)
+        if is_left and is_fixed_loader(works, fractions):
+            return (
+                f"loader {name} delivers {works[0].num_samples:,} samples whatever the amount of data, and the script "
+                "leaves its passes early, so something else fixes the number of its steps"
+            )
+    return ""
+
+
+def _loaders(points: Sequence[CanaryPoint]) -> str:
+    names = [tuple(sorted(loader.name for loader in point.loaders)) for point in points]
+    if len(set(names)) > 1:
+        return "some canary runs used loaders that others did not use, so the whole may use others too"
+    for name in _names(points):
+        fractions, works = _works(points, name)
+        per_fraction = [work.num_samples / fraction for fraction, work in zip(fractions, works, strict=True)]
+        is_fixed = is_fixed_loader(works, fractions)
+        if not is_fixed and max(per_fraction) > 1.3 * min(per_fraction) and _few_samples(works) > 3:
+            return (
+                f"the samples of loader {name} are not in proportion to the data: the runs extrapolate to "
+                f"{min(per_fraction):,.0f} and to {max(per_fraction):,.0f} samples"
+            )
+    return ""
+
+
+def _few_samples(works: Sequence[LoaderWork]) -> float:
+    """Return the fewest batches that a run had. With one or two, rounding to whole batches explains the difference."""
+    return min(work.num_samples / max(1, work.batch_samples) for work in works)
+
+
+def _names(points: Sequence[CanaryPoint]) -> list[str]:
+    return list(dict.fromkeys(loader.name for point in points for loader in point.loaders))
+
+
+def _works(points: Sequence[CanaryPoint], name: str) -> tuple[list[float], list[LoaderWork]]:
+    """Return the fractions of the runs that used a loader, and its work in each."""
+    pairs = [(point.fraction, loader) for point in points for loader in point.loaders if loader.name == name]
+    return [fraction for fraction, _ in pairs], [work for _, work in pairs]
+
+
+_SCRIPT_RULES: tuple[tuple[str, Callable[[Sequence[CanaryPoint]], str]], ...] = (
+    ("failed", _failed),
+    ("early-stop", _early_stop),
+    ("unreached", _unreached),
+    ("passes", _passes),
+    ("fixed-steps", _fixed_steps),
+    ("loaders", _loaders),
+)

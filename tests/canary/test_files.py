@@ -1,0 +1,85 @@
+"""The choice of files: proportional in bytes, in folders, and different for each replicate."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hetero.canary.files import DataFile, choose_files, data_files, evict, link_files
+from hetero.errors import ConfigError
+
+
+def files(number: int, *, folders: int = 1, spread: float = 1.0, seed: int = 0) -> list[DataFile]:
+    draw = random.Random(seed)
+    return [DataFile(f"c{i % folders}/{i:05d}", int(1000 * draw.lognormvariate(3, spread))) for i in range(number)]
+
+
+def share(chosen: list[DataFile], all_files: list[DataFile]) -> float:
+    return sum(file.num_bytes for file in chosen) / sum(file.num_bytes for file in all_files)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.02, 0.03, 0.1])
+@pytest.mark.parametrize("number", [300, 5000])
+def test_bytes_are_in_proportion(number: int, fraction: float) -> None:
+    whole = files(number)
+    for replicate in range(4):
+        chosen = choose_files(whole, fraction, seed=1, replicate=replicate)
+        assert len(set(chosen)) == len(chosen)
+        assert share(chosen, whole) == pytest.approx(fraction, rel=0.15)
+
+
+def test_replicates_have_different_files_as_long_as_there_are_enough() -> None:
+    whole = files(132)
+    chosen = [set(choose_files(whole, 0.02, seed=0, replicate=replicate)) for replicate in range(3)]
+    assert sum(map(len, chosen)) == len(set.union(*chosen))
+
+
+def test_every_folder_is_in_it() -> None:
+    whole = files(2000, folders=10)
+    assert {file.folder for file in choose_files(whole, 0.02, seed=0)} == {f"c{i}" for i in range(10)}
+
+
+def test_choice_depends_on_its_arguments_alone() -> None:
+    whole = files(500)
+    assert choose_files(whole, 0.02, seed=3) == choose_files(list(reversed(whole)), 0.02, seed=3)
+    assert choose_files(whole, 0.02, seed=3) != choose_files(whole, 0.02, seed=4)
+
+
+def test_few_files_give_at_least_one_and_hosts_one_each() -> None:
+    whole = files(20)
+    assert len(choose_files(whole, 0.01, seed=0)) == 1
+    assert len(choose_files(whole, 0.01, seed=0, min_files=6)) == 6
+    assert choose_files(whole, 1.0, seed=0) == sorted(whole)
+
+
+def test_links_lead_to_the_files_in_their_folders(tmp_path: Path) -> None:
+    for name in ("a/1.csv", "b/2.csv", "labels.json"):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    found, kept = data_files(tmp_path / "data", keep=("*.json",))
+    assert [file.name for file in found] == ["a/1.csv", "b/2.csv"]
+    assert [file.name for file in kept] == ["labels.json"]
+    for _ in range(2):  # the second time replaces the first
+        link_files(tmp_path / "data", [found[1], *kept], tmp_path / "part")
+    assert sorted(path.relative_to(tmp_path / "part").as_posix() for path in (tmp_path / "part").rglob("*.*")) == [
+        "b/2.csv",
+        "labels.json",
+    ]
+    assert (tmp_path / "part" / "b" / "2.csv").read_text() == "b/2.csv"
+    evict([tmp_path / "data" / "a" / "1.csv", tmp_path / "missing"])
+
+
+def test_pattern_with_a_folder_is_compared_with_the_whole_name(tmp_path: Path) -> None:
+    for name in ("a/x.csv", "b/x.csv"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    assert [file.name for file in data_files(tmp_path, keep=("a/*",))[0]] == ["b/x.csv"]
+
+
+def test_folder_without_files_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no files of which a canary could get a part"):
+        data_files(tmp_path)

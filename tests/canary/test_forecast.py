@@ -1,0 +1,132 @@
+"""Forecasts of jobs whose parts are known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from canary_points import job, memory, work
+
+from hetero.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.canary.model import CandidateForecast
+from hetero.errors import ConfigError
+from hetero.system.records import decode, encode
+
+
+def candidate(points: tuple, **more: object) -> Candidate:
+    return Candidate(name="1 x ml.m5.large", groups=("trainer=ml.m5.large:1",), points=points, **more)
+
+
+def test_time_is_fixed_parts_plus_what_grows() -> None:
+    found = forecast(candidate(job(lambda fraction: 0.5 + 100 * fraction))).shown
+    time = found.figure("time")
+    assert time is not None
+    assert found.refusals == ()
+    assert time.low < 105.5 < time.high
+    assert time.value == pytest.approx(105.5, rel=0.1)
+    assert time.fixed == pytest.approx(5.0, rel=0.1)
+    assert found.canary_s == pytest.approx(9 * 5.5 + 18, rel=0.1)
+
+
+def test_steps_make_the_forecast_narrower() -> None:
+    seconds = lambda fraction: 0.5 + 90 * fraction  # noqa: E731
+    plain = forecast(candidate(job(seconds, seed=3))).shown.figure("time")
+    random = np.random.default_rng(3)
+
+    def loaders(fraction: float) -> dict[str, object]:
+        return {"loaders": (work(fraction, step_s=0.03 * (1 + 0.02 * random.normal())),)}
+
+    stepped = forecast(candidate(job(seconds, seed=3, more=loaders))).shown.figure("time")
+    assert plain is not None
+    assert stepped is not None
+    assert stepped.half_width < plain.half_width
+    assert stepped.low < 95.5 < stepped.high
+
+
+def test_cost_is_price_times_time() -> None:
+    found = forecast(candidate(job(lambda fraction: 100 * fraction), hourly_usd=3.6))
+    assert found.usd == pytest.approx(found.time_s / 1000)
+
+
+def test_loader_that_stays_whole_is_a_fixed_part() -> None:
+    points = job(
+        lambda fraction: 2 + 90 * fraction,
+        more=lambda fraction: {
+            "loaders": (
+                work(fraction),
+                work(0.05, name="validation", whole_steps=1000, step_s=0.04),
+            )
+        },
+    )
+    time = forecast(candidate(points)).shown.figure("time")
+    assert time is not None
+    assert time.value == pytest.approx(97, rel=0.06)
+
+
+def test_memory_is_what_is_there_before_plus_growth() -> None:
+    points = job(lambda fraction: 100 * fraction, more=lambda f: {"resources": memory(7e8, 5e9, f)})
+    found = forecast(candidate(points, memory_limit_bytes=4e9)).shown
+    peak, mean = found.figure("memory peak"), found.figure("memory mean")
+    assert peak is not None
+    assert mean is not None
+    assert peak.value == pytest.approx(5.7e9, rel=0.05)
+    assert mean.value == pytest.approx(3.2e9, rel=0.1)
+    assert found.out_of_memory == 1.0
+
+
+def test_memory_that_does_not_grow_is_not_forecast_to_grow() -> None:
+    points = job(lambda fraction: 100 * fraction, more=lambda f: {"resources": memory(7e8, 0, f)})
+    found = forecast(candidate(points, memory_limit_bytes=2e9)).shown
+    peak = found.figure("memory peak")
+    assert peak is not None
+    assert peak.value == pytest.approx(7e8, rel=0.05)
+    assert found.out_of_memory is not None
+    assert found.out_of_memory < 0.05
+
+
+def test_cpu_use_is_that_of_the_growing_part() -> None:
+    points = job(lambda fraction: 100 * fraction, more=lambda f: {"resources": memory(7e8, 0, f)})
+    figures = forecast(candidate(points)).shown
+    mean, p99 = figures.figure("CPU mean"), figures.figure("CPU p99")
+    assert mean is not None
+    assert p99 is not None
+    assert mean.value == pytest.approx(150, rel=0.05)
+    assert p99.value == pytest.approx(160, rel=0.05)
+
+
+def test_too_few_runs_give_no_forecast() -> None:
+    found = forecast(candidate(job(lambda fraction: 100 * fraction)[:3]))
+    assert found.shown.figures == ()
+    assert [refusal.rule for refusal in found.shown.refusals] == ["too-few"]
+    assert len(found.time_s) == 0
+
+
+def test_run_without_data_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="expected a fraction above 0"):
+        forecast(candidate(job(lambda fraction: 1.0, fractions=(0.0, 0.01))))
+
+
+def test_same_runs_give_the_same_forecast_and_five_studies_similar_ones() -> None:
+    values = []
+    for seed in range(5):
+        made = candidate(job(lambda fraction: 0.5 + 100 * fraction, seed=seed))
+        first, second = (forecast(made).shown.figure("time") for _ in range(2))
+        assert first is not None
+        assert first == second
+        values.append(first.value)
+    assert (max(values) - min(values)) / np.median(values) <= 0.15
+
+
+def test_accepted_rule_does_not_refuse() -> None:
+    points = job(lambda fraction: 0.05)  # no growth
+    refused = forecast(candidate(points)).shown
+    assert {refusal.rule for refusal in refused.refusals} == {"no-growth"}
+    accepted = forecast(candidate(points), ForecastOptions(accept=("no-growth", "noise"))).shown
+    assert accepted.refusals == ()
+
+
+def test_forecast_survives_json() -> None:
+    points = job(lambda fraction: 100 * fraction, more=lambda f: {"resources": memory(7e8, 1e9, f)})
+    shown = forecast(candidate(points, hourly_usd=1.0)).shown
+    assert decode(CandidateForecast, json.loads(json.dumps(encode(shown)))) == shown

@@ -1,0 +1,115 @@
+"""The fitted line: its draws contain the truth as often as stated, and its tests find curves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetero.canary.line import Form, Noise, _f_tail, constant_draws, fit_line, fit_ratio, interval
+
+NOISE = Noise(relative=0.02, absolute=0.02)
+X = [fraction for fraction in (0.01, 0.02, 0.03) for _ in range(3)]
+
+
+def observed(random: np.random.Generator, fixed: float, growing: float, power: float, noise: float) -> list[float]:
+    return [(fixed + growing * x**power) * (1 + noise * random.normal()) for x in X]
+
+
+@pytest.mark.parametrize(("fixed", "noise"), [(0.5, 0.01), (0.5, 0.03), (5.0, 0.01)])
+def test_interval_contains_the_whole_about_nine_times_of_ten(fixed: float, noise: float) -> None:
+    random = np.random.default_rng(3)
+    hits = 0
+    for _ in range(120):
+        power = 1 + 0.015 * random.normal()
+        y = observed(random, fixed, 100.0, power, noise)
+        whole = (fixed + 100.0) * (1 + noise * random.normal())
+        line = fit_line(X, y, random, noise=NOISE, curvature=0.015, num_draws=1000)
+        _, low, high = interval(line.single)
+        hits += low <= whole <= high
+    assert 0.8 <= hits / 120 <= 0.99
+
+
+def test_parts_of_exact_data_are_found() -> None:
+    y = [2.0 + 300.0 * x for x in X]
+    line = fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.0)
+    assert np.median(line.expected) == pytest.approx(302.0, rel=0.02)
+    assert np.median(line.fixed) == pytest.approx(2.0, rel=0.1)
+    assert line.growth > 10
+
+
+@pytest.mark.parametrize("power", [0.4, 2.0])
+def test_curve_has_an_exponent_that_excludes_one(power: float) -> None:
+    y = observed(np.random.default_rng(1), 0.0, 100.0, power, 0.01)
+    line = fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.015)
+    assert line.exponent is not None
+    assert line.exponent.low <= power <= line.exponent.high
+    assert not line.exponent.low <= 1 <= line.exponent.high
+
+
+def test_curve_fails_the_test_of_linearity_and_a_line_passes() -> None:
+    random = np.random.default_rng(2)
+    curve = fit_line(X, observed(random, 0.2, 300.0, 2.0, 0.01), random, noise=NOISE, curvature=0.0)
+    straight = fit_line(X, observed(random, 0.2, 100.0, 1.0, 0.01), random, noise=NOISE, curvature=0.0)
+    assert curve.lack_of_fit is not None
+    assert straight.lack_of_fit is not None
+    assert curve.lack_of_fit < 0.003 < straight.lack_of_fit
+
+
+def test_line_through_the_origin_is_more_certain_than_one_with_a_fixed_part() -> None:
+    y = observed(np.random.default_rng(4), 0.0, 100.0, 1.0, 0.02)
+    widths = {}
+    for form in (Form.BOTH, Form.THROUGH_ORIGIN):
+        line = fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.0, form=form)
+        middle, low, high = interval(line.expected)
+        widths[form] = (high - low) / middle
+    assert widths[Form.THROUGH_ORIGIN] < 0.7 * widths[Form.BOTH]
+
+
+def test_constant_figure_stays_constant() -> None:
+    random = np.random.default_rng(5)
+    y = [7e8 * (1 + 0.001 * random.normal()) for _ in X]
+    noise = Noise(relative=0.01, absolute=1e6)
+    line = fit_line(X, y, random, noise=noise, curvature=0.015, form=Form.MAYBE_CONSTANT)
+    assert np.median(line.single) == pytest.approx(7e8, rel=0.02)
+
+
+def test_one_run_that_was_disturbed_hardly_changes_the_line() -> None:
+    y = observed(np.random.default_rng(8), 0.5, 100.0, 1.0, 0.01)
+    disturbed = [*y[:-1], 1.6 * y[-1]]
+    lines = [fit_line(X, each, np.random.default_rng(0), noise=NOISE, curvature=0.015) for each in (y, disturbed)]
+    assert np.median(lines[1].single) == pytest.approx(np.median(lines[0].single), rel=0.15)
+
+
+def test_no_part_is_negative() -> None:
+    y = [3.0 - 20 * x for x in X]
+    line = fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.015)
+    assert line.fixed.min() >= 0
+    assert (line.expected - line.fixed).min() >= 0
+    assert line.growth < 0
+
+
+def test_ratio_forgets_the_fixed_part_in_a_long_run() -> None:
+    seconds = [1.0, 1.5, 2.0, 1.1, 1.4, 2.1]
+    used = [0.5 + 2.0 * value for value in seconds]
+    draws = fit_ratio(seconds, used, np.full(500, 100.0), np.random.default_rng(0), noise=NOISE)
+    assert np.median(draws) / 100 == pytest.approx(2.0, rel=0.03)
+
+
+def test_constant_draws_have_the_mean_and_the_spread_of_the_values() -> None:
+    draws = constant_draws([4.0, 4.2, 3.9, 4.1], np.random.default_rng(0), noise=NOISE, num_draws=4000)
+    assert np.mean(draws) == pytest.approx(4.05, abs=0.02)
+    assert 0.05 < np.std(draws) < 0.25
+
+
+def test_draws_of_the_same_runs_are_the_same() -> None:
+    y = observed(np.random.default_rng(6), 1.0, 100.0, 1.0, 0.02)
+    lines = [fit_line(X, y, np.random.default_rng(0), noise=NOISE, curvature=0.015) for _ in range(2)]
+    assert (lines[0].single == lines[1].single).all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "first", "second", "expected"),
+    [(3.2, 1, 6, 0.12384917), (9.0, 2, 5, 0.02203461), (0.0, 1, 6, 1.0), (1e6, 1, 6, 0.0)],
+)
+def test_tail_of_f_is_that_of_tables(ratio: float, first: int, second: int, expected: float) -> None:
+    assert _f_tail(ratio, first, second) == pytest.approx(expected, abs=1e-6)

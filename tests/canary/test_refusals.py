@@ -1,0 +1,140 @@
+"""Every reason to refuse, and jobs that look like it and are not refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from canary_points import job, work
+
+from hetero.canary.forecast import Candidate, forecast
+from hetero.canary.model import RULES, CandidateForecast
+from hetero.canary.points import CanaryPoint, LeftLoop, PeriodicCondition
+from hetero.canary.refusals import check_cache
+
+
+def line(fraction: float) -> float:
+    return 0.5 + 100 * fraction
+
+
+def shown(points: tuple[CanaryPoint, ...], **more: Any) -> CandidateForecast:
+    return forecast(Candidate(name="x", groups=("trainer=x:1",), points=points, **more)).shown
+
+
+def rules(points: tuple[CanaryPoint, ...]) -> set[str]:
+    return {refusal.rule for refusal in shown(points).refused("time")}
+
+
+def with_loaders(**more: Any) -> Callable[[float], dict[str, Any]]:
+    return lambda fraction: {"loaders": (work(fraction, **more),)}
+
+
+def test_line_is_not_refused() -> None:
+    for seed in range(10):
+        assert rules(job(line, seed=seed)) == set()
+
+
+@pytest.mark.parametrize("power", [0.3, 1.6, 2.0])
+def test_curve_is_refused_with_its_power(power: float) -> None:
+    found = shown(job(lambda fraction: 3000 * fraction**power if power > 1 else 10 * fraction**power, noise=0.01))
+    reasons = [refusal for refusal in found.refused("time") if refusal.rule == "curved"]
+    assert reasons
+    assert "power" in reasons[0].reason or "not on a line" in reasons[0].reason
+    assert "whether the growth keeps its power" in found.more_canaries
+
+
+def test_work_below_the_noise_is_refused() -> None:
+    found = shown(job(lambda fraction: 0.2 + 0.01 * fraction, noise=0.05))
+    assert [refusal.rule for refusal in found.refused("time")] == ["no-growth"]
+    assert "whether the time grows at all" in found.more_canaries
+
+
+def test_noise_wider_than_the_answer_is_refused() -> None:
+    random = np.random.default_rng(0)
+    points = job(lambda fraction: line(fraction) * np.exp(0.5 * random.normal()))
+    assert rules(points) & {"noise", "no-growth"}
+
+
+def test_early_end_of_a_loop_is_refused() -> None:
+    left = LeftLoop(line=88, text="if bad >= patience", count=1)
+    found = shown(job(line, more=lambda fraction: {"left_loops": (left,)}))
+    assert [refusal.rule for refusal in found.refusals] == ["early-stop"]
+    assert "line 88 of the script, `if bad >= patience`" in found.refusals[0].reason
+    assert "would not tell" in found.more_canaries
+
+
+def periodic(period: int) -> Callable[[float], dict[str, Any]]:
+    return lambda fraction: {
+        "periodic": (
+            PeriodicCondition(line=7, text="if step % 500 == 0", period=period, largest=round(3000 * fraction) - 1),
+        )
+    }
+
+
+def test_period_that_only_the_whole_reaches_is_refused() -> None:
+    found = shown(job(line, more=periodic(500)))
+    assert [refusal.rule for refusal in found.refusals] == ["unreached"]
+    assert "counts to 500" in found.refusals[0].reason
+    assert "about 3,000" in found.refusals[0].reason
+
+
+@pytest.mark.parametrize("period", [50, 5000])
+def test_period_that_a_canary_reaches_or_the_whole_never_does_is_not_refused(period: int) -> None:
+    assert rules(job(line, more=periodic(period))) == set()
+
+
+def test_period_of_something_that_does_not_grow_is_not_refused() -> None:
+    condition = PeriodicCondition(line=7, text="if epoch % 10 == 0", period=10, largest=2)
+    assert rules(job(line, more=lambda fraction: {"periodic": (condition,)})) == set()
+
+
+def test_different_numbers_of_passes_are_refused() -> None:
+    points = job(line, more=lambda fraction: {"loaders": (work(fraction, passes=7 if fraction < 0.02 else 4),)})
+    assert "passes" in rules(points)
+
+
+def test_fixed_number_of_steps_is_refused() -> None:
+    points = job(
+        lambda fraction: 20.0,
+        more=lambda fraction: {"loaders": (work(0.05, num_passes=3, num_complete_passes=2),)},
+    )
+    assert "fixed-steps" in rules(points)
+
+
+def test_validation_set_that_stays_whole_is_not_refused() -> None:
+    points = job(line, more=lambda fraction: {"loaders": (work(fraction), work(0.05, name="validation"))})
+    assert rules(points) == set()
+
+
+def test_samples_out_of_proportion_are_refused() -> None:
+    points = job(line, more=lambda fraction: {"loaders": (work(fraction**2 * 100),)})
+    assert "loaders" in rules(points)
+
+
+def test_loader_of_some_runs_only_is_refused() -> None:
+    points = job(
+        line, more=lambda fraction: {"loaders": (work(fraction), *((work(0.1, name="x"),) if fraction > 0.02 else ()))}
+    )
+    assert "loaders" in rules(points)
+
+
+def test_failed_run_is_refused_with_its_cause() -> None:
+    points = job(line, more=lambda fraction: {"failure": "MemoryError" if fraction > 0.02 else ""})
+    found = shown(points)
+    assert [refusal.rule for refusal in found.refusals] == ["failed"]
+    assert "3 of 9 canary runs failed, the first with: MemoryError" in found.refusals[0].reason
+
+
+@pytest.mark.parametrize(("data_gb", "passes", "is_refused"), [(40, 3, True), (40, 1, False), (8, 3, False)])
+def test_cache_that_holds_the_canaries_but_not_the_whole_is_refused(
+    data_gb: float, passes: int, is_refused: bool
+) -> None:
+    points = job(line, more=with_loaders(passes=passes))
+    found = check_cache(points, data_bytes=data_gb * 1e9, memory_bytes=16e9)
+    assert bool(found) == is_refused
+
+
+def test_every_refusal_is_a_known_rule() -> None:
+    assert len(set(RULES)) == len(RULES)

@@ -1,0 +1,75 @@
+"""The result as text, page and plots, and as a file."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from canary_points import job, memory
+
+from hetero.canary.comparison import decide
+from hetero.canary.conducting import write_report
+from hetero.canary.forecast import Candidate, Forecast, forecast
+from hetero.canary.model import CanaryReport, load_canary
+from hetero.canary.page import canary_page
+from hetero.canary.plots import plots_of
+from hetero.canary.text import canary_text
+from hetero.errors import ConfigError
+
+
+def made(name: str, whole_s: float, hourly_usd: float, noise: float = 0.02) -> Forecast:
+    points = job(lambda f: 0.5 + whole_s * f, noise=noise, more=lambda f: {"resources": memory(7e8, 5e9, f)})
+    return forecast(
+        Candidate(name=name, groups=(f"t={name}:1",), points=points, hourly_usd=hourly_usd, memory_limit_bytes=16e9)
+    )
+
+
+@pytest.fixture(scope="module")
+def report() -> CanaryReport:
+    forecasts = [made("1 x small", 200, 1.0), made("1 x <large>", 0.001, 3.0)]
+    return CanaryReport(
+        schema_version=1,
+        command="train.py --lr 1",
+        how="Each run gets a fraction of the files.",
+        candidates=tuple(each.shown for each in forecasts),
+        decision=decide(forecasts),
+    )
+
+
+def test_text_has_figures_intervals_and_reasons(report: CanaryReport) -> None:
+    text = canary_text(report)
+    assert "# Canary forecast of `train.py --lr 1`" in text
+    assert "| 1 x small" in text
+    assert "refused (no-growth): the time does not grow measurably" in text
+    assert "There is no forecast of the time, for the reasons below." in text
+    assert "of the whole job's time" in text
+
+
+def test_page_is_valid_and_has_the_same(report: CanaryReport) -> None:
+    page = canary_page(report)
+    root = ET.fromstring(page.partition("<!DOCTYPE html>\n")[2])
+    text = "".join(root.itertext())
+    assert "1 x <large>" in text
+    assert "does not grow measurably" in text
+    assert "script" not in {element.tag for element in root.iter()}
+
+
+def test_plots_show_points_and_refusals(report: CanaryReport) -> None:
+    pytest.importorskip("matplotlib")
+    plots = plots_of(report)
+    titles = [plot.title for plot in plots]
+    assert titles[:2] == ["Forecast time of the whole job", "Forecast cost of the whole job"]
+    assert "1 x small: time" in titles
+    refused = next(plot for plot in plots if plot.title == "1 x <large>: time")
+    assert "does not grow measurably" in refused.caption
+    assert all(plot.svg.startswith("<?xml") for plot in plots)
+
+
+def test_file_is_read_back(report: CanaryReport, tmp_path: Path) -> None:
+    write_report(report, tmp_path)
+    assert load_canary(tmp_path) == report
+    assert {path.name for path in tmp_path.iterdir()} == {"canary.json", "canary.md", "canary.html"}
+    (tmp_path / "canary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="schema_version: missing"):
+        load_canary(tmp_path)
