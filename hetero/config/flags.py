@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from hetero.config.options import LaunchOptions, base_type
 from hetero.errors import ConfigError
 
 __all__ = [
+    "MoreWords",
     "add_launch_arguments",
     "add_price_arguments",
     "flag_of",
@@ -29,6 +31,28 @@ _NOT_FLAGS = ("script", "script_args")
 _OF_A_CLUSTER = ("cluster_file", "host")  # these options describe a cluster that exists
 _OWN = (*_OF_A_CLUSTER, "output_dir")  # these options differ between the launchers of a job
 _PRICE_FIELDS = ("region", "price_profile", "price_file", "prices")
+
+
+class MoreWords(argparse.Action):
+    """An option whose value may be several words, which are joined with commas.
+
+    argparse would take SCRIPT for another word. Therefore `split_at_script` joins the words, and only those that
+    look like values.
+
+    Args:
+        more: Pattern of a further word.
+        kwargs: Arguments of argparse's action.
+    """
+
+    def __init__(self, *, more: re.Pattern[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.more = more
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store the words."""
+        setattr(namespace, self.dest, values)
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser, *, makes_cluster: bool = False) -> None:
@@ -91,6 +115,12 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
         return words, []
     at, command = chosen
     takes_value = {name: action.nargs is None for action in command._actions for name in action.option_strings}
+    more = {
+        name: action.more
+        for action in command._actions
+        if isinstance(action, MoreWords)
+        for name in action.option_strings
+    }
     # Find the first word that is neither an option of the command nor an option's value.
     at += 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
@@ -98,6 +128,8 @@ def split_at_script(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
             words[at : at + 1] = ["-m", words[at].removeprefix("-m")]
             at += 1
             break
+        while words[at] in more and at + 2 < len(words) and more[words[at]].fullmatch(words[at + 2]):
+            words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
         at += 2 if takes_value.get(words[at], False) else 1
     # Drop the separators, and recognise a line without a script.
     own, rest = words[:at], words[at:]

@@ -1,0 +1,214 @@
+"""``hetero canary``: forecast a whole job from short runs on a few percent of its data."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetero import config
+from hetero.cli.arguments import Subparsers, pairs, positive
+from hetero.cli.output import say
+from hetero.config.flags import MoreWords
+from hetero.errors import ConfigError, ExitCode
+from hetero.system.scripts import script_label
+
+if TYPE_CHECKING:
+    from hetero.canary.design import Cluster
+
+__all__ = ["add"]
+
+_NOT_PASSED = ("script", "script_args", "output_dir", "profile")
+
+
+def add(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "canary",
+        allow_abbrev=False,
+        help="forecast a whole job from short runs on a few percent of its data",
+        description="Run a training script on a few percent of its data, several times, on simulated hosts. Forecast "
+        "time, cost, CPU, memory and GPU of the whole job, each with a 90 % prediction interval, or refuse with the "
+        "reason. See docs/canary.md.",
+        epilog="exit status: 0 all candidates have a forecast of the time, 1 one was refused, 2 the command line is "
+        "wrong",
+    )
+    parser.add_argument(
+        "--fractions",
+        default="1%,2%,3%",
+        metavar="PERCENT",
+        action=MoreWords,
+        more=re.compile(r"[\d.]+%"),
+        help="fractions of the data, for example 1%% 2%% 3%%, which is the default",
+    )
+    parser.add_argument("--repeats", default="3", metavar="N", help="runs of each fraction. Default: 3")
+    parser.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME=TYPE:COUNT",
+        help="instance group of the job, for example trainer=ml.m5.xlarge:2. Repeat for each group",
+    )
+    parser.add_argument(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="GROUPS",
+        help="cluster to compare, as groups with commas, for example trainer=ml.m5.4xlarge:6. Repeat for each. It "
+        "replaces --group",
+    )
+    parser.add_argument(
+        "--channel",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="folder of an input channel. Each run gets a fraction of its files. Repeat for each channel",
+    )
+    parser.add_argument(
+        "--whole",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="channel that every run gets whole, such as a validation set. Repeat for each",
+    )
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="files that every run gets, such as labels.csv. Repeat for each pattern",
+    )
+    parser.add_argument(
+        "--samples", action="store_true", help="hetero's loaders use a fraction of their samples, not of the files"
+    )
+    parser.add_argument(
+        "--whole-samples", metavar="N", help="samples of the whole job, for {samples} in the script's arguments"
+    )
+    parser.add_argument(
+        "--memory",
+        action="append",
+        default=[],
+        metavar="TYPE=GIB",
+        help="memory of a host. Default: that of the instance type. Repeat for each type",
+    )
+    parser.add_argument(
+        "--cache",
+        choices=("cold", "warm"),
+        default="cold",
+        help="cold: drop the files of a run from the page cache before it, as on a new machine. Default: cold",
+    )
+    parser.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="rule that must not refuse a forecast, for example early-stop. Repeat for each",
+    )
+    parser.add_argument(
+        "--enough",
+        metavar="PERCENT",
+        help="begin no more runs once the interval of the time is this narrow, as a percentage of its value to each "
+        "side. Default: execute all runs",
+    )
+    parser.add_argument("--budget-hours", type=float, metavar="HOURS", help="longest time of all canary runs together")
+    parser.add_argument("--part-seed", default="0", metavar="N", help="seed that chooses files or samples. Default: 0")
+    parser.add_argument("--fresh", action="store_true", help="forget the runs of an earlier start")
+    parser.add_argument("--json", action="store_true", help="write JSON instead of text")
+    config.add_launch_arguments(parser, makes_cluster=True)
+    parser.set_defaults(run=_run)
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    import logging
+
+    from hetero.canary.conducting import run_canaries
+    from hetero.canary.design import CanaryRequest, parse_fractions
+    from hetero.canary.forecast import ForecastOptions
+    from hetero.canary.model import RULES
+    from hetero.canary.text import canary_text
+    from hetero.studies.executors import SimulateExecutor
+    from hetero.studies.plan import catalogue_of
+    from hetero.studies.study import progress_text
+    from hetero.system import logs
+
+    if namespace.script is None:
+        raise ConfigError("no training script is given; expected its path after the options")
+    unknown = next((rule for rule in namespace.accept if rule not in RULES), None)
+    if unknown is not None:
+        raise ConfigError(f"--accept {unknown!r:.60}: expected one of {', '.join(RULES)}")
+    request = CanaryRequest(
+        script=namespace.script,
+        script_args=tuple(namespace.script_args),
+        clusters=_clusters(namespace),
+        fractions=parse_fractions(namespace.fractions.split(",")),
+        repeats=positive("--repeats", namespace.repeats),
+        channels={name: Path(path) for name, path in pairs("--channel", namespace.channel, "NAME=DIR")},
+        whole_channels=frozenset(namespace.whole),
+        keep=tuple(namespace.keep),
+        by_samples=namespace.samples,
+        whole_samples=None if namespace.whole_samples is None else positive("--whole-samples", namespace.whole_samples),
+        options=_launch_options(namespace),
+        seed=_whole_number("--part-seed", namespace.part_seed),
+    )
+    logs.setup_logging(group="canary", host="", role="", level=namespace.log_level or "info")
+    logger = logging.getLogger(__name__)
+    folder = Path(namespace.output_dir or Path("canaries") / script_label(namespace.script, is_module=False))
+    catalogue = catalogue_of(request.options)
+    report = run_canaries(
+        request,
+        folder,
+        executor=SimulateExecutor(catalogue=catalogue),
+        catalogue=catalogue,
+        memory_gib=_gib(namespace),
+        options=ForecastOptions(accept=tuple(namespace.accept)),
+        enough=None if namespace.enough is None else parse_fractions([namespace.enough])[0],
+        budget_hours=namespace.budget_hours,
+        is_cold=namespace.cache == "cold",
+        fresh=namespace.fresh,
+        on_progress=lambda progress: logger.info("%s", progress_text(progress)),
+    )
+    say(json.dumps(report.to_json(), indent=2) + "\n" if namespace.json else canary_text(report))
+    logger.info("forecast: %s", folder / "canary.html")
+    is_refused = any(candidate.refused("time") for candidate in report.candidates)
+    return 1 if is_refused else int(ExitCode.OK)
+
+
+def _clusters(namespace: argparse.Namespace) -> tuple[Cluster, ...]:
+    from hetero.canary.design import Cluster
+    from hetero.simulate.simulate import parse_group
+
+    if namespace.group and namespace.candidate:
+        raise ConfigError("--group and --candidate are both given; expected one --candidate for each cluster")
+    found = [tuple(text.split(",")) for text in namespace.candidate] or [tuple(namespace.group)]
+    for groups in found:
+        for group in groups:
+            parse_group(group)
+    return tuple(Cluster(groups=groups) for groups in found if groups)
+
+
+def _launch_options(namespace: argparse.Namespace) -> dict[str, object]:
+    names = {field.name for field in dataclasses.fields(config.LaunchOptions)} - set(_NOT_PASSED)
+    stated = {name: value for name in sorted(names) if (value := getattr(namespace, name, None)) not in (None, [])}
+    # Short runs need frequent readings, and few steps of warm-up.
+    return {"usage_interval_s": "0.1", "warmup_steps": "3", "purity_checks": "0", **stated}
+
+
+def _gib(namespace: argparse.Namespace) -> dict[str, float]:
+    found = {}
+    for name, text in pairs("--memory", namespace.memory, "TYPE=GIB"):
+        try:
+            found[name] = float(text)
+        except ValueError:
+            raise ConfigError(f"--memory {name}={text!r:.40}: expected a number of GiB, for example 16") from None
+        if not 0 < found[name] < 1e6:
+            raise ConfigError(f"--memory {name}={text}: expected more than 0 and less than 1,000,000 GiB")
+    return found
+
+
+def _whole_number(flag: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{flag} {text!r:.40}: expected a whole number of at least 0")
+    return int(text)

@@ -1,0 +1,56 @@
+"""``hetero canary`` as a user runs it: real jobs on a part of the files, a forecast, and refusals."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Start
+
+from hetero.canary.model import load_canary
+
+SCRIPT = """
+import os, pathlib, time
+
+def main():
+    files = sorted(pathlib.Path(os.environ["SM_CHANNEL_TRAINING"]).glob("*.txt"))
+    losses = []
+    for step, path in enumerate(files):
+        end = time.process_time() + 0.01
+        while time.process_time() < end:
+            losses.append(len(path.read_text()))
+        if step % 100 == 99:
+            print("checkpoint")
+
+main()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_canary_of_a_script_refuses_what_it_did_not_reach(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    data = tmp_path / "data"
+    data.mkdir()
+    for index in range(150):
+        (data / f"{index:03d}.txt").write_text("x" * 1000)
+    command = [
+        *(sys.executable, "-m", "hetero.cli", "canary", "--fractions", "10%", "40%", "--repeats", "2"),
+        *("--group", "trainer=ml.m5.large:1", "--price", "ml.m5.large=0.1", "--channel", f"training={data}"),
+        *("--output-dir", str(tmp_path / "out"), str(tmp_path / "train.py")),
+    ]
+    canary = start(command, tmp_path, {})
+    assert canary.wait(200.0) == 1, canary.output  # refused
+    (found,) = load_canary(tmp_path / "out").candidates
+    assert sorted(point.fraction for point in found.points) == pytest.approx([0.1, 0.1, 0.4, 0.4])
+    for point in found.points:
+        assert point.failure == ""
+        assert [part.name for part in point.parts] == ["start-up and end", "imports", "script"]
+        assert point.growing_s >= 0.9 * 0.01 * 150 * point.fraction
+        assert point.resources.memory_peak_bytes
+    assert "unreached" in {refusal.rule for refusal in found.refusals}
+    assert "`if step % 100 == 99`, counts to 100. No canary counts beyond 59" in canary.output
+    # Again: nothing is left to run, and the same forecast appears.
+    again = start([*command[:-1], "--json", command[-1]], tmp_path, {})
+    assert again.wait(60.0) == 1, again.output
+    assert load_canary(tmp_path / "out").candidates[0] == found
