@@ -75,6 +75,7 @@ def rehearse(
     data: Mapping[str, str | os.PathLike[str]] | None = None,
     source_dir: str | os.PathLike[str] | None = None,
     through: str | None = None,
+    environment: Mapping[str, str] | None = None,
     **options: object,
 ) -> Rehearsal:
     """Run the job that ``estimator.fit(inputs)`` or ``trainer.train(inputs)`` would start, on this machine.
@@ -94,6 +95,7 @@ def rehearse(
         source_dir: Local folder with the code, if the estimator's code is in S3.
         through: ``toolkit`` runs the entry point with SageMaker's training toolkit, and ``plain`` runs it directly. The
             default is the toolkit if it is installed. The choice does not affect SDK 3, whose own scripts run the code.
+        environment: Variables to add to the environment of all hosts.
         options: Launch options by name, such as ``emulate_sample_s``, in addition to the job's own ``hetero_``
             hyperparameters.
 
@@ -127,7 +129,7 @@ def rehearse(
             logger.warning("%s", finding)
         # Run the job without the results of an earlier rehearsal.
         _forget_earlier(target)
-        exit_code = _run(command)
+        exit_code = _run(command, environment or {})
     failure = _failure(target) if exit_code else ""
     return Rehearsal(exit_code=exit_code, failure=failure, output_dir=target)
 
@@ -180,11 +182,11 @@ def _stage(uploads: Mapping[str, bytes], uri: str, folder: Path) -> Path:
     return folder
 
 
-def _run(command: list[str]) -> int:
+def _run(command: list[str], environment: Mapping[str, str]) -> int:
     """Run ``hetero simulate``, show its output, and return its exit code. Forwards each Ctrl-C."""
     process = start_child(
         command,
-        env={**os.environ, "PYTHONPATH": python_path(None), "HETERO_PARENT_PID": str(os.getpid())},
+        env={**os.environ, **environment, "PYTHONPATH": python_path(None), "HETERO_PARENT_PID": str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

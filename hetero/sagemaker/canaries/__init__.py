@@ -1,0 +1,9 @@
+"""`canary`: forecast the job of an estimator from training jobs on a few percent of its files.
+
+canary.py      `canary`: plans the jobs, executes them and forecasts the whole
+manifests.py   lists the objects of a channel, writes manifests, and makes the inputs that name them
+watching.py    a finished job as a point: its phases, and CPU, memory and GPU from CloudWatch
+rehearsing.py  executes the same runs on this machine with `rehearse`
+
+The forecast itself is `hetero.canary`. The jobs are runs of `hetero.studies`, so a killed study goes on.
+"""

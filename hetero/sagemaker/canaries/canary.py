@@ -1,0 +1,361 @@
+"""`canary`: forecast the job of an estimator from training jobs on a few percent of its files."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hetero.canary.comparison import decide
+from hetero.canary.conducting import run_canaries, write_report
+from hetero.canary.design import MAX_FRACTION, CanaryRequest, Cluster, run_name
+from hetero.canary.files import DataFile, choose_files
+from hetero.canary.forecast import Candidate, ForecastOptions, forecast
+from hetero.canary.model import SCHEMA_VERSION, CanaryReport
+from hetero.canary.points import CanaryPoint, Resources
+from hetero.cluster import slug
+from hetero.errors import ConfigError
+from hetero.pricing import Catalogue
+from hetero.sagemaker.canaries.manifests import (
+    S3Channel,
+    channels_of,
+    list_objects,
+    manifest_text,
+    sdk_inputs,
+    split_uri,
+)
+from hetero.sagemaker.canaries.rehearsing import RehearsalExecutor
+from hetero.sagemaker.canaries.watching import keep_resources, point_of_job, read_resources, resources_of_job
+from hetero.sagemaker.preparation.adapters import adapter_of
+from hetero.sagemaker.recording import record, sdk_version
+from hetero.sagemaker.request import RequestGroup
+from hetero.sagemaker.study_executor import EstimatorExecutor
+from hetero.studies.conduct import conduct
+from hetero.studies.ledger import JOB_FILE_NAME, RUNS_FOLDER
+from hetero.studies.runs import PlannedRun, RunResult
+from hetero.studies.study_file import Budget
+from hetero.system.documents import read_bounded
+
+__all__ = ["canary"]
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_FOLDER = "hetero-canary"
+
+
+def canary(
+    estimator: Any,
+    inputs: Any,
+    *,
+    fractions: Sequence[float] = (0.01, 0.02, 0.03),
+    repeats: int = 3,
+    candidates: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    output_dir: Path | str = "canary",
+    at_most: int = 3,
+    catalogue: Catalogue | None = None,
+    budget_usd: float | None = None,
+    seed: int = 0,
+    options: ForecastOptions | None = None,
+    rehearse_on: Mapping[str, Path | str] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    **rehearsal: Any,
+) -> CanaryReport:
+    """Forecast time, cost, CPU, memory and GPU of an estimator's job, and write the forecast.
+
+    Each canary is a training job of the same estimator, of any algorithm, on a few percent of the files: the channels
+    get manifests with some of their objects. Times come from the jobs' descriptions, resources from CloudWatch. The
+    call blocks until all jobs have ended. Called again with the same folder it goes on where it was.
+
+    With ``rehearse_on`` the same runs are rehearsed on this machine instead, on local folders, without an account.
+
+    Args:
+        estimator: An estimator of SDK 2 or a ``ModelTrainer`` of SDK 3. The call does not change it.
+        inputs: The inputs that its ``fit`` or ``train`` takes.
+        fractions: Fractions of the data, each in (0, 0.5].
+        repeats: Jobs of each fraction.
+        candidates: Clusters to compare, each ``TYPE:COUNT``. Empty for that of the estimator.
+        whole: Channels that every job gets whole.
+        output_dir: Folder of the study. It gets ``canary.json``, ``canary.md`` and ``canary.html``.
+        at_most: Jobs at the same time.
+        catalogue: Prices and memory of instance types. None: the shipped facts without prices.
+        budget_usd: Highest cost of all canary jobs together.
+        seed: Seed that chooses the files.
+        options: Options of the forecast.
+        rehearse_on: Local folder of each channel, for a rehearsal.
+        sleep: Function that waits a number of seconds.
+        rehearsal: Further options of `hetero.sagemaker.rehearse`, with ``rehearse_on`` only.
+
+    Raises:
+        BudgetError: If the budget does not allow a job.
+        ConfigError: If a value is out of its bounds, a channel has no files, or a candidate is malformed.
+    """
+    folder = Path(output_dir)
+    catalogue = catalogue or Catalogue.load()
+    estimators = _estimators(estimator, candidates)
+    if rehearse_on is not None:
+        request = CanaryRequest(
+            script=_name_of(estimator),
+            clusters=tuple(_cluster(each) for each in estimators.values()),
+            fractions=tuple(fractions),
+            repeats=repeats,
+            channels={name: Path(path) for name, path in rehearse_on.items()},
+            whole_channels=frozenset(whole),
+            options={"usage_interval_s": 0.1, "warmup_steps": 3},
+            seed=seed,
+        )
+        executor = RehearsalExecutor(
+            {_cluster(each).name: each for each in estimators.values()}, inputs, catalogue=catalogue, options=rehearsal
+        )
+        return run_canaries(request, folder, executor=executor, catalogue=catalogue, options=options)
+    if rehearsal:
+        raise ConfigError(f"unknown option {next(iter(rehearsal))!r}; options of a rehearsal need rehearse_on={{...}}")
+    _check(fractions, repeats)
+    study = _Study(estimator, inputs, estimators, whole, folder=folder, seed=seed)
+    cells = itertools.product(estimators, fractions, range(1, repeats + 1))
+    planned = [
+        study.planned(cluster, fraction, replicate, run_name(number, fraction, replicate))
+        for number, (cluster, fraction, replicate) in enumerate(cells, start=1)
+    ]
+    results = conduct(
+        [each.run for each in planned],
+        EstimatorExecutor(
+            study.made, at_most=at_most, catalogue=catalogue, name=f"canary-{_name_of(estimator)}", sleep=sleep
+        ),
+        folder,
+        budget=Budget(usd=budget_usd),
+        on_progress=None,
+        identity={"estimator": _name_of(estimator), "fractions": list(fractions), "seed": seed},
+    )
+    report = study.report(planned, results, catalogue, options or ForecastOptions())
+    write_report(report, folder)
+    return report
+
+
+def _check(fractions: Sequence[float], repeats: int) -> None:
+    if len(set(fractions)) < 2 or not all(0 < fraction <= MAX_FRACTION for fraction in fractions):
+        raise ConfigError(f"fractions are {list(fractions)}; expected at least two, above 0 and at most {MAX_FRACTION}")
+    if not 1 <= repeats <= 50:
+        raise ConfigError(f"repeats is {repeats}; expected 1 to 50")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    run: PlannedRun
+    cluster: str
+    fraction: float
+
+
+class _Study:
+    """The canary jobs of one estimator."""
+
+    def __init__(
+        self,
+        estimator: Any,
+        inputs: Any,
+        estimators: Mapping[str, Any],
+        whole: Sequence[str],
+        *,
+        folder: Path,
+        seed: int,
+    ) -> None:
+        self._estimators = estimators
+        self._seed = seed
+        self._folder = folder
+        self._version = sdk_version(estimator)
+        recording = record(estimator, inputs)
+        if recording.local_data:
+            raise ConfigError(
+                f"the input {next(iter(recording.local_data.values()))} is on this machine; expected data in S3\n"
+                "  to do: upload it, or rehearse with rehearse_on={channel: folder}"
+            )
+        self._channels = channels_of(recording.request)
+        unknown = sorted(set(whole) - {channel.name for channel in self._channels})
+        if unknown:
+            raise ConfigError(f"whole names {unknown[0]!r}; the channels are {self._names()}")
+        self._reduced = [channel for channel in self._channels if channel.is_prefix and channel.name not in whole]
+        if not self._reduced:
+            raise ConfigError(f"no channel can be reduced, of {self._names()}; expected one with S3DataType S3Prefix")
+        self._session = estimator.sagemaker_session
+        self._client = self._session.boto_session.client("s3")
+        self._objects = {channel.name: list_objects(self._client, channel.uri) for channel in self._reduced}
+        self._num_bytes = sum(file.num_bytes for files in self._objects.values() for file in files)
+        self._target = _target_uri(recording.request.document, self._session)
+        self._command = _name_of(estimator)
+
+    def _names(self) -> str:
+        return ", ".join(channel.name for channel in self._channels) or "none"
+
+    def planned(self, cluster: str, fraction: float, replicate: int, run_id: str) -> _Planned:
+        """Write the manifests of one job and return it."""
+        groups = adapter_of(self._estimators[cluster]).groups()
+        num_bytes = 0
+        manifests: dict[str, str] = {}
+        for channel in self._reduced:
+            chosen = self._chosen(channel, groups, fraction, replicate)
+            num_bytes += sum(file.num_bytes for file in chosen)
+            manifests[channel.name] = self._put(run_id, channel, chosen)
+        run = PlannedRun(
+            run_id=run_id,
+            levels={"cluster": cluster, "fraction": fraction},
+            replicate=replicate,
+            script=self._command,
+            groups=_cluster(self._estimators[cluster]).groups,
+            channels=manifests,
+        )
+        return _Planned(run=run, cluster=cluster, fraction=num_bytes / max(1, self._num_bytes))
+
+    def _chosen(
+        self, channel: S3Channel, groups: Sequence[RequestGroup], fraction: float, replicate: int
+    ) -> list[DataFile]:
+        num_hosts = sum(group.count for group in groups) if channel.is_sharded else 1
+        return choose_files(
+            self._objects[channel.name], fraction, seed=self._seed, replicate=replicate - 1, min_files=num_hosts
+        )
+
+    def _put(self, run_id: str, channel: S3Channel, files: Sequence[DataFile]) -> str:
+        """Write a manifest to S3 and return its URI."""
+        uri = f"{self._target}/{_FOLDER}/{slug(self._command)}/{slug(run_id)}/{channel.name}.manifest"
+        bucket, key = split_uri(uri)
+        text = manifest_text(channel.uri, files)
+        self._client.put_object(Bucket=bucket, Key=key, Body=text.encode(), ContentType="application/json")
+        return uri
+
+    def made(self, run: PlannedRun) -> tuple[Any, Any]:
+        """Return the estimator and the inputs of a job."""
+        double = copy.copy(self._estimators[str(run.levels["cluster"])])
+        return double, sdk_inputs(self._version, self._channels, run.channels)
+
+    def report(
+        self, planned: Sequence[_Planned], results: Sequence[RunResult], catalogue: Catalogue, options: ForecastOptions
+    ) -> CanaryReport:
+        """Return the forecast from the results of all jobs."""
+        by_id = {result.run_id: result for result in results}
+        watch = self._session.boto_session.client("cloudwatch")
+        forecasts = []
+        for name, estimator in self._estimators.items():
+            groups = adapter_of(estimator).groups()
+            infos = [catalogue.find(group.instance_type) for group in groups]
+            memory_gib = [info.memory_gib for info in infos if info is not None and info.memory_gib is not None]
+            memory_bytes = min(memory_gib) * _GIB if len(memory_gib) == len(groups) else None
+            own = [each for each in planned if each.cluster == name and each.run.run_id in by_id]
+            points = tuple(self._point(watch, each, by_id[each.run.run_id], groups, catalogue) for each in own)
+            has_resources = all(point.resources.cpu_percent_mean is not None for point in points)
+            notes = () if has_resources else (_NO_RESOURCES,)
+            prices = [None if info is None else info.hourly_usd for info in infos]
+            known = [price * group.count for price, group in zip(prices, groups, strict=True) if price is not None]
+            candidate = Candidate(
+                name=_cluster(estimator).name,
+                groups=_cluster(estimator).groups,
+                points=points,
+                hourly_usd=sum(known) if len(known) == len(groups) else None,
+                memory_limit_bytes=memory_bytes,
+                data_bytes=float(self._num_bytes),
+                notes=notes,
+            )
+            forecasts.append(forecast(candidate, replace(options, basis="measured")))
+        return CanaryReport(
+            schema_version=SCHEMA_VERSION,
+            command=self._command,
+            how=f"Each job gets a fraction of the objects of {', '.join(each.name for each in self._reduced)}, through "
+            "a manifest. Fractions are shares of the bytes.",
+            candidates=tuple(each.shown for each in forecasts),
+            decision=decide(forecasts),
+        )
+
+    def _point(
+        self, watch: Any, planned: _Planned, result: RunResult, groups: Sequence[RequestGroup], catalogue: Catalogue
+    ) -> CanaryPoint:
+        kept = self._folder / "observed" / f"{result.run_id}.json"
+        resources = read_resources(kept)
+        if resources is None:
+            resources = self._watched(watch, result, groups, catalogue)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            keep_resources(kept, resources)
+        return point_of_job(result, fraction=planned.fraction, resources=resources)
+
+    def _watched(
+        self, watch: Any, result: RunResult, groups: Sequence[RequestGroup], catalogue: Catalogue
+    ) -> Resources:
+        """Return the resources of a job. An error of CloudWatch is logged, because the time is known without it."""
+        path = self._folder / RUNS_FOLDER / result.run_id / JOB_FILE_NAME
+        if not path.is_file() or result.wall_s <= 0:
+            return Resources()
+        info = catalogue.find(groups[-1].instance_type)
+        memory_gib = None if info is None else info.memory_gib
+        gpu_gib = None if info is None else info.accelerator_memory_gib
+        num_gpus = 0 if info is None else info.num_accelerators or 0
+        began = dt.datetime.fromisoformat(result.started_at)
+        try:
+            job_name = str(json.loads(read_bounded(path, str(path)))["job_name"])
+            return resources_of_job(
+                watch,
+                job_name,
+                [f"algo-{number}" for number in range(1, sum(group.count for group in groups) + 1)],
+                began=began,
+                ended=began + dt.timedelta(seconds=result.wall_s),
+                memory_bytes=None if memory_gib is None else memory_gib * _GIB,
+                gpu_memory_bytes=None if gpu_gib is None else gpu_gib * num_gpus * _GIB,
+            )
+        except Exception as error:  # noqa: BLE001  botocore's errors, or a response of another form
+            logger.warning("CloudWatch has no figures of run %s: %s", result.run_id, error)
+            return Resources()
+
+
+_NO_RESOURCES = (
+    "CloudWatch has no figures of some jobs, which may have been too short. It has one value per minute. CPU, memory "
+    "and GPU are therefore not forecast."
+)
+
+
+def _estimators(estimator: Any, candidates: Sequence[str]) -> dict[str, Any]:
+    """Return the estimator of each candidate by a name."""
+    if not candidates:
+        return {_cluster(estimator).name: estimator}
+    found = {}
+    for text in candidates:
+        kind, colon, count = text.rpartition(":")
+        if not (kind and colon and count.isdecimal() and int(count) >= 1):
+            raise ConfigError(f"candidate {text!r:.80}: expected TYPE:COUNT, for example ml.m5.4xlarge:6")
+        double = _with_cluster(estimator, kind, int(count))
+        found[_cluster(double).name] = double
+    return found
+
+
+def _with_cluster(estimator: Any, instance_type: str, count: int) -> Any:
+    if sdk_version(estimator) == 3:
+        compute = estimator.compute.model_copy(
+            update={"instance_type": instance_type, "instance_count": count, "instance_groups": None}
+        )
+        return estimator.model_copy(update={"compute": compute})
+    double = copy.copy(estimator)
+    double.instance_groups = None
+    double.instance_type, double.instance_count = instance_type, count
+    return double
+
+
+def _cluster(estimator: Any) -> Cluster:
+    groups = adapter_of(estimator).groups()
+    return Cluster(groups=tuple(f"{group.name}={group.instance_type}:{group.count}" for group in groups))
+
+
+def _name_of(estimator: Any) -> str:
+    """Return a name for the job: its entry point, or the class of the estimator."""
+    entry = getattr(estimator, "entry_point", None)
+    return Path(str(entry)).name if entry else type(estimator).__name__
+
+
+def _target_uri(document: Mapping[str, Any], session: Any) -> str:
+    """Return where manifests go: the bucket of the job's output, or else the session's default bucket."""
+    path = str((document.get("OutputDataConfig") or {}).get("S3OutputPath") or "")
+    if path.startswith("s3://"):
+        return path.rstrip("/")
+    return f"s3://{session.default_bucket()}"

@@ -1,0 +1,155 @@
+"""A finished training job as a point of a forecast: its phases, and what CloudWatch has of its instances.
+
+CloudWatch has one value per minute, in percent. A job of less than two minutes may have none. Then the time is
+forecast, and the resources are not.
+
+Source: https://docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.html
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero.canary.points import CanaryPoint, Part, Resources
+from hetero.errors import ConfigError
+from hetero.studies.runs import FINISHED, RunResult
+from hetero.system.documents import read_bounded, write_text
+from hetero.system.records import decode, encode
+
+__all__ = ["point_of_job", "read_resources", "resources_of_job"]
+
+logger = logging.getLogger(__name__)
+
+_NAMESPACE = "/aws/sagemaker/TrainingJobs"
+_NAMES = {
+    "cpu": "CPUUtilization",
+    "memory": "MemoryUtilization",
+    "gpu": "GPUUtilization",
+    "gpu_memory": "GPUMemoryUtilization",
+}
+_PERIOD_S = 60
+_MARGIN = dt.timedelta(minutes=2)
+_GROWING = ("downloading", "training")
+"""Phases of a job that may grow with its data. The service names them."""
+
+
+def point_of_job(result: RunResult, *, fraction: float, resources: Resources) -> CanaryPoint:
+    """Return the point of a job.
+
+    Args:
+        result: The job's result, whose phases are the service's.
+        fraction: Share of the data that it had.
+        resources: What CloudWatch has of it.
+    """
+    phases = {name: seconds for name, seconds in result.phases.items() if name in (*_GROWING, "uploading")}
+    parts = [Part(name=name, seconds=seconds, grows=name in _GROWING) for name, seconds in phases.items()]
+    if not any(part.grows for part in parts):  # phases of another kind, for example of a rehearsal
+        parts = [Part(name="job", seconds=result.wall_s, grows=True)]
+    return CanaryPoint(
+        run_id=result.run_id,
+        fraction=fraction,
+        replicate=result.replicate,
+        wall_s=max(result.wall_s, sum(part.seconds for part in parts)),
+        parts=tuple(parts),
+        resources=resources,
+        failure="" if result.state == FINISHED else result.cause or result.state,
+    )
+
+
+def resources_of_job(
+    client: Any,
+    job_name: str,
+    hosts: Sequence[str],
+    *,
+    began: dt.datetime,
+    ended: dt.datetime,
+    memory_bytes: float | None,
+    gpu_memory_bytes: float | None,
+) -> Resources:
+    """Return the resources of a job's instances, from CloudWatch. CPU and GPU use are those of the mean instance.
+
+    Args:
+        client: boto3's CloudWatch client.
+        job_name: Name of the job.
+        hosts: Names of its instances that train, such as ``algo-1``.
+        began: Begin of the time to ask for.
+        ended: End of that time.
+        memory_bytes: Memory of an instance. None leaves out its memory.
+        gpu_memory_bytes: Memory of all GPUs of an instance. None leaves it out.
+    """
+    queries = [
+        {
+            "Id": f"{key}_{number}",
+            "MetricStat": {
+                "Metric": {
+                    "Namespace": _NAMESPACE,
+                    "MetricName": name,
+                    "Dimensions": [{"Name": "Host", "Value": f"{job_name}/{host}"}],
+                },
+                "Period": _PERIOD_S,
+                "Stat": "Average",
+            },
+        }
+        for key, name in _NAMES.items()
+        for number, host in enumerate(hosts)
+    ]
+    found: dict[str, list[float]] = {}
+    for begin in range(0, len(queries), 500):  # the service's limit
+        arguments: dict[str, Any] = {
+            "MetricDataQueries": queries[begin : begin + 500],
+            "StartTime": began - _MARGIN,
+            "EndTime": ended + _MARGIN,
+            "ScanBy": "TimestampAscending",
+        }
+        while True:
+            answer = client.get_metric_data(**arguments)
+            for each in answer.get("MetricDataResults", ()):
+                found.setdefault(str(each["Id"]), []).extend(float(value) for value in each.get("Values", ()))
+            if not answer.get("NextToken"):
+                break
+            arguments["NextToken"] = answer["NextToken"]
+    return _resources(found, len(hosts), memory_bytes, gpu_memory_bytes)
+
+
+def _resources(
+    found: dict[str, list[float]], num_hosts: int, memory_bytes: float | None, gpu_memory_bytes: float | None
+) -> Resources:
+    series = {key: [found.get(f"{key}_{number}", []) for number in range(num_hosts)] for key in _NAMES}
+    if not any(series["cpu"]):
+        return Resources()
+    values: dict[str, Any] = {}
+    for key in ("cpu", "gpu"):
+        every = [value for host in series[key] for value in host]
+        if every:
+            values |= {f"{key}_percent_mean": sum(every) / len(every), f"{key}_percents": tuple(every)}
+    for key, total in (("memory", memory_bytes), ("gpu_memory", gpu_memory_bytes)):
+        most = max(series[key], key=lambda host: max(host, default=0.0))
+        if most and total is not None:
+            ordered = sorted(most)
+            p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+            shares = {"mean": sum(most) / len(most), "p99": p99, "peak": ordered[-1]}
+            values |= {f"{key}_{name}_bytes": value / 100 * total for name, value in shares.items()}
+    if "memory_peak_bytes" in values:
+        values["memory_base_bytes"] = 0.0
+    return Resources(**values)
+
+
+def read_resources(path: Path) -> Resources | None:
+    """Return the resources that an earlier start of the study kept in a file, or None without a valid file."""
+    if not path.is_file():
+        return None
+    try:
+        return decode(Resources, json.loads(read_bounded(path, str(path))))
+    except (ConfigError, ValueError) as error:
+        logger.warning("%s is malformed and is asked for again: %s", path, error)
+        return None
+
+
+def keep_resources(path: Path, resources: Resources) -> None:
+    """Keep the resources of a job in a file, because CloudWatch forgets them after some days."""
+    write_text(path, json.dumps(encode(resources)) + "\n")
