@@ -1,6 +1,8 @@
-"""How far are canary forecasts from the whole jobs, and do they refuse what no line can forecast?
+"""Canary forecasts against the whole jobs.
 
-Method. Each job of `canary_jobs` runs as canaries (1, 2 and 3 % of its data, three times each) and then as a whole, on
+Question: how far are the forecasts from the whole jobs, and do they refuse what no line can forecast?
+
+Method: each job of `canary_jobs` runs as canaries (1, 2 and 3 % of its data, three times each) and then as a whole, on
 simulated hosts of this machine, with the same launcher and the same readings. Its files are dropped from the page cache
 before every run. The forecast is made without the whole. The whole's time, CPU and memory are compared with it. Jobs
 that no line can forecast (quadratic cost, early stop, fixed steps, work that a short run never reaches, uneven files)

@@ -19,7 +19,15 @@ LABELS = {
     "wire/certificates.py: datetime.datetime.now",  # how long certificates are valid
     "launch/host.py: time.time",  # when the job began, for the report
     "launch/profiling.py: datetime.datetime.now",  # when a profile was measured
+    "metrics/logged.py: time.time",  # when the script logged a metric
+    "sagemaker/canaries/rehearsing.py: datetime.datetime.now",  # when a rehearsed canary began
+    "sagemaker/study_executor.py: datetime.datetime.now",  # when a run was submitted
+    "sagemaker/study_executor.py: time.gmtime",  # part of a training job's name
+    "sagemaker/study_executor.py: time.strftime",  # likewise
     "simulate/simulate.py: time.strftime",  # part of a job's name
+    "studies/executors.py: datetime.datetime.now",  # when a run began
+    "studies/executors.py: time.time",  # when a line with a metric arrived
+    "studies/ledger.py: datetime.datetime.now",  # when a run was recorded
     "tf/measured.py: time.time",  # TensorFlow's graphs have no other clock; cut to the time that passed
 }
 

@@ -29,8 +29,8 @@ _MAX_RANKS = 1024
 class Observed:
     """What one rank observed of its script, see `hetero.launch.ranks.observed`."""
 
-    began_epoch_s: float
-    ended_epoch_s: float
+    began_monotonic_s: float
+    ended_monotonic_s: float
     import_s: float
     cpu_s: float = 0.0
     periodic: tuple[PeriodicCondition, ...] = field(default=(), metadata=limits(max_items=1000))
@@ -39,7 +39,7 @@ class Observed:
     @property
     def work_s(self) -> float:
         """Time of the script without its imports."""
-        return max(0.0, self.ended_epoch_s - self.began_epoch_s - self.import_s)
+        return max(0.0, self.ended_monotonic_s - self.began_monotonic_s - self.import_s)
 
 
 def read_observed(folder: Path) -> list[Observed]:
@@ -133,9 +133,9 @@ def _of_host(usage: HostUsage, observed: Observed | None) -> Resources:
         )
     # The script's own work begins after its imports, as far as these are at its beginning.
     begin_s, end_s = 0.0, series.end_s[-1]
-    if observed is not None and usage.began_epoch_s is not None:
-        begin_s = observed.began_epoch_s + observed.import_s - usage.began_epoch_s
-        end_s = observed.ended_epoch_s - usage.began_epoch_s
+    if observed is not None and usage.began_monotonic_s is not None:
+        begin_s = observed.began_monotonic_s + observed.import_s - usage.began_monotonic_s
+        end_s = observed.ended_monotonic_s - usage.began_monotonic_s
     chosen = _within(series, begin_s, end_s)
     before = [i for i in range(len(series.begin_s)) if series.end_s[i] <= series.begin_s[chosen[0]]]
     durations = [series.end_s[i] - series.begin_s[i] for i in chosen]

@@ -73,8 +73,8 @@ class HostUsage:
     gpu_percent_p99: float | None = field(default=None, metadata=limits(maximum=100))
     gpu_memory_mean_bytes: float | None = None
     gpu_memory_p99_bytes: float | None = None
-    began_epoch_s: float | None = None
-    """Wall-clock time of the first reading, in seconds since 1970. It relates `series` to other events of the host."""
+    began_monotonic_s: float | None = None
+    """First reading, in seconds of the host's `time.monotonic`. It relates `series` to other events of this host."""
     series: UsageSeries = field(default_factory=UsageSeries)
     """History of the run in at most 120 intervals."""
 
@@ -123,7 +123,6 @@ class HostSampler:
         interval_s: Seconds between readings, in [0.05, 600].
         read: Takes a reading. Default: psutil and, if `pynvml` is installed, NVML.
         clock: Monotonic clock in seconds.
-        wall_clock: Wall clock in seconds since 1970, for the time of the first reading.
 
     Raises:
         ConfigError: If ``scope`` or ``interval_s`` is out of range.
@@ -138,7 +137,6 @@ class HostSampler:
         interval_s: float = 1.0,
         read: Callable[[], HostReading] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if scope not in SCOPES:
             raise ConfigError(f"scope is {scope!r}; it must be one of {', '.join(SCOPES)}")
@@ -154,8 +152,7 @@ class HostSampler:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._totals = _Totals()
-        self._wall_clock = wall_clock
-        self._began_epoch_s: float | None = None
+        self._began_s: float | None = None
 
     def start(self) -> HostSampler:
         """Take the first reading and begin sampling. Return self."""
@@ -184,14 +181,15 @@ class HostSampler:
             except (psutil.Error, OSError) as error:  # The tree's root may have ended already.
                 logger.debug("no reading of %s: %s", self.host, error)
                 return
-            if self._began_epoch_s is None:
-                self._began_epoch_s = self._wall_clock()
-            self._totals.add(reading, self._clock(), self._interval_s / 4)
+            now_s = self._clock()
+            if self._began_s is None:
+                self._began_s = now_s
+            self._totals.add(reading, now_s, self._interval_s / 4)
 
     def usage(self) -> HostUsage:
         """Return the use so far. Thread-safe."""
         with self._lock:
-            return self._totals.usage(self.host, self.scope, self._began_epoch_s)
+            return self._totals.usage(self.host, self.scope, self._began_s)
 
     def __enter__(self) -> HostSampler:
         return self.start()
@@ -268,7 +266,7 @@ class _Totals:
             gpu_memory_bytes=reading.gpus.memory_bytes if has_gpus and reading.gpus is not None else None,
         )
 
-    def usage(self, host: str, scope: str, began_epoch_s: float | None) -> HostUsage:
+    def usage(self, host: str, scope: str, began_monotonic_s: float | None) -> HostUsage:
         first, last = self._first, self._last
         duration_s = self._last_at - self._first_at
         gpus = last.gpus if last is not None else None
@@ -297,7 +295,7 @@ class _Totals:
             gpu_percent_p99=self._percentiles["gpu"].get(0.99),
             gpu_memory_mean_bytes=self._gpu_memory_sum / self._gpu_readings if self._gpu_readings else None,
             gpu_memory_p99_bytes=self._percentiles["gpu memory"].get(0.99),
-            began_epoch_s=began_epoch_s,
+            began_monotonic_s=began_monotonic_s,
             series=self._series.series(),
         )
 

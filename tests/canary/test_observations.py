@@ -14,11 +14,11 @@ from hetero.metrics.usage_series import UsageSeries
 from hetero.report.model import Report
 from hetero.studies.runs import RunResult
 
-EPOCH_S = 1_000_000.0
+BEGAN_S = 1_000_000.0
 
 
 def observed(**more: Any) -> Observed:
-    values = {"began_epoch_s": EPOCH_S + 4, "ended_epoch_s": EPOCH_S + 9, "import_s": 2.0}
+    values = {"began_monotonic_s": BEGAN_S + 4, "ended_monotonic_s": BEGAN_S + 9, "import_s": 2.0}
     return Observed(**values | more)
 
 
@@ -46,7 +46,7 @@ def usage() -> HostUsage:
             "memory_total_bytes": 16_000_000_000,
             "network_sent_bytes": None,
             "network_received_bytes": None,
-            "began_epoch_s": EPOCH_S,
+            "began_monotonic_s": BEGAN_S,
             "series": {
                 "begin_s": [float(i) for i in range(10)],
                 "end_s": [float(i + 1) for i in range(10)],
@@ -84,7 +84,7 @@ def test_time_is_divided_into_start_up_imports_and_script() -> None:
 
 
 def test_slowest_rank_counts() -> None:
-    point = point_of(result(), fraction=0.01, observed=[observed(), observed(ended_epoch_s=EPOCH_S + 10)])
+    point = point_of(result(), fraction=0.01, observed=[observed(), observed(ended_monotonic_s=BEGAN_S + 10)])
     assert point.growing_s == 4.0
 
 
@@ -102,7 +102,7 @@ def test_resources_are_those_of_the_scripts_own_work() -> None:
 
 
 def test_work_shorter_than_a_reading_uses_the_nearest_one() -> None:
-    short = observed(began_epoch_s=EPOCH_S + 7.1, ended_epoch_s=EPOCH_S + 7.2, import_s=0.0)
+    short = observed(began_monotonic_s=BEGAN_S + 7.1, ended_monotonic_s=BEGAN_S + 7.2, import_s=0.0)
     resources = point_of(result(report(usage())), fraction=0.01, observed=[short]).resources
     assert resources.memory_peak_bytes == 700e6
 
@@ -114,7 +114,13 @@ def test_failure_is_the_cause_of_the_run() -> None:
 
 def test_files_of_ranks_are_read_and_malformed_ones_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     condition = {"line": 3, "text": "if step % 5 == 0", "period": 5, "largest": 2}
-    good = {"began_epoch_s": 1.0, "ended_epoch_s": 2.0, "import_s": 0.5, "periodic": [condition], "left_loops": []}
+    good = {
+        "began_monotonic_s": 1.0,
+        "ended_monotonic_s": 2.0,
+        "import_s": 0.5,
+        "periodic": [condition],
+        "left_loops": [],
+    }
     (tmp_path / "rank-0.json").write_text(json.dumps(good))
     (tmp_path / "rank-1.json").write_text("{}")
     (tmp_path / "rank-2.json").write_text("nothing")

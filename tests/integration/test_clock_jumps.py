@@ -37,7 +37,8 @@ def durations(value: object, path: str = "") -> Iterator[tuple[str, float]]:
     """Yield the durations of a report, with where they stand."""
     if isinstance(value, dict):
         for name, part in value.items():
-            if name.endswith("_s") and not name.endswith("_per_s") and isinstance(part, int | float):
+            is_duration = name.endswith("_s") and not name.endswith(("_per_s", "_monotonic_s"))
+            if is_duration and isinstance(part, int | float):
                 yield f"{path}.{name}", part
             yield from durations(part, f"{path}.{name}")
     elif isinstance(value, list):
@@ -75,5 +76,6 @@ def test_wall_clock_that_jumps_changes_nothing(start_job: StartJob, tmp_path: Pa
     assert len(found) > 5
     assert {path: seconds for path, seconds in found.items() if not 0.0 <= seconds <= elapsed_s + 300.0} == {}
     assert 0.0 < found[".run.wall_s"] <= elapsed_s
+    assert all(begin_s <= host["began_monotonic_s"] <= begin_s + elapsed_s for host in job.report()["run"]["hosts"])
     assert "fell silent" not in job.output
     assert "stood still" not in job.output

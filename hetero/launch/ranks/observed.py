@@ -69,7 +69,7 @@ class ScriptObserver:
         builtins.__import__ = self._timed(original_import)
         setattr(builtins, _MOD, self._modulo)
         setattr(builtins, _LEFT, self._leave)
-        self._began_s = time.time()
+        self._began_s = time.monotonic()
         try:
             with contextlib.nullcontext() if is_module else _instrumented_files(script):
                 yield
@@ -115,8 +115,8 @@ class ScriptObserver:
     def _write(self) -> None:
         own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         content = {
-            "began_epoch_s": self._began_s,
-            "ended_epoch_s": time.time(),
+            "began_monotonic_s": self._began_s,
+            "ended_monotonic_s": time.monotonic(),
             "import_s": self._import_s,
             "cpu_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
             "periodic": list(self._periodic.values()),
@@ -163,7 +163,8 @@ def _instrumented_files(script: str) -> Iterator[None]:
 
 def _instrumented_code(script: str) -> CodeType | None:
     try:
-        return compile(instrumented(Path(script).read_bytes()), script, "exec", dont_inherit=True)
+        tree = instrumented(Path(script).read_bytes())
+        return compile(tree, script, "exec", dont_inherit=True)  # allowed: the user's own script
     except (OSError, SyntaxError, ValueError, RecursionError):  # the script then fails or runs as it is
         return None
 
